@@ -1,0 +1,38 @@
+"""Covey: federated learning for clients whose data differ."""
+
+from covey.comparison import Comparison, compare
+from covey.config import Config, Local
+from covey.data import Dataset, datasets
+from covey.environments import Deal, environments
+from covey.errors import Refusal
+from covey.experiment import Experiment, Run, resume, run
+from covey.federation import Federation
+from covey.methods import Recipe, methods
+from covey.models import models
+from covey.roles import Aggregator, Selector, aggregators, selectors
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregator",
+    "Comparison",
+    "Config",
+    "Dataset",
+    "Deal",
+    "Experiment",
+    "Federation",
+    "Local",
+    "Recipe",
+    "Refusal",
+    "Run",
+    "Selector",
+    "aggregators",
+    "compare",
+    "datasets",
+    "environments",
+    "methods",
+    "models",
+    "resume",
+    "run",
+    "selectors",
+]

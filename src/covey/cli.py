@@ -1,0 +1,348 @@
+"""The command line. Each command is a thin layer over the Python functions of the same name."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+import covey
+from covey import display
+from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
+from covey.config import assignment, overlay, read_toml
+from covey.errors import Refusal
+from covey.experiment import Run
+from covey.registry import Registry
+from covey.runtimes import runtimes
+
+app = typer.Typer(
+    name="covey",
+    help="Federated learning for clients whose data differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+MethodFlag = Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")]
+SelectorFlag = Annotated[str | None, typer.Option("--selector", help="Selector, instead of a method.")]
+AggregatorFlag = Annotated[str | None, typer.Option("--aggregator", help="Aggregator, instead of a method.")]
+EnvironmentFlag = Annotated[str | None, typer.Option("--environment", help="Who holds what.")]
+DatasetFlag = Annotated[str | None, typer.Option("--dataset", help="Data set.")]
+ModelFlag = Annotated[str | None, typer.Option("--model", help="Model.")]
+ClientsFlag = Annotated[str | None, typer.Option("--clients", metavar="N", help="Number of clients.")]
+CohortFlag = Annotated[
+    str | None, typer.Option("--cohort", metavar="N", help="Clients a round: a count, or a fraction such as 0.1.")
+]
+RoundsFlag = Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")]
+SeedFlag = Annotated[str | None, typer.Option("--seed", metavar="N", help="Decides split, initialisation and draws.")]
+RuntimeFlag = Annotated[str | None, typer.Option("--runtime", help="What executes the clients' work.")]
+WorkersFlag = Annotated[
+    str | None,
+    typer.Option("--workers", metavar="N", help="Worker processes; 0 is one per core. Never changes a result."),
+]
+PrecisionFlag = Annotated[str | None, typer.Option("--precision", help="fp32, bf16 or fp64.")]
+DataDirFlag = Annotated[str | None, typer.Option("--data-dir", help="Folder with data sets (or COVEY_DATA).")]
+OutFlag = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
+ConfigFlag = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags win over it.")]
+SetFlag = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1 or environment.alpha=0.5."),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def main() -> NoReturn:
+    """Entry point: refusals become one sentence and exit code 2."""
+    try:
+        app()
+    except Refusal as refusal:
+        print(f"covey: {refusal}", file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as interrupted:
+        print(f"covey: {interrupted}", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("covey: Stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    sys.exit(0)
+
+
+@app.command()
+def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
+    """What does skew cost? FedAvg on 60 skewed clients against the same clients without skew; under a minute."""
+    methods = ["fedavg", "iid"]
+    _compare(
+        json_,
+        methods=methods,
+        seeds=5,
+        out=out or _fresh(Path("runs/demo")),
+        given={
+            "dataset": "digits",
+            "environment": {"name": "uniform", "samples": 24},
+            "clients": 60,
+            "cohort": 6,
+            "rounds": 40,
+            "local": {"epochs": 20, "batch": 20, "rate": 0.05},
+        },
+        question="What does skew cost? 60 clients with handwritten digits, each leaning to one of them by α ~ U[0, 1].",
+    )
+
+
+@app.command()
+def run(
+    method: MethodFlag = None,
+    selector: SelectorFlag = None,
+    aggregator: AggregatorFlag = None,
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    model: ModelFlag = None,
+    clients: ClientsFlag = None,
+    cohort: CohortFlag = None,
+    rounds: RoundsFlag = None,
+    seed: SeedFlag = None,
+    runtime: RuntimeFlag = None,
+    workers: WorkersFlag = None,
+    precision: PrecisionFlag = None,
+    data_dir: DataDirFlag = None,
+    out: OutFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Run one method on one federation."""
+    flags = {
+        "method": method,
+        "selector": selector,
+        "aggregator": aggregator,
+        "environment": environment,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "seed": seed,
+        "runtime": runtime,
+        "workers": workers,
+        "precision": precision,
+        "data_dir": data_dir,
+    }
+    chosen = covey.Config.of(_settings(config, flags, set_))
+    with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
+        result = covey.run(chosen, out=out, on_round=on_round)
+    _tell_run(result, json_)
+
+
+@app.command()
+def compare(
+    methods: Annotated[
+        str, typer.Option("--methods", help="Methods, separated by commas; the first is the yardstick.")
+    ],
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="N", help="How many seeds (0, 1, …), or a list such as 3,7.")
+    ] = "3",
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", metavar="KEY=V1,V2", help="Sweep a setting over values.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to, in (0, 1].")
+    ] = None,
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    model: ModelFlag = None,
+    clients: ClientsFlag = None,
+    cohort: CohortFlag = None,
+    rounds: RoundsFlag = None,
+    runtime: RuntimeFlag = None,
+    workers: WorkersFlag = None,
+    precision: PrecisionFlag = None,
+    data_dir: DataDirFlag = None,
+    out: OutFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Compare methods over seeds: same federations, same initialisations, paired differences."""
+    flags = {
+        "environment": environment,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "runtime": runtime,
+        "workers": workers,
+        "precision": precision,
+        "data_dir": data_dir,
+    }
+    given = _settings(config, flags, set_)
+    given.pop("method", None)
+    _compare(
+        json_,
+        methods=[name.strip() for name in methods.split(",") if name.strip()],
+        seeds=_seeds(seeds),
+        vary=_vary(vary or []),
+        target=target,
+        out=out,
+        given=given,
+    )
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a comparison.")],
+    workers: WorkersFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Go on with a run or a comparison that was stopped, from its last finished round."""
+    if is_comparison(folder):
+        with display.comparison_progress() as (on_run, on_round):
+            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round)
+        _tell_comparison(comparison, json_)
+        return
+    before = Run.open(folder)
+    count = None if workers is None else covey.Config.of(workers=workers).workers
+    with display.run_progress(before.config.method, before.config.rounds, len(before.metrics)) as on_round:
+        result = covey.resume(folder, on_round=on_round, workers=count)
+    _tell_run(result, json_)
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")], json_: JsonFlag = False
+) -> None:
+    """Score a run's model on the test set again, class by class."""
+    result = Run.open(folder).evaluate()
+    if json_:
+        _print_json(result)
+    else:
+        display.evaluation(result)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="File to write; by default model.safetensors in the run.")
+    ] = None,
+    client: Annotated[int | None, typer.Option("--client", help="Whose model, where every client has its own.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Write a run's model as a safetensors file with named tensors."""
+    result = Run.open(folder).export(to or folder / "model.safetensors", client)
+    if json_:
+        _print_json(result)
+    else:
+        print(f"{result['file']}: {result['parameters']:,} parameters, {result['bytes']:,} bytes")
+
+
+_LISTS: dict[str, Registry[Any]] = {
+    registry.plural: registry
+    for registry in (
+        covey.methods,
+        covey.environments,
+        covey.datasets,
+        covey.models,
+        covey.selectors,
+        covey.aggregators,
+        runtimes,
+    )
+}
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str, typer.Argument(help="methods, environments, datasets, models, selectors, aggregators or runtimes.")
+    ],
+    json_: JsonFlag = False,
+) -> None:
+    """What there is to choose from, with options and their defaults."""
+    if kind not in _LISTS:
+        raise Refusal(f"There is no list of '{kind}'. Lists: {', '.join(_LISTS)}.")
+    entries = [
+        {
+            "name": entry.name,
+            "summary": entry.summary,
+            "options": {option.name: _plain(option.default) for option in entry.options.values()},
+        }
+        for entry in _LISTS[kind]
+    ]
+    if json_:
+        _print_json(entries)
+    else:
+        display.entries(kind, entries)
+
+
+def _settings(config: Path | None, flags: dict[str, Any], assignments: list[str] | None) -> dict[str, Any]:
+    """Settings from file, flags and --set; later ones win."""
+    settings = read_toml(config) if config else {}
+    settings = overlay(settings, {key: value for key, value in flags.items() if value is not None})
+    for text in assignments or []:
+        settings = overlay(settings, assignment(text))
+    return settings
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()] if "," in text else int(text)
+    except ValueError:
+        raise Refusal(f"--seeds takes a number such as 3, or a list such as 0,4,7, not '{text}'.") from None
+
+
+def _vary(texts: list[str]) -> dict[str, list[str]]:
+    sweep = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise Refusal(f"'{text}' is not of the form key=value1,value2, such as local.rate=0.1,0.01.")
+        sweep[key.strip()] = [value.strip() for value in values.split(",") if value.strip()]
+    return sweep
+
+
+def _compare(json_: bool, question: str | None = None, **arguments: Any) -> None:
+    if question and not json_:
+        display.say(question)
+    with display.comparison_progress() as (on_run, on_round):
+        comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round)
+    _tell_comparison(comparison, json_)
+
+
+def _tell_run(result: Run, json_: bool) -> None:
+    if json_:
+        _print_json(display.run_summary(result))
+    else:
+        display.run_result(result)
+    if not result.finished:
+        print(f"covey: Stopped. Go on with: covey resume {result.folder}", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _tell_comparison(comparison: Comparison, json_: bool) -> None:
+    if json_:
+        _print_json({"folder": str(comparison.folder), "target": comparison.target, "rows": comparison.rows})
+    else:
+        display.comparison(comparison)
+
+
+def _fresh(folder: Path) -> Path:
+    """`folder`, or the first of `folder-2`, `folder-3`, … that does not exist."""
+    number, candidate = 2, folder
+    while candidate.exists():
+        candidate = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return candidate
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)) else str(value)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main()

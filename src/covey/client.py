@@ -1,0 +1,140 @@
+"""What one client does: local SGD from the model it received, on its own samples."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covey import randomness
+from covey.config import Local
+from covey.data.dataset import Dataset
+from covey.layout import Layout
+
+Precision = Literal["fp32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """A client's samples as they are stored: `x` `[n, ...]` (uint8 for images), `y` `[n]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Learner:
+    """A model ready to be trained and measured from flat states, one client after another.
+
+    The module's tensors are views of whatever state is being worked on, so an SGD step is a few
+    operations on one vector.
+    """
+
+    def __init__(self, module: nn.Module, dataset: Dataset, precision: Precision = "fp32") -> None:
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.module = module.to(self.dtype)
+        self.layout = Layout.of(module)
+        self.classes = dataset.classes
+        self._bf16 = precision == "bf16"
+        self._parameters = list(module.parameters())
+        self._channels_last = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        spatial = (1,) * (len(dataset.shape) - 1)
+        deviation = torch.tensor(dataset.deviation, dtype=self.dtype)
+        self._scale = (1 / deviation).view(-1, *spatial)
+        self._shift = (-torch.tensor(dataset.mean, dtype=self.dtype) / deviation).view(-1, *spatial)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Stored samples as the model takes them: normalised per channel; tokens (int64) as they are."""
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            return x
+        x = torch.addcmul(self._shift, x.to(self.dtype), self._scale)
+        return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
+
+    def fit(self, start: Tensor, samples: Samples, work: Local, round: int, key: int) -> tuple[Tensor, float]:
+        """Local SGD: the trained state `[d]` and the mean training loss over all steps.
+
+        One step on batch b from parameters w, with w⁰ the parameters received:
+        g = ∇loss_b(w) + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v.
+        """
+        state = start.to(self.dtype, copy=True)
+        self.layout.bind(self.module, state)
+        self.module.train()
+        parameters = state[: self.layout.trainable]
+        received = parameters.clone() if work.proximal else None
+        velocity = torch.zeros_like(parameters) if work.momentum else None
+        total_loss = torch.zeros((), dtype=torch.float64)
+        for epoch in range(work.epochs):
+            rate = work.rate_at(round, epoch)
+            for x, y in batches(samples, work, randomness.key(key, epoch)):
+                loss = self._loss(self.inputs(x), y)
+                gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self._parameters)])
+                if work.weight_decay:
+                    gradient.add_(parameters, alpha=work.weight_decay)
+                if received is not None:
+                    gradient.add_(parameters - received, alpha=work.proximal)
+                if velocity is not None:
+                    gradient = velocity.mul_(work.momentum).add_(gradient)
+                parameters.add_(gradient, alpha=-rate)
+                total_loss += loss.detach() * len(y)
+        return state, float(total_loss) / (len(samples) * work.epochs)
+
+    def mean_loss(self, state: Tensor, samples: Samples) -> float:
+        """Mean cross-entropy of a state on samples, in evaluation mode."""
+        total, _ = self.score(state, samples)
+        return float(total) / len(samples)
+
+    @torch.inference_mode()
+    def score(self, state: Tensor, samples: Samples, chunk: int = 500) -> tuple[Tensor, Tensor]:
+        """Summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
+        self.layout.bind(self.module, state.to(self.dtype))
+        self.module.eval()
+        loss = torch.zeros((), dtype=torch.float64)
+        correct = torch.zeros(self.classes, dtype=torch.int64)
+        for at in range(0, len(samples), chunk):
+            y = samples.y[at : at + chunk]
+            with self._arithmetic():
+                logits = self.module(self.inputs(samples.x[at : at + chunk]))
+            loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
+            correct += torch.bincount(y[logits.argmax(dim=1) == y], minlength=self.classes)
+        return loss, correct
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        with self._arithmetic():
+            logits = self.module(x)
+        return F.cross_entropy(logits.to(self.dtype), y)
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        return torch.autocast("cpu", dtype=torch.bfloat16) if self._bf16 else nullcontext()
+
+
+def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch: samples in random order, cropped and flipped where asked; the last batch may be smaller."""
+    count = len(samples)
+    order = randomness.permutation(randomness.key(key, "batches"), count)
+    augmented = work.crop > 0 or work.flip
+    if augmented:
+        shifts = randomness.integers(randomness.key(key, "crop"), 2 * count, 2 * work.crop + 1).view(count, 2)
+        flips = randomness.integers(randomness.key(key, "flip"), count, 2).bool() & work.flip
+    size = work.batch or count
+    for at in range(0, count, size):
+        chosen = order[at : at + size]
+        x = samples.x[chosen]
+        if augmented:
+            x = crop_and_flip(x, work.crop, shifts[at : at + size], flips[at : at + size])
+        yield x, samples.y[chosen]
+
+
+def crop_and_flip(x: Tensor, padding: int, shifts: Tensor, flips: Tensor) -> Tensor:
+    """Images `[b, c, h, w]` padded by black, cut back to size at `shifts` `[b, 2]`, mirrored where `flips` `[b]`."""
+    height, width = x.shape[-2:]
+    rows = shifts[:, :1] + torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device).expand(len(x), width)
+    columns = shifts[:, 1:] + torch.where(flips[:, None], width - 1 - columns, columns)
+    padded = F.pad(x, (padding,) * 4)
+    image = torch.arange(len(x), device=x.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

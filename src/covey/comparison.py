@@ -1,0 +1,295 @@
+"""Comparisons: methods x settings x seeds over the same federations, and what can be said of them.
+
+Methods of one seed share the federation and the initialisation, so differences are taken seed by
+seed before they are averaged.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import stats
+
+from covey.config import Config, overlay
+from covey.environments import FloatArray
+from covey.errors import Refusal, require
+from covey.experiment import OnRound, Run, as_config, data_frame, expand, resume, run
+from covey.records import FORMAT, write_json
+
+if TYPE_CHECKING:
+    import pandas
+
+TERMINAL_SHARE = 0.05
+"""Terminal accuracy is the mean over this last share of the rounds."""
+
+REFERENCE = "iid"
+"""The method whose accuracy is what a federation without skew would reach."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of a comparison: a method with the varied settings, and a configuration per seed."""
+
+    label: str
+    method: str
+    configs: tuple[Config, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean, median and 95 % interval (Student's t) of one figure over seeds."""
+
+    mean: float
+    median: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        sample = np.asarray(values, dtype=np.float64)
+        mean, median = float(sample.mean()), float(np.median(sample))
+        if len(sample) < 2:
+            return cls(mean, median, None, None)
+        half = float(stats.t.ppf(0.975, len(sample) - 1) * sample.std(ddof=1) / np.sqrt(len(sample)))
+        return cls(mean, median, mean - half, mean + half)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What one run's evaluations say: rounds, accuracy and bytes so far."""
+
+    rounds: FloatArray
+    accuracy: FloatArray
+    bytes: FloatArray
+
+    @classmethod
+    def of(cls, metrics: Sequence[Mapping[str, Any]]) -> "Curve":
+        sent = np.cumsum([row["bytes_up"] + row["bytes_down"] for row in metrics], dtype=np.float64)
+        scored = [place for place, row in enumerate(metrics) if "accuracy" in row]
+        return cls(
+            np.array([metrics[place]["round"] for place in scored], dtype=np.float64),
+            np.array([metrics[place]["accuracy"] for place in scored], dtype=np.float64),
+            sent[scored],
+        )
+
+    @property
+    def terminal(self) -> float:
+        """Mean accuracy over the last 5 % of the rounds (at least the last evaluation)."""
+        last = self.rounds[-1]
+        return float(self.accuracy[self.rounds > last - max(1.0, TERMINAL_SHARE * last)].mean())
+
+    @property
+    def best(self) -> float:
+        return float(self.accuracy.max())
+
+    def first_at(self, target: float) -> int | None:
+        """Position of the first evaluation that reaches `target`."""
+        reached = np.flatnonzero(self.accuracy >= target)
+        return int(reached[0]) if len(reached) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The runs of a comparison, read."""
+
+    folder: Path
+    contenders: tuple[Contender, ...]
+    runs: dict[str, tuple[Run, ...]]
+    """Label → one run per seed."""
+    wanted_target: float | None = None
+
+    @cached_property
+    def curves(self) -> dict[str, list[Curve]]:
+        return {label: [Curve.of(one.metrics) for one in runs] for label, runs in self.runs.items()}
+
+    @cached_property
+    def target(self) -> float:
+        """The accuracy that rounds and bytes are counted to: as asked, or the highest that every run reached."""
+        if self.wanted_target is not None:
+            return self.wanted_target
+        return min(curve.best for curves in self.curves.values() for curve in curves)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """One mapping per contender; `pandas.DataFrame(comparison.rows)` is a table."""
+        return [self._row(contender) for contender in self.contenders]
+
+    def frame(self) -> "pandas.DataFrame":
+        """The table as a pandas data frame."""
+        return data_frame(self.rows)
+
+    def _row(self, contender: Contender) -> dict[str, Any]:
+        curves = self.curves[contender.label]
+        first = self.curves[self.contenders[0].label]
+        terminal = np.array([curve.terminal for curve in curves])
+        difference = terminal - np.array([curve.terminal for curve in first])
+        own_terminal, own_rounds = Estimate.of(terminal.tolist()), self._to_target(curves, "rounds")
+        first_rounds = self._to_target(first, "rounds")
+        paired = Estimate.of(difference.tolist())
+        is_first = contender is self.contenders[0]
+        return {
+            "name": contender.label,
+            "method": contender.method,
+            "seeds": len(curves),
+            "terminal_accuracy": own_terminal.mean,
+            "terminal_median": own_terminal.median,
+            "terminal_low": own_terminal.low,
+            "terminal_high": own_terminal.high,
+            "best_accuracy": float(np.mean([curve.best for curve in curves])),
+            "difference": None if is_first else paired.mean,
+            "difference_low": None if is_first else paired.low,
+            "difference_high": None if is_first else paired.high,
+            "target": self.target,
+            "reached": sum(curve.first_at(self.target) is not None for curve in curves),
+            "rounds_to_target": own_rounds,
+            "bytes_to_target": self._to_target(curves, "bytes"),
+            "speed_up": first_rounds / own_rounds if own_rounds and first_rounds else None,
+            "gap_recovered": self._recovered(contender, terminal),
+        }
+
+    def _to_target(self, curves: Sequence[Curve], figure: str) -> float | None:
+        """Mean rounds or bytes to the target over seeds, where all seeds reached it."""
+        places = [curve.first_at(self.target) for curve in curves]
+        if any(place is None for place in places):
+            return None
+        return float(np.mean([getattr(curve, figure)[place] for curve, place in zip(curves, places, strict=True)]))
+
+    def _recovered(self, contender: Contender, terminal: FloatArray) -> float | None:
+        """Share of the gap between the first method and the IID reference that this one closes, means over seeds."""
+        reference = next((other for other in self.contenders if other.method == REFERENCE), None)
+        first = self.contenders[0]
+        if reference is None or contender is first or contender is reference:
+            return None
+        base = np.array([curve.terminal for curve in self.curves[first.label]])
+        ceiling = np.array([curve.terminal for curve in self.curves[reference.label]])
+        gap = float((ceiling - base).mean())
+        return float((terminal - base).mean()) / gap if gap > 0 else None
+
+
+def compare(
+    methods: Sequence[str] = ("fedavg", "iid"),
+    seeds: int | Sequence[int] = 3,
+    *,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    given: Mapping[str, Any] | None = None,
+    target: float | None = None,
+    out: Path | str | None = None,
+    on_run: Callable[[str, int, int], None] | None = None,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run every method with every varied setting on every seed, and compare.
+
+    `seeds` is a number (0, 1, …) or a list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`.
+    An `out` folder that holds part of the same comparison is gone on with.
+    """
+    base = overlay(expand(given or {}), expand(settings))
+    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    plan = {"methods": list(methods), "seeds": numbers, "vary": {k: list(v) for k, v in (vary or {}).items()}}
+    require(len(numbers) >= 1, f"seeds must be at least 1, not {seeds}.")
+    require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
+    require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
+    contenders = contenders_of(plan, base)
+    folder = Path(out) if out is not None else Path("runs") / ("compare-" + "-".join(methods))
+    _claim(folder, {**plan, "given": base, "target": target})
+    return _advance(folder, contenders, target, on_run, on_round)
+
+
+def resume_comparison(
+    folder: Path,
+    *,
+    on_run: Callable[[str, int, int], None] | None = None,
+    on_round: OnRound | None = None,
+) -> Comparison:
+    """Go on with a comparison that was stopped."""
+    plan = read_plan(folder)
+    return _advance(folder, contenders_of(plan, plan["given"]), plan.get("target"), on_run, on_round)
+
+
+def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Contender, ...]:
+    """The lines of a comparison: methods times the values of every varied setting."""
+    require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
+    keys = list(plan["vary"])
+    contenders = []
+    for method in plan["methods"]:
+        for values in itertools.product(*(plan["vary"][key] for key in keys)):
+            varied = dict(zip(keys, values, strict=True))
+            label = " ".join([method, *(f"{key}={value}" for key, value in varied.items())])
+            configs = tuple(as_config(base, {**varied, "method": method, "seed": seed}) for seed in plan["seeds"])
+            contenders.append(Contender(label, method, configs))
+    labels = [contender.label for contender in contenders]
+    require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
+    return tuple(contenders)
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / "compare.json").is_file()
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    try:
+        plan: dict[str, Any] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+        found = int(plan["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"{folder} is not a comparison: its compare.json cannot be read ({error}).") from error
+    if found > FORMAT:
+        raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
+    return plan
+
+
+def _claim(folder: Path, plan: dict[str, Any]) -> None:
+    """Make the folder of a comparison, or make sure that it holds the same one."""
+    plan = json.loads(json.dumps({"format": FORMAT, **plan}))
+    if is_comparison(folder):
+        if read_plan(folder) != plan:
+            raise Refusal(f"The folder {folder} holds another comparison; choose another --out.")
+        return
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise Refusal(f"The output folder {folder} is not empty and holds no comparison; choose another --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "compare.json", plan)
+    except OSError as error:
+        raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error
+
+
+def _advance(
+    folder: Path,
+    contenders: tuple[Contender, ...],
+    target: float | None,
+    on_run: Callable[[str, int, int], None] | None,
+    on_round: OnRound | None,
+) -> Comparison:
+    """Run what is missing. Stops early, with an incomplete comparison refused, when a run was interrupted."""
+    runs: dict[str, tuple[Run, ...]] = {}
+    for contender in contenders:
+        done = []
+        for config in contender.configs:
+            place = folder / re.sub(r"[^A-Za-z0-9.=+-]+", "-", contender.label) / f"seed-{config.seed}"
+            if on_run:
+                on_run(contender.label, config.seed, config.rounds)
+            if not (place / "config.json").is_file():
+                one = run(config, out=place, on_round=on_round)
+            else:
+                one = Run.open(place)
+                if not one.finished:
+                    one = resume(place, on_round=on_round)
+            if not one.finished:
+                raise Interrupted(folder)
+            done.append(one)
+        runs[contender.label] = tuple(done)
+    return Comparison(folder, contenders, runs, target)
+
+
+class Interrupted(Exception):
+    """A comparison was stopped before it was complete."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"Stopped. Go on with: covey resume {folder}")
+        self.folder = folder

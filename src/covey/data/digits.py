@@ -1,0 +1,32 @@
+"""Handwritten digits, embedded in scikit-learn: 1,797 images of 8 x 8 pixels. The default, no file needed."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from covey.data.dataset import Dataset, channel_statistics, datasets
+from covey.errors import require
+from covey.randomness import generator
+
+
+@datasets.add("digits")
+def digits(data_dir: Path | None, /, *, upscale: int = 1) -> Dataset:
+    """Handwritten digits, 8 x 8, 10 classes, embedded; `upscale=4` repeats pixels to 32 x 32 for larger models."""
+    from sklearn.datasets import load_digits
+
+    require(1 <= upscale <= 8, f"dataset.upscale must be from 1 to 8, not {upscale}.")
+    bunch = load_digits()
+    images = np.asarray(bunch.images, dtype=np.uint8).repeat(upscale, axis=1).repeat(upscale, axis=2)
+    x = torch.from_numpy(images).unsqueeze(1)
+    y = torch.from_numpy(np.asarray(bunch.target, dtype=np.int64))
+    # One fixed split for everybody: a fifth of each class is the test set, whatever the seed of a run.
+    test = np.zeros(len(y), dtype=bool)
+    rng = generator("digits", "test split")
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(y.numpy() == label))
+        test[members[: len(members) // 5]] = True
+    chosen = torch.from_numpy(test)
+    mean, deviation = channel_statistics(x[~chosen])
+    names = tuple(str(digit) for digit in range(10))
+    return Dataset("digits", x[~chosen], y[~chosen], x[chosen], y[chosen], names, mean, deviation)

@@ -1,0 +1,228 @@
+"""What the command line shows: progress on standard error, results on standard output."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from covey.comparison import Comparison
+from covey.experiment import OnRound, Run
+
+_out = Console()
+_progress = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    _out.print(text, highlight=False)
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[score]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=_progress,
+        disable=not _progress.is_terminal,
+    )
+
+
+@contextmanager
+def run_progress(name: str, rounds: int, done: int) -> Iterator[OnRound]:
+    """A bar over the rounds of one run."""
+    with _bars() as bars:
+        task = bars.add_task(name, total=rounds, completed=done, score="")
+
+        def on_round(record: dict[str, object]) -> None:
+            bars.update(task, completed=int(str(record["round"])), score=_score(record))
+
+        yield on_round
+
+
+@contextmanager
+def comparison_progress() -> Iterator[tuple[Callable[[str, int, int], None], OnRound]]:
+    """A bar for each run of a comparison, as it comes."""
+    with _bars() as bars:
+        current: list[Any] = []
+
+        def on_run(label: str, seed: int, rounds: int) -> None:
+            current[:] = [bars.add_task(f"{label}, seed {seed}", total=rounds, score="")]
+
+        def on_round(record: dict[str, object]) -> None:
+            bars.update(current[0], completed=int(str(record["round"])), score=_score(record))
+
+        yield on_run, on_round
+
+
+def _score(record: dict[str, object]) -> str:
+    accuracy = record.get("accuracy")
+    return f"accuracy {accuracy:.1%}" if isinstance(accuracy, float) else ""
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """The figures that a run comes to."""
+    scored = [row for row in run.metrics if "accuracy" in row]
+    dropped = [{"round": row["round"], **fault} for row in run.metrics for fault in row["dropped"]]
+    last = scored[-1] if scored else {}
+    return {
+        "folder": str(run.folder),
+        "method": run.config.method,
+        "rounds": len(run.metrics),
+        "finished": run.finished,
+        "accuracy": last.get("accuracy"),
+        "own_accuracy": last.get("own_accuracy"),
+        "loss": last.get("loss"),
+        "best_accuracy": max((row["accuracy"] for row in scored), default=None),
+        "bytes_up": sum(row["bytes_up"] for row in run.metrics),
+        "bytes_down": sum(row["bytes_down"] for row in run.metrics),
+        "seconds": sum(sum(row["seconds"].values()) for row in run.metrics),
+        "dropped": dropped,
+    }
+
+
+def run_result(run: Run) -> None:
+    summary = run_summary(run)
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in (
+        ("method", summary["method"]),
+        ("rounds", f"{summary['rounds']} of {run.config.rounds}"),
+        ("test accuracy", percent(summary["accuracy"])),
+        ("best so far", percent(summary["best_accuracy"])),
+        ("on clients' own mix", percent(summary["own_accuracy"])),
+        ("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}"),
+        ("time", f"{summary['seconds']:.1f} s"),
+        ("records", summary["folder"]),
+    ):
+        table.add_row(name, str(value))
+    _out.print(table, highlight=False)
+    dropped = summary["dropped"]
+    if dropped:
+        clients = sorted({fault["client"] for fault in dropped})
+        first = dropped[0]
+        say(
+            f"{len(dropped)} replies were dropped (clients {', '.join(map(str, clients))}). "
+            f"The first: round {first['round']}, client {first['client']}: {first['reason']}."
+        )
+
+
+def comparison(result: Comparison) -> None:
+    """The table: one column a method where they fit beside each other, else one row a method."""
+    rows = result.rows
+    yardstick = rows[0]["name"]
+    figures: dict[str, Callable[[dict[str, Any]], str]] = {
+        "terminal accuracy": lambda row: percent(row["terminal_accuracy"]),
+        "  95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"]),
+        "  median": lambda row: percent(row["terminal_median"]),
+        "best accuracy": lambda row: percent(row["best_accuracy"]),
+        f"points against {yardstick}": difference,
+        f"rounds to {result.target:.1%}": lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
+        "  bytes": lambda row: size(row["bytes_to_target"]),
+        "  speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}x"),
+        "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
+    }
+    table = Table(box=box.SIMPLE_HEAD, title=_seeds(rows[0]["seeds"]), title_justify="left")
+    width = max(16, *(len(row["name"]) for row in rows)) + 3
+    if 24 + width * len(rows) <= _out.width:
+        table.add_column("")
+        for row in rows:
+            table.add_column(row["name"], justify="right")
+        for name, figure in figures.items():
+            table.add_row(name, *(figure(row) for row in rows))
+    else:
+        table.add_column("method")
+        for name in figures:
+            table.add_column(name.strip(), justify="right")
+        for row in rows:
+            table.add_row(row["name"], *(figure(row) for figure in figures.values()))
+    _out.print(table, highlight=False)
+    for sentence in verdicts(result):
+        say(sentence)
+    say(f"Records: {result.folder}")
+
+
+def _seeds(count: int) -> str:
+    return "One seed: no interval" if count == 1 else f"Means over {count} seeds; differences are paired by seed"
+
+
+def verdicts(result: Comparison) -> list[str]:
+    """What the table says, in words."""
+    first = result.rows[0]
+    sentences = []
+    for row in result.rows[1:]:
+        points = 100 * row["difference"]
+        direction = "above" if points >= 0 else "below"
+        sure = ""
+        if row["difference_low"] is not None:
+            clear = row["difference_low"] > 0 or row["difference_high"] < 0
+            sure = " (clear of zero)" if clear else " (within the noise of these seeds)"
+        sentence = f"{row['name']} ends {abs(points):.1f} points {direction} {first['name']}{sure}"
+        if row["rounds_to_target"] and first["rounds_to_target"]:
+            sentence += (
+                f", and reaches {result.target:.1%} in {row['rounds_to_target']:.0f} rounds "
+                f"against {first['rounds_to_target']:.0f}"
+            )
+        sentences.append(sentence + ".")
+    return sentences
+
+
+def evaluation(result: dict[str, Any]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title=f"After round {result['round']}")
+    table.add_column("class")
+    table.add_column("accuracy", justify="right")
+    for name, accuracy in zip(result["class_names"], result["class_accuracy"], strict=True):
+        table.add_row(name, percent(accuracy))
+    table.add_section()
+    table.add_row("all", percent(result["accuracy"]))
+    table.add_row("clients' own mix", percent(result["own_accuracy"]))
+    table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")
+    _out.print(table, highlight=False)
+
+
+def entries(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(kind, no_wrap=True)
+    table.add_column("")
+    table.add_column("options")
+    for row in rows:
+        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        table.add_row(row["name"], row["summary"], options)
+    _out.print(table, highlight=False)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{low:.1%} to {high:.1%}"
+
+
+def difference(row: dict[str, Any]) -> str:
+    """A paired difference in points, with its half-width."""
+    if row["difference"] is None:
+        return "-"
+    text = f"{100 * row['difference']:+.1f}"
+    if row["difference_low"] is not None:
+        text += f" ± {50 * (row['difference_high'] - row['difference_low']):.1f}"
+    return text
+
+
+def size(count: float | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,51 @@
+"""Scores on the test set, and what records say about a round. Only here is the truth about clients used."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covey.environments import FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Results of m models on the test set."""
+
+    loss: FloatArray
+    """`[m]`: mean cross-entropy."""
+    correct: NDArray[np.int64]
+    """`[m, classes]`: right answers per class."""
+    totals: NDArray[np.int64]
+    """`[classes]`: test samples per class."""
+
+    @property
+    def accuracy(self) -> FloatArray:
+        """`[m]`"""
+        accuracy: FloatArray = self.correct.sum(axis=1) / self.totals.sum()
+        return accuracy
+
+    @property
+    def class_accuracy(self) -> FloatArray:
+        """`[m, classes]`; zero for a class without test samples."""
+        accuracy: FloatArray = self.correct / np.maximum(self.totals, 1)
+        return accuracy
+
+
+def summary(scores: Scores, shares: FloatArray, model_of_client: IntArray) -> dict[str, object]:
+    """What a record says of an evaluation: means over models, and the accuracy clients see on their own mix.
+
+    `shares` are the clients' true class shares `[clients, classes]`.
+    """
+    own = (scores.class_accuracy[model_of_client] * shares).sum(axis=1)
+    return {
+        "accuracy": float(scores.accuracy.mean()),
+        "loss": finite(float(scores.loss.mean())),
+        "class_accuracy": scores.class_accuracy.mean(axis=0).tolist(),
+        "own_accuracy": float(own.mean()),
+    }
+
+
+def finite(value: float) -> float | None:
+    """`value`, or None where it is NaN or infinite and JSON has no word for it."""
+    return value if np.isfinite(value) else None

@@ -1,0 +1,261 @@
+"""Runs as people ask for them: run, resume, and what a finished run holds."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from covey.aggregation import aggregators
+from covey.config import Config, nested, overlay
+from covey.errors import Refusal, require
+from covey.evaluation import summary
+from covey.federation import Federation, Truth, build_federation
+from covey.interrupt import finishing_the_round
+from covey.layout import Layout
+from covey.loop import play
+from covey.methods import OneModel, methods
+from covey.models import build_model
+from covey.records import Records, read_checkpoint, read_config, read_metrics
+from covey.roles import Method, Runtime, Setting
+from covey.runtimes import runtimes
+from covey.selection import selectors
+
+if TYPE_CHECKING:
+    import pandas
+
+OnRound = Callable[[dict[str, object]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A configuration brought to life: federation, method and runtime, ready to play."""
+
+    config: Config
+    federation: Federation
+    truth: Truth
+    method: Method
+    runtime: Runtime
+    module: nn.Module
+
+    @classmethod
+    def of(cls, config: Config) -> "Experiment":
+        """Build everything; whatever is impossible is refused here, before anything is written."""
+        recipe = methods[config.method].part if config.method in methods.names() else None
+        dealt = build_federation(config)
+        federation = recipe.reshape(dealt, config.seed) if recipe and recipe.reshape else dealt
+        dataset = federation.dataset
+        module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+        layout = Layout.of(module)
+        runtime = runtimes[config.runtime].part(
+            federation, module, seed=config.seed, workers=config.workers, precision=config.precision
+        )
+        setting = Setting(
+            clients=federation.clients,
+            cohort=min(config.cohort, federation.clients),
+            rounds=config.rounds,
+            classes=dataset.classes,
+            seed=config.seed,
+            layout=layout,
+            work=config.local,
+        )
+        model = layout.read(module).clone()
+        method: Method
+        if recipe and recipe.many:
+            method = recipe.many(setting, model)
+        else:
+            assert config.selector is not None
+            assert config.aggregator is not None
+            selector = selectors[config.selector.name].part(**config.selector.options)
+            aggregator = aggregators[config.aggregator.name].part(**config.aggregator.options)
+            method = OneModel(setting, model, selector, aggregator, resident=bool(recipe and recipe.resident))
+        # Own-mix accuracy is about the clients as they are; a cohort's skew about those that took part.
+        truth = Truth(dealt.truth.shares, federation.truth.skew)
+        return cls(config, federation, truth, method, runtime, module)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder, read."""
+
+    folder: Path
+    config: Config
+
+    @classmethod
+    def open(cls, folder: Path | str) -> "Run":
+        return cls(Path(folder), read_config(Path(folder)))
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping per round; `pandas.DataFrame(run.metrics)` is a table."""
+        return read_metrics(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.metrics) >= self.config.rounds
+
+    def frame(self) -> "pandas.DataFrame":
+        """The metrics as a pandas data frame."""
+        return data_frame(self.metrics)
+
+    def model(self, client: int | None = None) -> nn.Module:
+        """The trained model; where every client has its own, that of `client`."""
+        experiment = self._trained()
+        module = experiment.module
+        layout = Layout.of(module)
+        layout.bind(module, experiment.method.models()[self._row(experiment.method, client)].clone())
+        experiment.runtime.close()
+        return module.eval()
+
+    def evaluate(self) -> dict[str, object]:
+        """Score the trained model (or models) on the test set again."""
+        experiment = self._trained()
+        try:
+            scores = experiment.runtime.evaluate(experiment.method.models())
+        finally:
+            experiment.runtime.close()
+        return {
+            "round": len(self.metrics),
+            **summary(scores, experiment.truth.shares, experiment.method.model_of_client),
+            "class_names": list(experiment.federation.dataset.class_names),
+        }
+
+    def export(self, path: Path, client: int | None = None) -> dict[str, object]:
+        """Write the trained model's tensors by name (safetensors); says what was written."""
+        experiment = self._trained()
+        experiment.runtime.close()
+        layout = Layout.of(experiment.module)
+        tensors = layout.named(experiment.method.models()[self._row(experiment.method, client)])
+        dataset = experiment.federation.dataset
+        about = {
+            "model": json.dumps(self.config.model.as_mapping()),
+            "shape": json.dumps(dataset.shape),
+            "class_names": json.dumps(dataset.class_names),
+            "mean": json.dumps(dataset.mean),
+            "deviation": json.dumps(dataset.deviation),
+            "round": str(len(self.metrics)),
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, str(path), about)
+        except (OSError, SafetensorError) as error:
+            raise Refusal(f"The file {path} cannot be written: {error}.") from error
+        return {"file": str(path), "parameters": layout.trainable, "bytes": path.stat().st_size}
+
+    def _trained(self) -> Experiment:
+        _, state = read_checkpoint(self.folder)
+        if state is None:
+            raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
+        experiment = Experiment.of(self.config)
+        experiment.method.load_state_dict(state)
+        return experiment
+
+    def _row(self, method: Method, client: int | None) -> int:
+        if len(method.models()) == 1:
+            return 0
+        clients = len(method.model_of_client)
+        if client is None:
+            raise Refusal(
+                f"The method '{self.config.method}' has a model for each client: say which, 0 to {clients - 1}."
+            )
+        require(0 <= client < clients, f"There is no client {client}; clients are 0 to {clients - 1}.")
+        return int(method.model_of_client[client])
+
+
+def run(
+    given: Mapping[str, Any] | Config | None = None,
+    /,
+    *,
+    out: Path | str | None = None,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Run:
+    """Run an experiment and return its records.
+
+    Settings are those of `Config`, sections as mappings or dotted keys:
+    `covey.run(method="fedprox", rounds=20, local={"rate": 0.05}, **{"environment.alpha": 0.1})`.
+    """
+    config = given if isinstance(given, Config) and not settings else as_config(given, settings)
+    folder = Path(out) if out is not None else default_folder(config)
+    experiment = Experiment.of(config)
+    try:
+        return _play(experiment, Records.create(folder, config), on_round)
+    finally:
+        experiment.runtime.close()
+
+
+def resume(folder: Path | str, *, on_round: OnRound | None = None, workers: int | None = None) -> Run:
+    """Go on with a run that was stopped, from its last finished round."""
+    folder = Path(folder)
+    config = read_config(folder)
+    if workers is not None:
+        config = Config.of({**config.as_mapping(), "workers": workers})
+    experiment = Experiment.of(config)
+    try:
+        records, state = Records.reopen(folder)
+        if state is not None:
+            experiment.method.load_state_dict(state)
+        return _play(experiment, records, on_round)
+    finally:
+        experiment.runtime.close()
+
+
+def _play(experiment: Experiment, records: Records, on_round: OnRound | None) -> Run:
+    with finishing_the_round() as stop:
+        try:
+            play(
+                experiment.method,
+                experiment.runtime,
+                records,
+                experiment.truth,
+                rounds=experiment.config.rounds,
+                evaluate_every=experiment.config.evaluate_every,
+                on_round=on_round,
+                stop=stop,
+            )
+        finally:
+            records.close()
+    return Run(records.folder, experiment.config)
+
+
+def as_config(given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any]) -> Config:
+    """A configuration from a mapping with more settings laid over it; dotted keys reach into sections."""
+    mapping: dict[str, Any] = given.as_mapping() if isinstance(given, Config) else {}
+    if isinstance(given, Mapping):
+        mapping = expand(given)
+    return Config.of(overlay(mapping, expand(settings)))
+
+
+def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with dotted keys nested into their sections."""
+    mapping: dict[str, Any] = {}
+    for key, value in settings.items():
+        mapping = overlay(mapping, nested(key, value))
+    return mapping
+
+
+def default_folder(config: Config) -> Path:
+    """`runs/<time>-<method>-<environment>-s<seed>`, not yet taken."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    words = re.sub(r"[^A-Za-z0-9.+-]+", "-", f"{config.method}-{config.environment.name}-s{config.seed}")
+    folder = Path("runs") / f"{stamp}-{words}"
+    number = 2
+    while folder.exists():
+        folder = folder.with_name(f"{stamp}-{words}-{number}")
+        number += 1
+    return folder
+
+
+def data_frame(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
+    try:
+        import pandas
+    except ImportError as error:
+        raise Refusal("A data frame needs pandas: pip install pandas") from error
+    return pandas.DataFrame(rows)

@@ -1,0 +1,101 @@
+"""Methods: names for combinations of a selector, an aggregator and a local objective."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from covey.environments import IntArray
+from covey.federation import Federation
+from covey.manymodel import LocalOnly
+from covey.messages import Order, Replies
+from covey.registry import Registry
+from covey.roles import Aggregator, Method, Selector, Setting, State
+
+
+class OneModel:
+    """One global model: a selector invites, an aggregator combines."""
+
+    def __init__(
+        self, setting: Setting, model: Tensor, selector: Selector, aggregator: Aggregator, *, resident: bool = False
+    ) -> None:
+        self.setting = setting
+        self.model = model
+        self.selector = selector
+        self.aggregator = aggregator
+        self.resident = resident
+        selector.begin(setting)
+        aggregator.begin(setting)
+
+    def order(self, round: int, candidates: IntArray) -> Order:
+        cohort = np.sort(self.selector.select(round, candidates))
+        wanted = (*self.selector.probes(round), *self.aggregator.probes(round))
+        probes = tuple({probe.name: probe for probe in wanted}.values())
+        return Order(round, cohort, self.model, self.setting.work, probes, self.resident)
+
+    def absorb(self, round: int, replies: Replies) -> None:
+        self.selector.observe(round, replies)
+        if len(replies):
+            self.model = self.aggregator.combine(round, self.model, replies)
+
+    def models(self) -> Tensor:
+        return self.model.unsqueeze(0)
+
+    @property
+    def model_of_client(self) -> IntArray:
+        return np.zeros(self.setting.clients, dtype=np.int64)
+
+    def state_dict(self) -> State:
+        return {
+            "model": self.model,
+            "selector": self.selector.state_dict(),
+            "aggregator": self.aggregator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.model = state["model"]
+        self.selector.load_state_dict(state["selector"])
+        self.aggregator.load_state_dict(state["aggregator"])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a method is made.
+
+    `local` prescribes values of local SGD that differ from the defaults; `reshape` replaces the
+    federation (references do that); `many` builds a many-model method instead of `OneModel`.
+    """
+
+    summary: str
+    selector: str | None = "uniform"
+    aggregator: str | None = "average"
+    local: Mapping[str, Any] = field(default_factory=dict)
+    reshape: Callable[[Federation, int], Federation] | None = None
+    resident: bool = False
+    many: Callable[[Setting, Tensor], Method] | None = None
+
+
+methods: Registry[Recipe] = Registry("method", "methods")
+
+for _name, _recipe in {
+    "fedavg": Recipe("Uniform selection, average weighted by samples (McMahan et al. 2017)."),
+    "fedprox": Recipe("FedAvg with a proximal term in the local objective (Li et al. 2020).", local={"proximal": 0.01}),
+    "central": Recipe(
+        "SingleSet: all data in one place, plain SGD; what federation cannot expect to beat.",
+        reshape=lambda federation, seed: federation.merged(),
+        resident=True,
+    ),
+    "iid": Recipe(
+        "FedAvg on the same clients with the skew taken out of their data: the IID reference.",
+        reshape=lambda federation, seed: federation.without_skew(seed),
+    ),
+    "local-only": Recipe(
+        "Every client trains alone, nothing is sent; what federation has to beat.",
+        selector=None,
+        aggregator=None,
+        many=LocalOnly,
+    ),
+}.items():
+    methods.add(_name)(_recipe)

@@ -1,0 +1,34 @@
+"""What a model is, the registry of them, and how one is built."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from covey.errors import Refusal, require
+from covey.randomness import torch_seed
+from covey.registry import Registry
+
+ModelBuilder = Callable[..., nn.Module]
+"""`build(shape, classes, *, option=default, ...) -> nn.Module` with an attribute `head`."""
+
+models: Registry[ModelBuilder] = Registry("model", "models", parts_of_users=True)
+
+
+def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """The model called `name`, initialised from the seed alone."""
+    with torch_seed(seed, "initialisation"):
+        module = models[name].part(shape, classes, **models.options(name, options))
+    require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
+    return module
+
+
+def image_shape(model: str, shape: tuple[int, ...], at_least: int) -> tuple[int, int, int]:
+    """`shape` as (channels, height, width), or a refusal that says what the model needs."""
+    if len(shape) != 3 or min(shape[1:]) < at_least:
+        raise Refusal(
+            f"The model '{model}' needs images of at least {at_least} x {at_least} pixels, and samples here have the "
+            f"shape {' x '.join(map(str, shape))}; choose another model (mlp takes any shape), or another dataset "
+            "(digits becomes 32 x 32 with dataset.upscale=4)."
+        )
+    return shape[0], shape[1], shape[2]

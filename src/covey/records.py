@@ -1,0 +1,252 @@
+"""Records: the run folder, from which a run that died goes on.
+
+    config.json             the resolved configuration and the format's version
+    environment.json        versions, machine and command
+    metrics.jsonl           one line per round, only ever appended to
+    checkpoint.safetensors  the method's whole state after the last round, replaced atomically
+
+A round is first appended to the metrics, then the checkpoint is replaced. A run killed between the
+two has one line too many, which a resume cuts off and computes again, to the same bits.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from covey.config import Config
+from covey.environments import FloatArray
+from covey.errors import Refusal
+from covey.evaluation import finite
+from covey.messages import Order, Replies
+from covey.roles import State
+
+FORMAT = 1
+"""Version of the run folder; a folder with a higher one is refused."""
+
+TIMINGS = ("seconds",)
+"""Fields of a record that differ between two runs of the same seed."""
+
+
+class Stopwatch:
+    """Seconds by phase: `with watch("clients"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+
+def round_record(
+    order: Order, replies: Replies, scores: Mapping[str, object] | None, skew: FloatArray, seconds: Mapping[str, float]
+) -> dict[str, object]:
+    """One round as a line of metrics. `skew` is the true skew of each client `[clients]`."""
+    samples = replies.samples.double()
+    loss = float((replies.losses * samples).sum() / samples.sum()) if len(replies) else float("nan")
+    return {
+        "round": order.round,
+        **(scores or {}),
+        "train_loss": finite(loss),
+        "clients": order.clients.tolist(),
+        "cohort_skew": float(skew[order.clients].mean()) if len(order.clients) else None,
+        "dropped": [{"client": fault.client, "reason": fault.reason} for fault in replies.faults],
+        "bytes_up": replies.bytes_up,
+        "bytes_down": order.bytes_down(),
+        "seconds": {phase: round(value, 6) for phase, value in seconds.items()},
+    }
+
+
+class Records:
+    """A run folder that is being written."""
+
+    def __init__(self, folder: Path, rounds_done: int) -> None:
+        self.folder = folder
+        self.rounds_done = rounds_done
+        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+
+    @classmethod
+    def create(cls, folder: Path, config: Config) -> "Records":
+        """A new run folder. Refuses one that holds anything already."""
+        try:
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise Refusal(
+                    f"The output folder {folder} is not empty. Choose another, or go on with: covey resume {folder}"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "environment.json", describe_machine())
+            write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
+            return cls(folder, 0)
+        except OSError as error:
+            raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error
+
+    @classmethod
+    def reopen(cls, folder: Path) -> tuple["Records", State | None]:
+        """A run folder to go on with, and the method's state at its checkpoint (None before the first)."""
+        read_config(folder)
+        done, state = read_checkpoint(folder)
+        try:
+            rows = [row for row in read_metrics(folder) if int(row["round"]) <= done]
+            text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            replace_file(folder / "metrics.jsonl", text.encode())
+            return cls(folder, done), state
+        except OSError as error:
+            raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
+
+    def write(self, record: Mapping[str, object], state: State) -> None:
+        """Keep a finished round: its line, then the state to go on from."""
+        self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        self._metrics.flush()
+        self.rounds_done = int(str(record["round"]))
+        write_checkpoint(self.folder, self.rounds_done, state)
+
+    def close(self) -> None:
+        self._metrics.close()
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run folder, or a refusal that says why it is not one."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise Refusal(f"{folder} is not a run folder: it has no config.json.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found = int(data["format"])
+        mapping = data["config"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"{folder} is not a run folder: its config.json cannot be read ({error}).") from error
+    if found > FORMAT:
+        raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
+    return Config.of(mapping)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rounds of a run folder; a last line that was cut off in writing is left out."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        rows.append(row)
+    return rows
+
+
+def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
+    """The method's state in one safetensors file: tensors as tensors, all else as JSON in its header."""
+    tensors: dict[str, Tensor] = {}
+    rest = _split(state, "", tensors)
+    path = folder / "checkpoint.safetensors"
+    beside = path.with_suffix(".part")
+    header = {"format": str(FORMAT), "round": str(rounds_done), "state": json.dumps(rest, allow_nan=False)}
+    save_file(tensors, str(beside), header)
+    with beside.open("rb") as written:
+        os.fsync(written.fileno())
+    beside.replace(path)
+
+
+def read_checkpoint(folder: Path) -> tuple[int, State | None]:
+    """Rounds done and the method's state; (0, None) where no round was finished."""
+    path = folder / "checkpoint.safetensors"
+    if not path.exists():
+        return 0, None
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = file.metadata()
+            # Clones, since what the file hands out may live in the mapped file itself.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+        state = _join(json.loads(header["state"]), tensors)
+        return int(header["round"]), state
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise Refusal(f"The checkpoint {path} is damaged and cannot be read ({error}).") from error
+
+
+def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` with its tensors and arrays moved to `tensors`, a reference left in their place."""
+    if isinstance(value, Mapping):
+        return {
+            str(name): _split(item, f"{path}.{name}" if path else str(name), tensors) for name, item in value.items()
+        }
+    if isinstance(value, (Tensor, np.ndarray)):
+        kind = "tensor" if isinstance(value, Tensor) else "array"
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        tensors[path] = tensor.detach().cpu().contiguous()
+        return {"$": kind, "path": path}
+    return value
+
+
+def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "$" in value:
+            tensor = tensors[value["path"]]
+            return tensor if value["$"] == "tensor" else tensor.numpy()
+        return {name: _join(item, tensors) for name, item in value.items()}
+    return value
+
+
+def write_json(path: Path, value: object) -> None:
+    replace_file(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that nobody ever sees half of it."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def describe_machine() -> dict[str, object]:
+    """Versions, machine and command: what somebody needs to understand a result later."""
+    versions = {}
+    for package in ("covey", "torch", "numpy", "scipy", "scikit-learn", "safetensors"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "versions": versions,
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that Covey runs from, where it is one."""
+    here = Path(__file__).resolve().parent
+    if here.parent.name != "src":
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

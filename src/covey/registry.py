@@ -1,0 +1,226 @@
+"""Names for parts: what `--method`, `--environment`, `--dataset` and `--model` choose from.
+
+A part is a function or class; its options are its keyword-only parameters, each with a default, and
+their annotations are the types that a user's values are checked against. Other packages add parts through
+entry points in the group `covey.<plural>`, for instance
+
+    [project.entry-points."covey.selectors"]
+    mine = "my_package.selection:MySelector"
+"""
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from covey.errors import Refusal
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword option of a part."""
+
+    name: str
+    annotation: Any
+    default: Any
+
+    @property
+    def type_name(self) -> str:
+        return _spell(self.annotation)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered part with its name and what it says of itself."""
+
+    name: str
+    part: T
+
+    @cached_property
+    def summary(self) -> str:
+        """The first sentence of the part's docstring (or its `summary`)."""
+        text = getattr(self.part, "summary", None) or inspect.getdoc(self.part) or ""
+        return " ".join(str(text).split("\n\n")[0].split())
+
+    @cached_property
+    def options(self) -> dict[str, Option]:
+        """The part's keyword-only parameters."""
+        if not callable(self.part):
+            return {}
+        annotated = self.part.__init__ if inspect.isclass(self.part) else self.part
+        hints = typing.get_type_hints(annotated)
+        return {
+            name: Option(name, hints.get(name, Any), parameter.default)
+            for name, parameter in inspect.signature(self.part).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+
+
+class Registry(Generic[T]):
+    """Parts of one kind by name, those of other packages included."""
+
+    def __init__(self, kind: str, plural: str, parts_of_users: bool = False) -> None:
+        self.kind = kind
+        self.plural = plural
+        self._parts_of_users = parts_of_users
+        self._entries: dict[str, Entry[T]] = {}
+
+    def add(self, name: str) -> Callable[[T], T]:
+        """Decorator: register the part under `name`."""
+
+        def register(part: T) -> T:
+            self._entries[name] = Entry(name, part)
+            return part
+
+        return register
+
+    def names(self) -> list[str]:
+        return sorted({*self._entries, *self._plugins})
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return (self[name] for name in self.names())
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        """The part called `name`, or the one at `package.module:name` where users may bring their own."""
+        if name not in self._entries:
+            if name in self._plugins:
+                self._entries[name] = Entry(name, self._load(self._plugins[name]))
+            elif self._parts_of_users and ":" in name:
+                return Entry(name, _import(name, self.kind))
+            else:
+                raise Refusal(self._unknown(name))
+        return self._entries[name]
+
+    def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """`given`, checked against the part's options and completed with its defaults."""
+        known = self[name].options
+        for option in given:
+            if option not in known:
+                raise Refusal(_unknown_option(self.kind, name, option, sorted(known)))
+        return {
+            option: coerce(given[option], spec.annotation, f"{self.kind}.{option}") if option in given else spec.default
+            for option, spec in known.items()
+        }
+
+    @cached_property
+    def _plugins(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=f"covey.{self.plural}")}
+
+    def _load(self, point: EntryPoint) -> T:
+        try:
+            part: T = point.load()
+        except Exception as error:
+            raise Refusal(
+                f"The {self.kind} '{point.name}' comes from the entry point {point.value}, "
+                f"which cannot be loaded: {type(error).__name__}: {error}."
+            ) from error
+        return part
+
+    def _unknown(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self.names(), n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        return f"There is no {self.kind} '{name}'.{hint} Known {self.plural}: {', '.join(self.names())}."
+
+
+def _import(path: str, kind: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Refusal(
+            f"The {kind} '{path}' cannot be imported: {error}. Give it as package.module:name, importable from here."
+        ) from error
+
+
+def _unknown_option(kind: str, name: str, option: str, known: Sequence[str]) -> str:
+    if not known:
+        return f"The {kind} '{name}' has no option '{option}'; it takes none."
+    close = difflib.get_close_matches(option, known, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return f"The {kind} '{name}' has no option '{option}'.{hint} It takes: {', '.join(known)}."
+
+
+def coerce(value: Any, annotation: Any, where: str) -> Any:
+    """`value` (typed, or text from a command line) as `annotation`, or a refusal that names `where`."""
+    if annotation is Any:
+        return value
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return _coerce_union(value, arguments, annotation, where)
+    if origin is typing.Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple:
+        items = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        if isinstance(items, (list, tuple)):
+            return tuple(coerce(item, arguments[0], where) for item in items)
+        return (coerce(value, arguments[0], where),)
+    elif annotation is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return value.lower() in ("true", "yes", "on", "1")
+    elif annotation is int:
+        number = _number(value)
+        if number is not None and number == int(number):
+            return int(number)
+    elif annotation is float:
+        number = _number(value)
+        if number is not None:
+            return float(number)
+    elif annotation is str and isinstance(value, str):
+        return value
+    raise Refusal(f"{where} must be {_spell(annotation)}, not {value!r}.")
+
+
+def _coerce_union(value: Any, arguments: tuple[Any, ...], annotation: Any, where: str) -> Any:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if type(None) in arguments:
+            return None
+    # int | float means "a count or a fraction": which one is meant is in how it is written.
+    elif int in arguments and float in arguments:
+        if isinstance(value, str):
+            value = float(value) if _number(value) is not None and not value.strip().lstrip("+-").isdigit() else value
+        return coerce(value, float if isinstance(value, float) else int, where)
+    else:
+        for choice in arguments:
+            if choice is not type(None):
+                try:
+                    return coerce(value, choice, where)
+                except Refusal:
+                    continue
+    raise Refusal(f"{where} must be {_spell(annotation)}, not {value!r}.")
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        return _number(int(value) if value.strip().lstrip("+-").isdigit() else number)
+    return None
+
+
+def _spell(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_spell(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin is tuple:
+        return f"a list of {_spell(arguments[0])}"
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))

@@ -1,0 +1,107 @@
+"""From what a user gave to a complete configuration, or to the sentence that says what is wrong with it."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from covey.aggregation import aggregators
+from covey.config import (
+    Choice,
+    Config,
+    Local,
+    chosen,
+    known_keys,
+    local_values,
+    plain_fields,
+    unknown_key,
+)
+from covey.data import datasets
+from covey.environments import environments
+from covey.errors import Refusal, require
+from covey.methods import Recipe, methods
+from covey.models import models
+from covey.registry import Registry, coerce
+from covey.runtimes import runtimes
+from covey.selection import selectors
+
+
+def resolve(given: Mapping[str, Any]) -> Config:
+    """Check every key, name, option and bound of `given`, and fill in what it leaves open."""
+    for key in given:
+        if key not in known_keys():
+            raise Refusal(unknown_key(key, known_keys()))
+    method, recipe = _recipe(given)
+    plain = {
+        name: coerce(given[name], hint, name) for name, hint in plain_fields().items() if given.get(name) is not None
+    }
+    if "data_dir" not in plain and os.environ.get("COVEY_DATA"):
+        plain["data_dir"] = os.environ["COVEY_DATA"]
+    config = Config(
+        method=method,
+        dataset=_choice(datasets, given.get("dataset"), "digits"),
+        environment=_choice(environments, given.get("environment"), "uniform"),
+        model=_choice(models, given.get("model"), "mlp"),
+        selector=_choice(selectors, given.get("selector"), recipe.selector),
+        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator),
+        local=Local(**{**recipe.local, **local_values(given.get("local") or {})}),
+        **{**plain, "cohort": _cohort(plain)},
+    )
+    require(config.clients >= 1, f"clients must be at least 1, not {config.clients}.")
+    require(config.rounds >= 1, f"rounds must be at least 1, not {config.rounds}.")
+    require(0 <= config.seed < 2**63, f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}.")
+    require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
+    require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
+    runtimes[config.runtime]
+    return config
+
+
+def _recipe(given: Mapping[str, Any]) -> tuple[str, Recipe]:
+    """The method's name and recipe; a selector or aggregator named without a method makes one of its own."""
+    selector, _ = chosen("selector", given.get("selector"))
+    aggregator, _ = chosen("aggregator", given.get("aggregator"))
+    name = given.get("method")
+    if name is None and (selector or aggregator):
+        composed = Recipe("Parts chosen by name.", selector=selector or "uniform", aggregator=aggregator or "average")
+        return f"{composed.selector}+{composed.aggregator}", composed
+    name = "fedavg" if name is None else name
+    if not isinstance(name, str):
+        raise Refusal(f"method must be a name, not {name!r}.")
+    if name not in methods.names() and "+" in name and selector and aggregator:
+        return f"{selector}+{aggregator}", Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator)
+    recipe = methods[name].part
+    for section, given_name, own in (
+        ("selector", selector, recipe.selector),
+        ("aggregator", aggregator, recipe.aggregator),
+    ):
+        if given.get(section) is not None and own is None:
+            raise Refusal(f"The method '{name}' has no {section} to choose or to set options of.")
+        if given_name is not None and given_name != own:
+            raise Refusal(
+                f"The method '{name}' has the {section} '{own}'; to combine other parts, "
+                "give --selector and --aggregator and leave --method out."
+            )
+    return name, recipe
+
+
+def _choice(registry: Registry[Any], given: Any, default: str | None) -> Any:
+    """The part that was chosen, or the default one, with all of its options; None where there is no such part."""
+    name, options = chosen(registry.kind, given)
+    name = name or default
+    return None if name is None else Choice(name, registry.options(name, options))
+
+
+def _cohort(plain: Mapping[str, Any]) -> int:
+    """The cohort as a count: given so, or as a fraction of the clients, or a tenth of them."""
+    clients: int = plain.get("clients", Config.clients)
+    cohort: int | float = plain.get("cohort", 0.1)
+    if isinstance(cohort, float):
+        require(
+            0 < cohort <= 1,
+            f"cohort {cohort:g} is neither a whole number of clients nor a fraction in (0, 1].",
+        )
+        return max(1, round(cohort * clients))
+    require(
+        1 <= cohort <= clients,
+        f"cohort must be from 1 to the number of clients, {clients}, not {cohort}.",
+    )
+    return cohort

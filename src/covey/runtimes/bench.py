@@ -1,0 +1,102 @@
+"""A work bench: a learner, the federation's samples, and an arena of models that worker processes share."""
+
+import math
+import mmap
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.client import Learner, Samples
+from covey.config import Local
+from covey.federation import Federation
+from covey.probes import Probe
+from covey.randomness import key
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """Train one client from `starts[start]` into `ends[end]`, then measure."""
+
+    client: int
+    start: int
+    end: int
+    round: int
+    work: Local
+    probes: tuple[Probe, ...]
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Score the model in `starts[start]` on test samples `first` to `last`."""
+
+    start: int
+    first: int
+    last: int
+
+
+Task = FitTask | ScoreTask
+
+
+@dataclass(frozen=True, eq=False)
+class Arena:
+    """Models going in and coming out, in memory that workers see too."""
+
+    starts: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, starts: int, ends: int, size: int, dtype: torch.dtype, *, shared: bool) -> "Arena":
+        make = _shared_tensor if shared else torch.zeros
+        return cls(make((starts, size), dtype=dtype), make((ends, size), dtype=dtype))
+
+
+class Bench:
+    """Performs tasks; the same object in this process and, by fork, in every worker."""
+
+    def __init__(self, learner: Learner, federation: Federation, seed: int, arena: Arena) -> None:
+        self.learner = learner
+        self.federation = federation
+        self.seed = seed
+        self.arena = arena
+
+    def perform(self, task: Task) -> Any:
+        return self._fit(task) if isinstance(task, FitTask) else self._score(task)
+
+    def samples(self, client: int) -> Samples:
+        """What a client holds."""
+        part, dataset = self.federation.parts[client], self.federation.dataset
+        return Samples(dataset.x[part], dataset.y[part])
+
+    def _fit(self, task: FitTask) -> tuple[int, float, dict[str, dict[str, Tensor]]]:
+        """The client's number of samples, training loss and measurements; its model goes into the arena."""
+        samples = self.samples(task.client)
+        place = key(self.seed, task.round, task.client)
+        received = self.arena.starts[task.start]
+        trained, loss = self.learner.fit(received, samples, task.work, task.round, place)
+        self.arena.ends[task.end] = trained
+        measured = {
+            probe.name: probe.measure(self.learner, received, trained, samples, key(place, probe.name))
+            for probe in task.probes
+        }
+        return len(samples), loss, measured
+
+    def _score(self, task: ScoreTask) -> tuple[float, Any]:
+        dataset = self.federation.dataset
+        samples = Samples(dataset.test_x[task.first : task.last], dataset.test_y[task.first : task.last])
+        loss, correct = self.learner.score(self.arena.starts[task.start], samples)
+        return float(loss), correct.numpy()
+
+
+def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in memory that child processes share."""
+    count = math.prod(shape)
+    if sys.platform == "linux" and count:
+        # Anonymous shared memory outlives fork and is not bound by the size of /dev/shm, which containers keep small.
+        memory = mmap.mmap(-1, count * dtype.itemsize)
+        return torch.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
+    zeros = torch.zeros(shape, dtype=dtype)
+    zeros.share_memory_()  # type: ignore[no-untyped-call]
+    return zeros

@@ -1,0 +1,150 @@
+"""The local runtime: one client after another, on every core.
+
+Each worker process has one torch thread; clients are handed out as workers become free, and replies
+are stacked in client order. What a client computes depends on (seed, round, client) alone, so the
+number of workers never changes a bit of the result.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covey.client import Learner, Precision
+from covey.environments import IntArray
+from covey.evaluation import Scores
+from covey.federation import Federation
+from covey.messages import Fault, Order, Replies, Reply, packed_size
+from covey.runtimes.bench import Arena, Bench, FitTask, ScoreTask, Task
+from covey.runtimes.pool import Pool
+
+_TEST_CHUNK = 2_000
+
+
+class LocalRuntime:
+    """One machine's cores: worker processes with one torch thread each, or this process where one is enough."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        *,
+        seed: int = 0,
+        workers: int = 0,
+        precision: Precision = "fp32",
+    ) -> None:
+        self.federation = federation
+        self.workers = workers or usable_cores()
+        self._learner = Learner(module, federation.dataset, precision)
+        self._seed = seed
+        self._bench: Bench | None = None
+        self._pool: Pool | None = None
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def available(self, round: int) -> IntArray:
+        return np.arange(self.federation.clients)
+
+    def execute(self, order: Order) -> Replies:
+        cohort = len(order.clients)
+        bench = self._reserve(starts=1 if order.start.dim() == 1 else cohort, ends=cohort)
+        bench.arena.starts[: len(order.start) if order.start.dim() == 2 else 1] = order.start
+        tasks = [
+            FitTask(
+                int(client), position if order.start.dim() == 2 else 0, position, order.round, order.work, order.probes
+            )
+            for position, client in enumerate(order.clients)
+        ]
+        # The largest clients first, so that no core waits long for the last one.
+        largest_first = np.argsort(-self.federation.sizes[order.clients], kind="stable")
+        results = self._perform([tasks[position] for position in largest_first])
+        replies, faults = [], []
+        for task, result in sorted(
+            zip((tasks[position] for position in largest_first), results, strict=True), key=lambda pair: pair[0].client
+        ):
+            if isinstance(result, Fault):
+                faults.append(result)
+            else:
+                samples, loss, probes = result
+                state = bench.arena.ends[task.end].clone()
+                replies.append(Reply(task.client, state, samples, loss, probes))
+        return stacked(replies, tuple(faults), self._learner.layout.size, resident=order.resident)
+
+    def evaluate(self, states: Tensor) -> Scores:
+        test_y = self.federation.dataset.test_y
+        bench = self._reserve(starts=len(states), ends=0)
+        bench.arena.starts[: len(states)] = states
+        cuts = range(0, len(test_y), _TEST_CHUNK)
+        tasks = [ScoreTask(model, at, at + _TEST_CHUNK) for model in range(len(states)) for at in cuts]
+        classes = self.federation.dataset.classes
+        loss = np.zeros(len(states))
+        correct = np.zeros((len(states), classes), dtype=np.int64)
+        for task, result in zip(tasks, self._perform(tasks), strict=True):
+            if isinstance(result, Fault):
+                raise RuntimeError("A worker process died while it evaluated a model.")
+            chunk_loss, chunk_correct = result
+            loss[task.start] += chunk_loss
+            correct[task.start] += chunk_correct
+        totals = torch.bincount(test_y, minlength=classes).numpy()
+        return Scores(loss / len(test_y), correct, totals)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+        torch.set_num_threads(self._threads)
+
+    def _perform(self, tasks: Sequence[Task]) -> list[Any]:
+        """Results in the order of tasks; a Fault where the worker died."""
+        assert self._bench is not None
+        if self.workers == 1 or len(tasks) == 1:
+            return [self._bench.perform(task) for task in tasks]
+        if self._pool is None:
+            self._pool = Pool(self._bench, self.workers)
+        return self._pool.map(tasks)
+
+    def _reserve(self, starts: int, ends: int) -> Bench:
+        """A bench whose arena has room for that many models; growing it means new workers."""
+        have = self._bench.arena if self._bench else None
+        if self._bench is None or have is None or len(have.starts) < starts or len(have.ends) < ends:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+            starts = max(starts, len(have.starts) if have else 0)
+            ends = max(ends, len(have.ends) if have else 0)
+            arena = Arena.of(starts, ends, self._learner.layout.size, self._learner.dtype, shared=self.workers > 1)
+            self._bench = Bench(self._learner, self.federation, self._seed, arena)
+        return self._bench
+
+
+def stacked(replies: Sequence[Reply], faults: tuple[Fault, ...], size: int, *, resident: bool = False) -> Replies:
+    """Replies in client order as one `Replies`, with the bytes that they take on the wire."""
+    sent = 0
+    for reply in replies:
+        tensors = reply.tensors()
+        if resident:
+            del tensors["state"]
+        sent += packed_size(tensors)
+    probes: dict[str, dict[str, Tensor]] = {}
+    if replies:
+        probes = {
+            probe: {name: torch.stack([reply.probes[probe][name] for reply in replies]) for name in fields}
+            for probe, fields in replies[0].probes.items()
+        }
+    return Replies(
+        clients=np.array([reply.client for reply in replies], dtype=np.int64),
+        states=torch.stack([reply.state for reply in replies]) if replies else torch.empty(0, size),
+        samples=torch.tensor([reply.samples for reply in replies], dtype=torch.int64),
+        losses=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
+        probes=probes,
+        faults=faults,
+        bytes_up=sent,
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,16 @@
+"""Uniform selection, as in FedAvg (McMahan et al., "Communication-Efficient Learning …", AISTATS 2017)."""
+
+import numpy as np
+
+from covey.environments import IntArray
+from covey.randomness import generator
+from covey.roles import Selector, selectors
+
+
+@selectors.add("uniform")
+class Uniform(Selector):
+    """Each round a fresh cohort, uniformly at random without replacement."""
+
+    def select(self, round: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, round, "cohort")
+        return np.asarray(rng.choice(candidates, size=min(self.setting.cohort, len(candidates)), replace=False))
