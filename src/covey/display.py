@@ -17,7 +17,7 @@ _progress = Console(stderr=True)
 
 
 def say(text: str) -> None:
-    _out.print(text, highlight=False)
+    _out.print(text, highlight=False, soft_wrap=True)
 
 
 def _bars() -> Progress:
@@ -97,10 +97,10 @@ def run_result(run: Run) -> None:
         ("on clients' own mix", percent(summary["own_accuracy"])),
         ("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}"),
         ("time", f"{summary['seconds']:.1f} s"),
-        ("records", summary["folder"]),
     ):
         table.add_row(name, str(value))
     _out.print(table, highlight=False)
+    say(f"Records: {summary['folder']}")
     dropped = summary["dropped"]
     if dropped:
         clients = sorted({fault["client"] for fault in dropped})
@@ -112,7 +112,7 @@ def run_result(run: Run) -> None:
 
 
 def comparison(result: Comparison) -> None:
-    """The table: one column a method where they fit beside each other, else one row a method."""
+    """The table: one column a method, as many beside each other as fit."""
     rows = result.rows
     yardstick = rows[0]["name"]
     figures: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -126,21 +126,17 @@ def comparison(result: Comparison) -> None:
         "  speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}x"),
         "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
     }
-    table = Table(box=box.SIMPLE_HEAD, title=_seeds(rows[0]["seeds"]), title_justify="left")
-    width = max(16, *(len(row["name"]) for row in rows)) + 3
-    if 24 + width * len(rows) <= _out.width:
-        table.add_column("")
-        for row in rows:
+    say(_seeds(rows[0]["seeds"]))
+    width = max(14, *(len(row["name"]) for row in rows)) + 3
+    fit = max(1, (_out.width - 26) // width)
+    for at in range(0, len(rows), fit):
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("", no_wrap=True)
+        for row in rows[at : at + fit]:
             table.add_column(row["name"], justify="right")
         for name, figure in figures.items():
-            table.add_row(name, *(figure(row) for row in rows))
-    else:
-        table.add_column("method")
-        for name in figures:
-            table.add_column(name.strip(), justify="right")
-        for row in rows:
-            table.add_row(row["name"], *(figure(row) for figure in figures.values()))
-    _out.print(table, highlight=False)
+            table.add_row(name, *(figure(row) for row in rows[at : at + fit]))
+        _out.print(table, highlight=False)
     for sentence in verdicts(result):
         say(sentence)
     say(f"Records: {result.folder}")

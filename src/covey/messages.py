@@ -138,11 +138,13 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 def packed_size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
     """`len(pack(tensors, metadata))` without copying the tensors: the header is packed, the payload counted."""
     empty = {name: tensor.new_empty(0) for name, tensor in tensors.items()}
-    bare = json.loads(pack(empty, metadata)[8:])
+    header = json.loads(pack(empty, metadata)[8:])
     at = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
-        size = tensors[name].numel() * tensors[name].element_size()
-        bare[name].update(shape=list(tensors[name].shape), data_offsets=[at, at + size])
-        at += size
-    header = len(json.dumps(bare, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + (header + 7) // 8 * 8 + at
+    # The format decides the order of tensors from their types and names, so the empty ones are in it already.
+    for name in header:
+        if name in tensors:
+            size = tensors[name].numel() * tensors[name].element_size()
+            header[name].update(shape=list(tensors[name].shape), data_offsets=[at, at + size])
+            at += size
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + (length + 7) // 8 * 8 + at

@@ -158,8 +158,9 @@ def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
     rest = _split(state, "", tensors)
     path = folder / "checkpoint.safetensors"
     beside = path.with_suffix(".part")
-    header = {"format": str(FORMAT), "round": str(rounds_done), "state": json.dumps(rest, allow_nan=False)}
-    save_file(tensors, str(beside), header)
+    # One entry only: the format writes several in random order, and the same state shall give the same bytes.
+    header = {"format": FORMAT, "round": rounds_done, "state": rest}
+    save_file(tensors, str(beside), {"covey": json.dumps(header, allow_nan=False)})
     with beside.open("rb") as written:
         os.fsync(written.fileno())
     beside.replace(path)
@@ -172,10 +173,10 @@ def read_checkpoint(folder: Path) -> tuple[int, State | None]:
         return 0, None
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = file.metadata()
+            header = json.loads(file.metadata()["covey"])
             # Clones, since what the file hands out may live in the mapped file itself.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-        state = _join(json.loads(header["state"]), tensors)
+        state = _join(header["state"], tensors)
         return int(header["round"]), state
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise Refusal(f"The checkpoint {path} is damaged and cannot be read ({error}).") from error

@@ -1,0 +1,177 @@
+"""The command line as people meet it: what it prints, its exit codes, what it leaves behind."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+SIZES = ["--clients", "8", "--cohort", "4", "--rounds", "2", "--workers", "1"]
+QUICK = [*SIZES, "--set", "local.epochs=1", "--set", "environment.samples=20"]
+
+
+def test_run_evaluate_export_and_resume_one_after_another(covey_command, tmp_path):
+    folder = tmp_path / "run"
+    ran = covey_command("run", *QUICK, "--out", folder, "--json")
+    assert ran.code == 0
+    assert ran.json["rounds"] == 2
+    assert ran.json["finished"] is True
+    assert ran.json["dropped"] == []
+    scored = covey_command("evaluate", folder, "--json")
+    assert scored.json["accuracy"] == ran.json["accuracy"]
+    assert len(scored.json["class_accuracy"]) == 10
+    exported = covey_command("export", folder, "--to", tmp_path / "model.safetensors", "--json")
+    assert exported.json["parameters"] == 64 * 64 + 64 + 640 + 10
+    assert sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values()) == 4810
+    assert covey_command("resume", folder, "--json").json["accuracy"] == ran.json["accuracy"]
+
+
+def test_results_are_printed_for_people_too(covey_command, tmp_path):
+    ran = covey_command("run", *QUICK, "--out", tmp_path / "run")
+    assert "test accuracy" in ran.out
+    assert f"Records: {tmp_path / 'run'}" in ran.out
+    assert "clients' own mix" in covey_command("evaluate", tmp_path / "run").out
+    assert "4,810 parameters" in covey_command("export", tmp_path / "run").out
+
+
+def test_compare_prints_a_table_and_what_it_says(covey_command, tmp_path):
+    flags = ["compare", "--methods", "fedavg,fedprox,iid", "--seeds", "2", *QUICK, "--out", tmp_path / "cmp"]
+    said = covey_command(*flags)
+    assert said.code == 0
+    assert "terminal accuracy" in said.out
+    assert "fedprox ends" in said.out
+    again = covey_command(*flags, "--json")
+    assert [row["name"] for row in again.json["rows"]] == ["fedavg", "fedprox", "iid"]
+    assert again.json["rows"][1]["gap_recovered"] is None or isinstance(again.json["rows"][1]["gap_recovered"], float)
+    assert covey_command("resume", tmp_path / "cmp", "--json").json == again.json
+
+
+def test_compare_sweeps_a_setting(covey_command, tmp_path):
+    said = covey_command(
+        "compare", "--methods", "fedavg", "--seeds", "1", "--vary", "local.rate=0.1,0.01", *QUICK,
+        "--out", tmp_path / "cmp", "--json",
+    )  # fmt: skip
+    assert [row["name"] for row in said.json["rows"]] == ["fedavg local.rate=0.1", "fedavg local.rate=0.01"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("methods", {"fedavg", "fedprox", "central", "local-only", "iid"}),
+        ("environments", {"iid", "uniform", "dirichlet"}),
+        ("datasets", {"digits", "synthetic"}),
+        ("models", {"mlp", "tutorial-cnn"}),
+        ("selectors", {"uniform"}),
+        ("aggregators", {"average"}),
+        ("runtimes", {"local"}),
+    ],
+)
+def test_lists_are_arrays_of_objects_with_names(covey_command, kind, expected):
+    listed = covey_command("list", kind, "--json").json
+    assert expected <= {entry["name"] for entry in listed}
+    assert all(entry["summary"] for entry in listed)
+    printed = covey_command("list", kind)
+    assert printed.code == 0
+    assert all(name in printed.out for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("run --method nothing", "There is no method 'nothing'."),
+        ("run --environment nowhere", "There is no environment 'nowhere'."),
+        ("run --dataset nothing", "There is no dataset 'nothing'."),
+        ("run --model nothing", "There is no model 'nothing'."),
+        ("run --set colour=red", "There is no setting 'colour'."),
+        ("run --set local.lr=1", "There is no setting 'local.lr'."),
+        ("run --set local.rate", "is not of the form key=value"),
+        ("run --cohort 0", "cohort must be from 1"),
+        ("run --clients 5 --cohort 6", "cohort must be from 1 to the number of clients, 5, not 6."),
+        ("run --cohort 1.5", "fraction in (0, 1]"),
+        ("run --set local.rate=-1", "local.rate must be above 0, not -1."),
+        ("run --rounds none", "rounds must be"),
+        ("run --model tutorial-cnn", "needs images of at least 16 x 16 pixels"),
+        ("run --clients 2000 --environment iid", "cannot give one to each of 2000 clients"),
+        ("run --config absent.toml", "cannot be read"),
+        ("run --out /dev/null/run", "cannot be written"),
+        ("compare --methods fedavg --out /dev/null/run", "cannot be written"),
+        ("compare --methods fedavg --seeds few", "--seeds takes a number"),
+        ("compare --methods fedavg --vary local.rate", "not of the form key=value1,value2"),
+        ("compare --methods fedavg --target 2", "target is a fraction in (0, 1]"),
+        ("resume .", "is not a run folder"),
+        ("evaluate absent", "is not a run folder"),
+        ("export absent", "is not a run folder"),
+        ("list colours", "There is no list of 'colours'."),
+    ],
+)
+def test_wrong_input_is_a_sentence_exit_code_2_and_nothing_written(
+    covey_command, tmp_path, monkeypatch, flags, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    answer = covey_command(*flags.split())
+    assert answer.code == 2
+    assert answer.err.startswith("covey: ")
+    assert sentence in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_flag_and_a_missing_argument_exit_with_2(covey_command):
+    assert covey_command("run", "--colour", "red").code == 2
+    assert covey_command("compare").code == 2
+
+
+def test_an_unwritable_export_is_refused(covey_command, tmp_path):
+    covey_command("run", *QUICK, "--out", tmp_path / "run")
+    answer = covey_command("export", tmp_path / "run", "--to", "/dev/null/model.safetensors")
+    assert answer.code == 2
+    assert "cannot be written" in answer.err
+
+
+def test_a_run_with_a_spoilt_client_says_so(covey_command, tmp_path):
+    answer = covey_command(
+        "run", "--dataset", "tests.test_experiment:spoiled", "--environment", "iid", "--clients", 4, "--cohort", 4,
+        "--rounds", 1, "--workers", 1, "--set", "local.rate=0.01", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert answer.code == 0
+    assert "1 replies were dropped" in answer.out
+    assert "its loss became NaN or infinite" in answer.out
+
+
+def test_the_demo_answers_its_question_in_a_minute(tmp_path):
+    begin = time.monotonic()
+    answer = subprocess.run(
+        [sys.executable, "-m", "covey.cli", "demo"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert time.monotonic() - begin < 60
+    assert "What does skew cost?" in answer.stdout
+    assert "iid ends" in answer.stdout
+    table = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "covey.cli", "resume", "runs/demo", "--json"],
+            cwd=tmp_path, capture_output=True, text=True, check=True,
+        ).stdout
+    )  # fmt: skip
+    fedavg, iid = table["rows"]
+    assert iid["terminal_accuracy"] > fedavg["terminal_accuracy"]
+    assert iid["speed_up"] > 1.3
+
+
+def test_a_terminal_shows_progress_bars(tmp_path):
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "covey.cli", "run", *QUICK, "--out", str(tmp_path / "run")],
+        stderr=child, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )  # fmt: skip
+    process.communicate(timeout=60)
+    os.close(child)
+    shown = os.read(parent, 100_000).decode(errors="replace")
+    assert "fedavg" in shown
+    assert "2/2" in shown
+    assert "accuracy" in shown

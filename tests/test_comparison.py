@@ -1,0 +1,156 @@
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import covey
+from covey import Refusal, compare
+from covey.comparison import Comparison, Contender, Curve, Estimate, Interrupted, resume_comparison
+from tests.conftest import SMALL, without_timings
+
+
+class Past:
+    """A run that ended with the given accuracies, each round costing 100 bytes."""
+
+    def __init__(self, accuracies):
+        self.metrics = [
+            {"round": number, "accuracy": accuracy, "bytes_up": 60, "bytes_down": 40}
+            for number, accuracy in enumerate(accuracies, 1)
+        ]
+
+
+def made_up(curves: dict[str, list[list[float]]], target: float | None = None) -> Comparison:
+    contenders = tuple(Contender(name, name, ()) for name in curves)
+    runs = {name: tuple(Past(one) for one in several) for name, several in curves.items()}
+    return Comparison(None, contenders, runs, target)  # type: ignore[arg-type]
+
+
+def test_estimate_is_students_interval():
+    values = [0.5, 0.6, 0.9]
+    estimate = Estimate.of(values)
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    assert (estimate.mean, estimate.median) == (pytest.approx(2 / 3), 0.6)
+    assert (estimate.low, estimate.high) == (pytest.approx(low), pytest.approx(high))
+    assert Estimate.of([0.5]).low is None
+
+
+def test_terminal_accuracy_is_the_mean_of_the_last_twentieth_of_the_rounds():
+    accuracies = [0.0] * 95 + [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert Curve.of(Past(accuracies).metrics).terminal == pytest.approx(0.3)
+    assert Curve.of(Past([0.1, 0.7]).metrics).terminal == 0.7
+
+
+def test_differences_are_paired_by_seed():
+    # Seeds differ by ten points, methods by one in every seed: the pairing sees it, the marginal intervals do not.
+    result = made_up({"fedavg": [[0.5], [0.6], [0.7]], "other": [[0.51], [0.61], [0.712]]})
+    first, other = result.rows
+    assert first["difference"] is None
+    assert other["difference"] == pytest.approx((0.01 + 0.01 + 0.012) / 3)
+    assert other["difference_low"] > 0
+    assert other["terminal_low"] < first["terminal_high"]
+
+
+def test_rounds_bytes_and_speed_up_to_a_target():
+    result = made_up({"slow": [[0.1, 0.2, 0.3, 0.4]], "fast": [[0.1, 0.4, 0.5, 0.5]]}, target=0.4)
+    slow, fast = result.rows
+    assert (slow["rounds_to_target"], fast["rounds_to_target"]) == (4, 2)
+    assert (slow["bytes_to_target"], fast["bytes_to_target"]) == (400, 200)
+    assert fast["speed_up"] == 2.0
+    never = made_up({"slow": [[0.1, 0.2]], "fast": [[0.5, 0.6]]}, target=0.4).rows
+    assert never[0]["rounds_to_target"] is None
+    assert never[1]["speed_up"] is None
+    assert [row["reached"] for row in never] == [0, 1]
+
+
+def test_the_default_target_is_the_highest_accuracy_that_every_run_reached():
+    assert made_up({"a": [[0.3, 0.6], [0.5, 0.4]], "b": [[0.9], [0.8]]}).target == 0.5
+
+
+def test_recovered_gap_is_measured_between_the_first_method_and_the_iid_reference():
+    result = made_up({"fedavg": [[0.70], [0.72]], "clever": [[0.73], [0.75]], "iid": [[0.74], [0.76]]})
+    assert [row["gap_recovered"] for row in result.rows] == [None, pytest.approx(0.75), None]
+    upside_down = made_up({"fedavg": [[0.8]], "clever": [[0.9]], "iid": [[0.7]]})
+    assert upside_down.rows[1]["gap_recovered"] is None
+
+
+def test_methods_of_one_seed_share_federation_and_initialisation(tmp_path):
+    result = compare(["fedavg", "fedprox"], seeds=2, given=SMALL, rounds=1, out=tmp_path / "cmp")
+    for seed in range(2):
+        one, other = (result.runs[name][seed] for name in ("fedavg", "fedprox"))
+        a, b = covey.Experiment.of(one.config), covey.Experiment.of(other.config)
+        a.runtime.close()
+        b.runtime.close()
+        assert all((x == y).all() for x, y in zip(a.federation.parts, b.federation.parts, strict=True))
+        assert (a.method.models() == b.method.models()).all()
+        assert one.metrics[0]["clients"] == other.metrics[0]["clients"]
+
+
+def test_varied_settings_make_a_line_for_every_combination(tmp_path):
+    vary = {"local.rate": [0.1, 0.01], "local.epochs": [1, 2]}
+    result = compare(["fedavg"], seeds=1, vary=vary, given=SMALL, rounds=1, out=tmp_path / "cmp")
+    assert [row["name"] for row in result.rows] == [
+        "fedavg local.rate=0.1 local.epochs=1",
+        "fedavg local.rate=0.1 local.epochs=2",
+        "fedavg local.rate=0.01 local.epochs=1",
+        "fedavg local.rate=0.01 local.epochs=2",
+    ]
+    assert len({row["terminal_accuracy"] for row in result.rows}) > 1
+    assert list(result.frame()["seeds"]) == [1, 1, 1, 1]
+
+
+def test_a_comparison_that_was_cut_off_goes_on_where_it_was(tmp_path, monkeypatch):
+    whole = compare(["fedavg", "iid"], seeds=2, given=SMALL, out=tmp_path / "whole")
+    count = 0
+
+    def stop_after_seven_rounds(record):
+        nonlocal count
+        count += 1
+        if count == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(["fedavg", "iid"], seeds=2, given=SMALL, out=tmp_path / "cut", on_round=stop_after_seven_rounds)
+    left = []
+    resumed = resume_comparison(tmp_path / "cut", on_round=lambda record: left.append(record["round"]))
+    assert len(left) == 12 - 7
+    for name, runs in whole.runs.items():
+        for one, other in zip(runs, resumed.runs[name], strict=True):
+            assert without_timings(one.metrics) == without_timings(other.metrics)
+    again = compare(["fedavg", "iid"], seeds=2, given=SMALL, out=tmp_path / "cut", on_round=left.append)
+    assert len(left) == 12 - 7
+    assert again.rows == resumed.rows
+
+
+def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
+    compare(["fedavg"], seeds=1, given=SMALL, rounds=1, out=tmp_path / "cmp")
+    with pytest.raises(Refusal, match="holds another comparison"):
+        compare(["fedavg"], seeds=2, given=SMALL, rounds=1, out=tmp_path / "cmp")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"methods": []}, "There is no method to compare"),
+        ({"methods": ["fedavg", "nothing"]}, "There is no method 'nothing'"),
+        ({"methods": ["fedavg", "fedavg"]}, "asked for twice"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"seeds": [1, 1]}, "not all different"),
+        ({"target": 1.5}, r"target is a fraction in \(0, 1\]"),
+        ({"vary": {"local.rat": [1]}}, "There is no setting 'local.rat'"),
+    ],
+    ids=str,
+)
+def test_impossible_comparisons_are_refused_before_anything_is_written(tmp_path, arguments, sentence):
+    with pytest.raises(Refusal, match=sentence):
+        compare(**{"methods": ["fedavg"], "seeds": 1, **arguments}, given=SMALL, out=tmp_path / "cmp")
+    assert not (tmp_path / "cmp").exists()
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
+    assert str(Interrupted(tmp_path)) == f"Stopped. Go on with: covey resume {tmp_path}"
+    with pytest.raises(Refusal, match="is not a comparison"):
+        resume_comparison(tmp_path)
+    (tmp_path / "compare.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(Refusal, match="newer version"):
+        resume_comparison(tmp_path)

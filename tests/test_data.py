@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from covey import Refusal
+from covey.client import Learner, Samples
+from covey.config import Local
+from covey.data import Dataset, digits, synthetic
+from covey.data.dataset import load_dataset
+from covey.models import build_model
+
+
+def test_digits_are_whole_and_split_the_same_for_everybody():
+    data = digits(None)
+    assert (len(data.x), len(data.test_x)) == (1442, 355)
+    assert data.x.dtype == torch.uint8
+    assert data.shape == (1, 8, 8)
+    assert torch.bincount(data.test_y).min() >= 34
+    assert torch.equal(data.x, digits(None).x)
+
+
+def test_no_test_digit_is_a_training_digit_by_position():
+    from sklearn.datasets import load_digits
+
+    data = digits(None)
+    assert len(data.x) + len(data.test_x) == len(load_digits().target)
+    together = torch.cat([data.y, data.test_y])
+    assert torch.equal(torch.bincount(together), torch.bincount(torch.tensor(load_digits().target)))
+
+
+def test_upscaled_digits_repeat_pixels():
+    small, large = digits(None), digits(None, upscale=4)
+    assert large.shape == (1, 32, 32)
+    assert torch.equal(large.x[:, :, ::4, ::4], small.x)
+    assert torch.equal(large.x[:, :, 1::4, 3::4], small.x)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (3, 16, 20)])
+def test_synthetic_has_the_shape_and_classes_asked_for(shape):
+    data = synthetic(None, shape=shape, classes=7, train=700, test=140)
+    assert data.shape == shape
+    assert data.x.dtype == torch.uint8
+    assert torch.bincount(data.y).tolist() == [100] * 7
+    assert torch.bincount(data.test_y).tolist() == [20] * 7
+
+
+def test_difficulty_makes_the_synthetic_task_harder():
+    accuracies = []
+    for difficulty in (0.1, 0.7, 2.0):
+        data = synthetic(None, shape=(1, 8, 8), train=2000, test=500, difficulty=difficulty)
+        learner = Learner(build_model("mlp", {}, data.shape, 10, seed=0), data)
+        start = learner.layout.read(learner.module).clone()
+        state, _ = learner.fit(start, Samples(data.x, data.y), Local(epochs=5, batch=20, rate=0.05), 1, 1)
+        _, correct = learner.score(state, Samples(data.test_x, data.test_y))
+        accuracies.append(int(correct.sum()) / 500)
+    assert accuracies[0] > 0.97
+    assert accuracies[0] > accuracies[1] + 0.05
+    assert accuracies[1] > accuracies[2] + 0.1
+
+
+def test_the_synthetic_seed_decides_the_data():
+    one, same, other = (synthetic(None, train=50, test=20, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.x, same.x)
+    assert not torch.equal(one.x, other.x)
+
+
+def test_labels_outside_the_classes_are_refused():
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])
+    with pytest.raises(Refusal, match="labels run from 0 to 2, but there are 2 classes"):
+        Dataset("mine", x, y, x, y, ("a", "b"))
+    with pytest.raises(Refusal, match="4 training samples but 3 labels"):
+        Dataset("mine", x, y[:3], x, y, ("a", "b", "c"))
+
+
+def test_a_loader_that_returns_something_else_is_refused():
+    with pytest.raises(Refusal, match="not a Dataset"):
+        load_dataset("tests.test_data:not_a_dataset", None, {})
+
+
+def not_a_dataset(data_dir):
+    return [1, 2, 3]

@@ -1,0 +1,194 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from covey import Config, run
+from covey.config import Local
+from covey.federation import Federation, build_federation
+from covey.messages import Order
+from covey.models import build_model
+from covey.probes import Losses
+from covey.runtimes import LocalRuntime
+from covey.runtimes.pool import WorkerError
+from tests.conftest import SMALL, without_timings
+
+
+def federation(**settings) -> Federation:
+    return build_federation(Config.of({**SMALL, **settings}))
+
+
+def runtime(parts: Federation, workers: int, precision="fp32") -> LocalRuntime:
+    module = build_model("mlp", {"hidden": (16,)}, parts.dataset.shape, parts.dataset.classes, seed=0)
+    return LocalRuntime(parts, module, seed=0, workers=workers, precision=precision)
+
+
+def an_order(local: LocalRuntime, clients: list[int], **options) -> Order:
+    layout = local._learner.layout
+    return Order(1, np.array(clients), layout.read(local._learner.module).clone(), Local(epochs=1), **options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_the_number_of_workers_never_changes_a_bit(precision):
+    parts = federation(environment={"name": "dirichlet", "alpha": 0.2})
+    results, scores = [], []
+    for workers in (1, 2, 3):
+        local = runtime(parts, workers, precision)
+        try:
+            results.append(local.execute(an_order(local, [0, 2, 3, 5, 7], probes=(Losses(),))))
+            scores.append(local.evaluate(results[-1].states))
+        finally:
+            local.close()
+    for other, score in zip(results[1:], scores[1:], strict=True):
+        assert torch.equal(other.states, results[0].states)
+        assert torch.equal(other.losses, results[0].losses)
+        assert torch.equal(other.probes["losses"]["after"], results[0].probes["losses"]["after"])
+        assert other.bytes_up == results[0].bytes_up
+        assert np.array_equal(score.correct, scores[0].correct)
+        assert np.array_equal(score.loss, scores[0].loss)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "local-only", "central", "iid"])
+def test_a_whole_run_is_the_same_with_one_worker_and_with_two(method, tmp_path):
+    one = run(SMALL, method=method, workers=1, out=tmp_path / "one")
+    two = run(SMALL, method=method, workers=2, out=tmp_path / "two")
+    assert without_timings(one.metrics) == without_timings(two.metrics)
+    read = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("one", "two")]
+    assert read[0] == read[1]
+
+
+def test_convolutions_too_are_the_same_with_any_number_of_workers(tmp_path):
+    given = {
+        **SMALL,
+        "dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 50},
+        "model": "tutorial-cnn",
+        "local": {"epochs": 1, "batch": 8, "rate": 0.05, "momentum": 0.5, "crop": 2, "flip": True},
+    }
+    one = run(given, workers=1, out=tmp_path / "one")
+    two = run(given, workers=2, out=tmp_path / "two")
+    assert without_timings(one.metrics) == without_timings(two.metrics)
+
+
+def test_replies_come_in_client_order_whatever_their_sizes():
+    parts = federation(environment={"name": "dirichlet", "alpha": 0.2})
+    local = runtime(parts, 2)
+    try:
+        replies = local.execute(an_order(local, [0, 1, 2, 3, 4, 5, 6, 7]))
+    finally:
+        local.close()
+    assert replies.clients.tolist() == list(range(8))
+    assert replies.samples.tolist() == parts.sizes.tolist()
+    assert len(set(parts.sizes.tolist())) > 3
+
+
+def test_each_client_starts_from_its_own_model_where_there_is_one():
+    local = runtime(federation(), 2)
+    try:
+        together = an_order(local, [1, 4])
+        apart = Order(1, together.clients, torch.stack([together.start, together.start + 0.1]), together.work)
+        first, second = local.execute(together), local.execute(apart)
+    finally:
+        local.close()
+    assert torch.equal(first.states[0], second.states[0])
+    assert not torch.allclose(first.states[1], second.states[1], atol=0.01)
+
+
+def test_a_single_client_with_a_single_sample_trains():
+    parts = federation(clients=1, cohort=1, environment={"name": "uniform", "samples": 1})
+    local = runtime(parts, 2)
+    try:
+        replies = local.execute(an_order(local, [0]))
+    finally:
+        local.close()
+    assert replies.samples.tolist() == [1]
+    assert torch.isfinite(replies.states).all()
+
+
+class Dies:
+    """A probe whose client's process is killed."""
+
+    name = "dies"
+
+    def measure(self, learner, received, trained, samples, key):
+        if int(samples.y[0]) == int(self.victim):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"value": torch.zeros(())}
+
+    def __init__(self, victim: int) -> None:
+        self.victim = victim
+
+
+def test_a_worker_that_dies_costs_one_reply_and_is_replaced():
+    parts = federation(environment={"name": "uniform", "samples": 10})
+    victims = {client: int(parts.dataset.y[part][0]) for client, part in enumerate(parts.parts)}
+    victim = victims[3]
+    lost = [client for client, label in victims.items() if label == victim]
+    local = runtime(parts, 2)
+    try:
+        replies = local.execute(an_order(local, list(range(8)), probes=(Dies(victim),)))
+        after = local.execute(an_order(local, list(range(8))))
+    finally:
+        local.close()
+    assert [fault.client for fault in replies.faults] == lost
+    assert "its worker process died (exit code -9)" in replies.faults[0].reason
+    assert sorted([*replies.clients.tolist(), *lost]) == list(range(8))
+    assert after.clients.tolist() == list(range(8))
+
+
+class Raises:
+    name = "raises"
+
+    def measure(self, learner, received, trained, samples, key):
+        raise ZeroDivisionError("in the probe")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_in_client_code_is_not_swallowed(workers):
+    local = runtime(federation(), workers)
+    try:
+        with pytest.raises((WorkerError, ZeroDivisionError), match="in the probe"):
+            local.execute(an_order(local, [0, 1, 2], probes=(Raises(),)))
+    finally:
+        local.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_worker_outlives_a_killed_parent(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "covey.cli", "run", "--rounds", "100000", "--workers", "2", "--out", tmp_path / "run"],
+        stderr=subprocess.DEVNULL,
+    )
+    children: list[int] = []
+    deadline = time.monotonic() + 30
+    while len(children) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        text = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+        children = [int(pid) for pid in text.split()]
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_alive(pid) for pid in children)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_closing_gives_torch_its_threads_back():
+    torch.set_num_threads(2)
+    local = runtime(federation(), 1)
+    assert torch.get_num_threads() == 1
+    local.close()
+    assert torch.get_num_threads() == 2

@@ -1,0 +1,57 @@
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.config import Local
+from covey.messages import Order, Replies, Reply, checked, pack, packed_size, unpack
+from covey.probes import Losses
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=12)
+tensors = st.builds(
+    lambda shape, dtype: torch.zeros(shape, dtype=dtype),
+    st.lists(st.integers(0, 12), max_size=3),
+    st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16]),
+)
+
+
+@given(st.dictionaries(names, tensors, max_size=6), st.none() | st.dictionaries(names, names, min_size=1, max_size=3))
+def test_packed_size_is_the_length_of_the_packed_bytes(fields, metadata):
+    assert packed_size(fields, metadata) == len(pack(fields, metadata))
+
+
+def test_a_reply_survives_the_wire():
+    reply = Reply(3, torch.randn(7), 20, 0.5, {"losses": {"before": torch.tensor(2.0), "after": torch.tensor(1.0)}})
+    again = unpack(pack(reply.tensors()))
+    assert set(again) == {"state", "samples", "loss", "losses.before", "losses.after"}
+    assert torch.equal(again["state"], reply.state)
+    assert again["samples"].item() == 20
+
+
+def test_bytes_down_are_those_of_the_serialised_orders():
+    order = Order(1, np.array([2, 5]), torch.zeros(100), Local(), (Losses(),))
+    assert order.bytes_down() > 2 * 400
+    assert order.bytes_down() == 2 * Order(1, np.array([2]), torch.zeros(100), Local(), (Losses(),)).bytes_down()
+    stays = Order(1, np.array([2, 5]), torch.zeros(2, 100), Local(), resident=True)
+    assert order.bytes_down() - stays.bytes_down() >= 2 * 400
+
+
+def test_unsound_replies_are_dropped_named_and_explained():
+    states = torch.ones(5, 4)
+    states[1, 2] = float("nan")
+    replies = Replies(
+        clients=np.array([10, 11, 12, 13, 14]),
+        states=states,
+        samples=torch.tensor([5, 5, 5, 0, 7]),
+        losses=torch.tensor([1.0, 1.0, float("inf"), 1.0, 2.0], dtype=torch.float64),
+        probes={"losses": {"before": torch.arange(5.0)}},
+    )
+    sound = checked(replies)
+    assert sound.clients.tolist() == [10, 14]
+    assert sound.samples.tolist() == [5, 7]
+    assert sound.probes["losses"]["before"].tolist() == [0.0, 4.0]
+    assert [(fault.client, fault.reason) for fault in sound.faults] == [
+        (11, "its model holds NaN or infinite values"),
+        (12, "its loss became NaN or infinite"),
+        (13, "it reported 0 samples"),
+    ]

@@ -1,0 +1,118 @@
+import subprocess
+import sys
+from typing import Literal
+
+import pytest
+
+from covey.errors import Refusal
+from covey.registry import Registry, coerce
+
+PLUGIN = '''
+import numpy as np
+from covey import Recipe, Selector
+
+class FirstCome(Selector):
+    """Always the clients with the lowest numbers."""
+
+    def __init__(self, *, skip: int = 0) -> None:
+        self.skip = skip
+
+    def select(self, round, candidates):
+        return candidates[self.skip : self.skip + self.setting.cohort]
+
+METHOD = Recipe("First come, first served.", selector="first-come")
+'''
+
+
+@pytest.fixture
+def plugin_folder(tmp_path):
+    """An installed package, as pip would leave it: a module and its entry points."""
+    (tmp_path / "firstcome.py").write_text(PLUGIN)
+    info = tmp_path / "firstcome-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: firstcome\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[covey.selectors]\nfirst-come = firstcome:FirstCome\nbroken = firstcome:Absent\n"
+        "[covey.methods]\nfirst-come = firstcome:METHOD\n"
+    )
+    return tmp_path
+
+
+def run_python(code: str, folder) -> str:
+    answer = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_parts_of_other_packages_come_through_entry_points(plugin_folder):
+    code = """
+import covey
+for given in ({"method": "first-come"}, {"method": "first-come", "selector": {"skip": 2}}, {"selector": "first-come"}):
+    run = covey.run(given, rounds=1, clients=6, cohort=2, workers=1, out=f"run-{len(str(given))}")
+    print(run.metrics[0]["clients"])
+print("first-come" in covey.methods.names())
+"""
+    assert run_python(code, plugin_folder).split("\n")[:4] == ["[0, 1]", "[2, 3]", "[0, 1]", "True"]
+
+
+def test_a_broken_entry_point_is_named_only_when_it_is_asked_for(plugin_folder):
+    code = """
+import covey
+try:
+    covey.Config.of(selector="broken")
+except covey.Refusal as refusal:
+    print(refusal)
+covey.Config.of(selector="uniform")
+"""
+    assert "The selector 'broken' comes from the entry point firstcome:Absent" in run_python(code, plugin_folder)
+
+
+def test_options_are_the_keyword_parameters_checked_and_completed():
+    registry: Registry = Registry("thing", "things")
+
+    @registry.add("box")
+    def box(content: str, *, size: float = 1.0, kind: Literal["open", "shut"] = "open", tags: tuple[int, ...] = ()):
+        """A box. It holds content.
+
+        More about boxes.
+        """
+
+    assert registry["box"].summary == "A box. It holds content."
+    assert registry.options("box", {"size": "2"}) == {"size": 2.0, "kind": "open", "tags": ()}
+    assert registry.options("box", {"tags": "1,2"})["tags"] == (1, 2)
+    for given, sentence in (
+        ({"sise": 1}, "Did you mean 'size'?"),
+        ({"kind": "ajar"}, "thing.kind must be one of open, shut, not 'ajar'."),
+        ({"content": "x"}, "has no option 'content'"),
+    ):
+        with pytest.raises(Refusal, match=sentence.replace("?", r"\?")):
+            registry.options("box", given)
+
+
+def test_a_users_own_part_is_imported_by_path():
+    registry: Registry = Registry("model", "models", parts_of_users=True)
+    assert registry["collections:OrderedDict"].part is __import__("collections").OrderedDict
+    with pytest.raises(Refusal, match="cannot be imported"):
+        _ = registry["no_such_package.models:Net"]
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        ("3", int, 3),
+        (3.0, int, 3),
+        ("1e-3", float, 0.001),
+        ("yes", bool, True),
+        ("none", int | None, None),
+        ("5", int | None, 5),
+        ("5", int | float, 5),
+        ("0.5", int | float, 0.5),
+        ("1.0", int | float, 1.0),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        ("7", tuple[int, ...], (7,)),
+    ],
+)
+def test_text_and_values_become_the_annotated_type(value, annotation, expected):
+    result = coerce(value, annotation, "it")
+    assert result == expected
+    assert type(result) is type(expected)
