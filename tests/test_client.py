@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from covey import randomness
-from covey.client import Learner, Samples, batches, crop_and_flip
+from covey.client import Learner, batches, crop_and_flip
 from covey.config import Local
 from covey.data import digits
+from covey.data.dataset import Samples
 from covey.layout import Layout
 from covey.models import build_model
 from covey.probes import Losses

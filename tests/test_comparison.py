@@ -70,6 +70,8 @@ def test_the_default_target_is_the_highest_accuracy_that_every_run_reached():
 def test_recovered_gap_is_measured_between_the_first_method_and_the_iid_reference():
     result = made_up({"fedavg": [[0.70], [0.72]], "clever": [[0.73], [0.75]], "iid": [[0.74], [0.76]]})
     assert [row["gap_recovered"] for row in result.rows] == [None, pytest.approx(0.75), None]
+    noise = made_up({"fedavg": [[0.70], [0.72]], "clever": [[0.73], [0.75]], "iid": [[0.76], [0.71]]})
+    assert noise.rows[1]["gap_recovered"] is None
     upside_down = made_up({"fedavg": [[0.8]], "clever": [[0.9]], "iid": [[0.7]]})
     assert upside_down.rows[1]["gap_recovered"] is None
 

@@ -107,7 +107,7 @@ def test_naming_another_part_drops_the_options_of_the_old_one():
         ({"rounds": True}, "rounds must be a whole number, not True."),
         ({"seed": -1}, "seed must be a whole number from 0"),
         ({"workers": -1}, "workers must be at least 1, or 0"),
-        ({"precision": "fp8"}, "precision must be one of fp32, bf16, fp64, not 'fp8'."),
+        ({"precision": "fp8"}, "precision must be one of fp32, tf32, bf16, fp64, not 'fp8'."),
         ({"local": {"rate": -0.1}}, "local.rate must be above 0, not -0.1."),
         ({"local": {"rate": 0}}, "local.rate must be above 0, not 0."),
         ({"local": {"rate": "nan"}}, "local.rate must be a number, not 'nan'."),

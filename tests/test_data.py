@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from covey import Refusal
-from covey.client import Learner, Samples
+from covey.client import Learner
 from covey.config import Local
 from covey.data import Dataset, digits, synthetic
-from covey.data.dataset import load_dataset
+from covey.data.dataset import Samples, load_dataset
 from covey.models import build_model
 
 

@@ -29,7 +29,7 @@ def test_the_seed_decides_data_initialisation_and_batches_each(tmp_path):
     for experiment in (a, b):
         # The same order on the same data: what is left of the seed is the order of batches.
         order = a.method.order(1, np.arange(4))
-        experiment.runtime.federation = a.federation
+        experiment.runtime.runtime.federation = a.federation
         replies.append(experiment.runtime.execute(order))
         experiment.runtime.close()
     assert not torch.equal(replies[0].states, replies[1].states)
@@ -97,7 +97,7 @@ def test_local_only_is_the_same_as_each_client_run_alone(tmp_path):
     start = method.models()[2].clone()
     for t in (1, 2):
         method.absorb(t, runtime.execute(method.order(t, np.arange(8))))
-    learner, samples = runtime._learner, runtime._bench.samples(2)
+    learner, samples = runtime.runtime._learner, experiment.federation.samples(2)
     for t in (1, 2):
         start, _ = learner.fit(start, samples, experiment.config.local, t, covey.randomness.key(0, t, 2))
     runtime.close()
@@ -118,7 +118,7 @@ def test_a_client_whose_loss_becomes_nan_is_dropped_named_and_counted(tmp_path, 
     result = run(given, rounds=2, workers=workers, out=tmp_path / "run", **{"local.rate": 0.01})
     spoilt = [
         client
-        for client, part in enumerate(covey.federation.build_federation(result.config).parts)
+        for client, part in enumerate(covey.federations.build_federation(result.config).parts)
         if 17 in part.tolist()
     ]
     assert len(spoilt) == 1

@@ -11,7 +11,7 @@ import torch
 
 from covey import Config, run
 from covey.config import Local
-from covey.federation import Federation, build_federation
+from covey.federations import Federation, build_federation
 from covey.messages import Order
 from covey.models import build_model
 from covey.probes import Losses

@@ -6,9 +6,10 @@ from covey.data import Dataset, datasets
 from covey.environments import Deal, environments
 from covey.errors import Refusal
 from covey.experiment import Experiment, Run, resume, run
-from covey.federation import Federation
+from covey.federations import Federation
 from covey.methods import Recipe, methods
 from covey.models import models
+from covey.own import federation
 from covey.roles import Aggregator, Selector, aggregators, selectors
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "compare",
     "datasets",
     "environments",
+    "federation",
     "methods",
     "models",
     "resume",

@@ -1,6 +1,7 @@
 """The command line. Each command is a thin layer over the Python functions of the same name."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -11,9 +12,13 @@ import covey
 from covey import display
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
 from covey.config import assignment, overlay, read_toml
+from covey.data import download as fetch
+from covey.description import describe as description_of
 from covey.errors import Refusal
 from covey.experiment import Run
 from covey.registry import Registry
+from covey.report import report as write_report
+from covey.report.tensorboard import tensorboard as write_tensorboard
 from covey.runtimes import runtimes
 
 app = typer.Typer(
@@ -41,10 +46,13 @@ WorkersFlag = Annotated[
     str | None,
     typer.Option("--workers", metavar="N", help="Worker processes; 0 is one per core. Never changes a result."),
 ]
-PrecisionFlag = Annotated[str | None, typer.Option("--precision", help="fp32, bf16 or fp64.")]
+PrecisionFlag = Annotated[str | None, typer.Option("--precision", help="fp32, tf32, bf16 or fp64.")]
 DataDirFlag = Annotated[str | None, typer.Option("--data-dir", help="Folder with data sets (or COVEY_DATA).")]
 OutFlag = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
 ConfigFlag = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags win over it.")]
+PoisonFlag = Annotated[
+    str | None, typer.Option("--poison", metavar="SHARE", help="Share of the clients whose labels are all wrong.")
+]
 SetFlag = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1 or environment.alpha=0.5."),
@@ -73,10 +81,9 @@ def main() -> NoReturn:
 @app.command()
 def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
     """What does skew cost? FedAvg on 60 skewed clients against the same clients without skew; under a minute."""
-    methods = ["fedavg", "iid"]
-    _compare(
+    comparison = _compare(
         json_,
-        methods=methods,
+        methods=["fedavg", "iid"],
         seeds=5,
         out=out or _fresh(Path("runs/demo")),
         given={
@@ -89,6 +96,8 @@ def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
         },
         question="What does skew cost? 60 clients with handwritten digits, each leaning to one of them by α ~ U[0, 1].",
     )
+    if not json_:
+        display.say(f"Report: {write_report([comparison.folder])}")
 
 
 @app.command()
@@ -107,6 +116,7 @@ def run(
     workers: WorkersFlag = None,
     precision: PrecisionFlag = None,
     data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -128,6 +138,7 @@ def run(
         "workers": workers,
         "precision": precision,
         "data_dir": data_dir,
+        "altered": None if poison is None else {"poison": poison},
     }
     chosen = covey.Config.of(_settings(config, flags, set_))
     with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
@@ -159,6 +170,7 @@ def compare(
     workers: WorkersFlag = None,
     precision: PrecisionFlag = None,
     data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -176,6 +188,7 @@ def compare(
         "workers": workers,
         "precision": precision,
         "data_dir": data_dir,
+        "altered": None if poison is None else {"poison": poison},
     }
     given = _settings(config, flags, set_)
     given.pop("method", None)
@@ -207,6 +220,75 @@ def resume(
     with display.run_progress(before.config.method, before.config.rounds, len(before.metrics)) as on_round:
         result = covey.resume(folder, on_round=on_round, workers=count)
     _tell_run(result, json_)
+
+
+@app.command()
+def describe(
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    clients: ClientsFlag = None,
+    seed: SeedFlag = None,
+    data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    draw: Annotated[Path | None, typer.Option("--draw", help="Also draw it as an HTML page.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Who holds what: the class mix, size and skew of every client of a federation."""
+    flags = {
+        "environment": environment,
+        "dataset": dataset,
+        "clients": clients,
+        "seed": seed,
+        "data_dir": data_dir,
+        "altered": None if poison is None else {"poison": poison},
+    }
+    description = description_of(covey.Config.of(_settings(config, flags, set_)))
+    if json_:
+        _print_json(description.as_mapping())
+    else:
+        description.show(display.console)
+    if draw is not None:
+        print(f"Drawn: {description.draw(draw)}", file=sys.stderr)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of comparisons.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; else report.html in the folder.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard to this folder.")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Write one page about runs or a comparison that opens offline in a browser."""
+    page = write_report(folders, out)
+    events = 0
+    if tensorboard is not None:
+        events = sum(write_tensorboard(folder, tensorboard) for folder in folders)
+    if json_:
+        _print_json({"file": str(page), "tensorboard_values": events})
+    else:
+        display.say(f"Report: {page}")
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100.")],
+    data_dir: DataDirFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Fetch a data set from its official place, checked and resumable."""
+    folder = data_dir or os.environ.get("COVEY_DATA")
+    if folder is None:
+        raise Refusal("Say where data sets are kept: --data-dir DIR, or the environment variable COVEY_DATA.")
+    with display.download_progress() as progress:
+        place = fetch(name, Path(folder), progress=progress)
+    if json_:
+        _print_json({"name": name, "folder": str(place)})
+    else:
+        display.say(f"{name} is in {place}")
 
 
 @app.command()
@@ -302,12 +384,13 @@ def _vary(texts: list[str]) -> dict[str, list[str]]:
     return sweep
 
 
-def _compare(json_: bool, question: str | None = None, **arguments: Any) -> None:
+def _compare(json_: bool, question: str | None = None, **arguments: Any) -> Comparison:
     if question and not json_:
         display.say(question)
     with display.comparison_progress() as (on_run, on_round):
         comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round)
     _tell_comparison(comparison, json_)
+    return comparison
 
 
 def _tell_run(result: Run, json_: bool) -> None:

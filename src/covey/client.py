@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,21 +10,11 @@ from torch import Tensor, nn
 
 from covey import randomness
 from covey.config import Local
-from covey.data.dataset import Dataset
+from covey.data.dataset import Dataset, Samples
 from covey.layout import Layout
+from covey.models.dropout import dropout_layers, set_dropout_key
 
-Precision = Literal["fp32", "bf16", "fp64"]
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """A client's samples as they are stored: `x` `[n, ...]` (uint8 for images), `y` `[n]`."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
 class Learner:
@@ -35,24 +24,33 @@ class Learner:
     operations on one vector.
     """
 
-    def __init__(self, module: nn.Module, dataset: Dataset, precision: Precision = "fp32") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        dataset: Dataset,
+        precision: Precision = "fp32",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        self.module = module.to(self.dtype)
+        self.module = module.to(self.device, self.dtype)
         self.layout = Layout.of(module)
         self.classes = dataset.classes
         self._bf16 = precision == "bf16"
         self._parameters = list(module.parameters())
+        self._drops = bool(dropout_layers(module))
         self._channels_last = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         spatial = (1,) * (len(dataset.shape) - 1)
-        deviation = torch.tensor(dataset.deviation, dtype=self.dtype)
-        self._scale = (1 / deviation).view(-1, *spatial)
-        self._shift = (-torch.tensor(dataset.mean, dtype=self.dtype) / deviation).view(-1, *spatial)
+        deviation = torch.tensor(dataset.deviation, dtype=self.dtype, device=self.device)
+        mean = torch.tensor(dataset.mean, dtype=self.dtype, device=self.device)
+        self.scale = (1 / deviation).view(-1, *spatial)
+        self.shift = (-mean / deviation).view(-1, *spatial)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: normalised per channel; tokens (int64) as they are."""
         if x.dtype != torch.uint8 and not x.is_floating_point():
             return x
-        x = torch.addcmul(self._shift, x.to(self.dtype), self._scale)
+        x = torch.addcmul(self.shift, x.to(self.dtype), self.scale)
         return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
 
     def fit(self, start: Tensor, samples: Samples, work: Local, round: int, key: int) -> tuple[Tensor, float]:
@@ -67,10 +65,14 @@ class Learner:
         parameters = state[: self.layout.trainable]
         received = parameters.clone() if work.proximal else None
         velocity = torch.zeros_like(parameters) if work.momentum else None
-        total_loss = torch.zeros((), dtype=torch.float64)
+        total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for epoch in range(work.epochs):
             rate = work.rate_at(round, epoch)
-            for x, y in batches(samples, work, randomness.key(key, epoch)):
+            place = randomness.key(key, epoch)
+            masks = self._mask_keys(place, steps_of(len(samples), work))
+            for step, (x, y) in enumerate(batches(samples, work, place)):
+                if masks:
+                    set_dropout_key(self.module, masks[step])
                 loss = self._loss(self.inputs(x), y)
                 gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self._parameters)])
                 if work.weight_decay:
@@ -93,8 +95,8 @@ class Learner:
         """Summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
         self.layout.bind(self.module, state.to(self.dtype))
         self.module.eval()
-        loss = torch.zeros((), dtype=torch.float64)
-        correct = torch.zeros(self.classes, dtype=torch.int64)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        correct = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
         for at in range(0, len(samples), chunk):
             y = samples.y[at : at + chunk]
             with self._arithmetic():
@@ -103,13 +105,22 @@ class Learner:
             correct += torch.bincount(y[logits.argmax(dim=1) == y], minlength=self.classes)
         return loss, correct
 
+    def _mask_keys(self, place: int, steps: int) -> list[int]:
+        """A key for the dropout masks of each step of an epoch; none where the model drops nothing."""
+        return randomness.bits(randomness.key(place, "dropout"), steps).tolist() if self._drops else []
+
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         with self._arithmetic():
             logits = self.module(x)
         return F.cross_entropy(logits.to(self.dtype), y)
 
     def _arithmetic(self) -> AbstractContextManager[object]:
-        return torch.autocast("cpu", dtype=torch.bfloat16) if self._bf16 else nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
+
+
+def steps_of(samples: int, work: Local) -> int:
+    """How many batches an epoch has."""
+    return -(-samples // (work.batch or samples))
 
 
 def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, Tensor]]:

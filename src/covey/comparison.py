@@ -62,11 +62,12 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What one run's evaluations say: rounds, accuracy and bytes so far."""
+    """What one run's evaluations say: rounds, accuracy, and bytes and simulated seconds so far."""
 
     rounds: FloatArray
     accuracy: FloatArray
     bytes: FloatArray
+    clock: FloatArray
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> "Curve":
@@ -76,6 +77,7 @@ class Curve:
             np.array([metrics[place]["round"] for place in scored], dtype=np.float64),
             np.array([metrics[place]["accuracy"] for place in scored], dtype=np.float64),
             sent[scored],
+            np.array([metrics[place].get("clock", 0.0) for place in scored], dtype=np.float64),
         )
 
     @property
@@ -149,12 +151,13 @@ class Comparison:
             "reached": sum(curve.first_at(self.target) is not None for curve in curves),
             "rounds_to_target": own_rounds,
             "bytes_to_target": self._to_target(curves, "bytes"),
+            "seconds_to_target": self._to_target(curves, "clock"),
             "speed_up": first_rounds / own_rounds if own_rounds and first_rounds else None,
             "gap_recovered": self._recovered(contender, terminal),
         }
 
     def _to_target(self, curves: Sequence[Curve], figure: str) -> float | None:
-        """Mean rounds or bytes to the target over seeds, where all seeds reached it."""
+        """Mean rounds, bytes or simulated seconds to the target over seeds, where all seeds reached it."""
         places = [curve.first_at(self.target) for curve in curves]
         if any(place is None for place in places):
             return None
@@ -168,8 +171,11 @@ class Comparison:
             return None
         base = np.array([curve.terminal for curve in self.curves[first.label]])
         ceiling = np.array([curve.terminal for curve in self.curves[reference.label]])
-        gap = float((ceiling - base).mean())
-        return float((terminal - base).mean()) / gap if gap > 0 else None
+        gap = Estimate.of((ceiling - base).tolist())
+        # A gap that may be none at all has no shares.
+        if gap.mean <= 0 or (gap.low is not None and gap.low <= 0):
+            return None
+        return float((terminal - base).mean()) / gap.mean
 
 
 def compare(
@@ -228,6 +234,11 @@ def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Con
     return tuple(contenders)
 
 
+def place_of(folder: Path, label: str, seed: int) -> Path:
+    """The run folder of one line and seed of a comparison."""
+    return folder / re.sub(r"[^A-Za-z0-9.=+-]+", "-", label) / f"seed-{seed}"
+
+
 def is_comparison(folder: Path) -> bool:
     return (folder / "compare.json").is_file()
 
@@ -271,7 +282,7 @@ def _advance(
     for contender in contenders:
         done = []
         for config in contender.configs:
-            place = folder / re.sub(r"[^A-Za-z0-9.=+-]+", "-", contender.label) / f"seed-{config.seed}"
+            place = place_of(folder, contender.label, config.seed)
             if on_run:
                 on_run(contender.label, config.seed, config.rounds)
             if not (place / "config.json").is_file():

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from covey.environments.alterations import Alterations
 from covey.errors import Refusal, require
 from covey.registry import coerce
 
@@ -60,6 +61,40 @@ class Local:
         return self.rate * self.decay ** ((round - 1) * self.epochs + epoch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """What clients run on. The defaults are equal clients that are always there."""
+
+    speed: float = 1000.0
+    """Samples that the median client trains on in a second."""
+    bandwidth: float = 1e6
+    """Bytes that the median client sends or receives in a second."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of speed and bandwidth over clients; 1 puts 1 in 20 at 7 times slower."""
+    availability: float = 1.0
+    """Share of the clients that can be reached in a round, drawn anew every round."""
+    dropout: float = 0.0
+    """Probability that an invited client does not answer."""
+    deadline: float = 0.0
+    """Seconds after which the server stops waiting; later replies are lost. 0 waits for everyone."""
+
+    def __post_init__(self) -> None:
+        require(self.speed > 0, f"devices.speed must be above 0, not {self.speed:g}.")
+        require(self.bandwidth > 0, f"devices.bandwidth must be above 0, not {self.bandwidth:g}.")
+        require(self.spread >= 0, f"devices.spread must not be negative, not {self.spread:g}.")
+        require(0 < self.availability <= 1, f"devices.availability is a fraction in (0, 1], not {self.availability:g}.")
+        require(0 <= self.dropout < 1, f"devices.dropout must be in [0, 1), not {self.dropout:g}.")
+        require(self.deadline >= 0, f"devices.deadline must not be negative, not {self.deadline:g}.")
+
+
+SECTIONS: dict[str, type[Local] | type[Alterations] | type[Devices]] = {
+    "local": Local,
+    "altered": Alterations,
+    "devices": Devices,
+}
+"""Sections of typed values, beside the parts that are chosen by name."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A part chosen by name, with all of its options."""
@@ -85,6 +120,10 @@ class Config:
     selector: Choice | None
     aggregator: Choice | None
     local: Local
+    altered: Alterations = field(default_factory=Alterations)
+    """Clients whose images look different, or whose labels are wrong."""
+    devices: Devices = field(default_factory=Devices)
+    """How fast clients are, when they can be reached, whether they answer."""
     clients: int = 60
     """Number of clients in the federation."""
     cohort: int = 6
@@ -99,8 +138,8 @@ class Config:
     """What executes the clients' work."""
     workers: int = 0
     """Worker processes of the local runtime; 0 is one per core. Never changes a result."""
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """Arithmetic of client work; bf16 keeps an fp32 master copy."""
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    """Arithmetic of client work; bf16 keeps an fp32 master copy, tf32 is a GPU's faster fp32 (fp32 on a CPU)."""
     data_dir: str | None = None
     """Folder with data sets; COVEY_DATA where it is not given."""
 
@@ -118,7 +157,7 @@ class Config:
             value = getattr(self, spec.name)
             if isinstance(value, Choice):
                 mapping[spec.name] = value.as_mapping()
-            elif isinstance(value, Local):
+            elif spec.name in SECTIONS:
                 mapping[spec.name] = asdict(value)
             elif value is not None:
                 mapping[spec.name] = value
@@ -126,27 +165,27 @@ class Config:
 
 
 def plain_fields() -> dict[str, Any]:
-    """Name and type of the configuration's plain values (all but parts and `local`)."""
+    """Name and type of the configuration's plain values (all but parts and sections)."""
     hints = typing.get_type_hints(Config)
     hints["cohort"] = int | float
-    return {name: hint for name, hint in hints.items() if name not in (*_PARTS, "local", "method")}
+    return {name: hint for name, hint in hints.items() if name not in (*_PARTS, *SECTIONS, "method")}
 
 
 def known_keys() -> list[str]:
     """Top-level keys of a configuration."""
-    return ["method", *_PARTS, "local", *plain_fields()]
+    return ["method", *_PARTS, *SECTIONS, *plain_fields()]
 
 
-def local_values(given: Any) -> dict[str, Any]:
-    """The `local` section, its keys and types checked."""
+def section_values(section: str, given: Any) -> dict[str, Any]:
+    """A section's values, its keys and types checked."""
+    hints = typing.get_type_hints(SECTIONS[section])
     if not isinstance(given, Mapping):
-        raise Refusal(f"local must be a section with keys such as local.rate, not {given!r}.")
-    hints = typing.get_type_hints(Local)
+        raise Refusal(f"{section} must be a section with keys such as {section}.{next(iter(hints))}, not {given!r}.")
     values = {}
     for key, value in given.items():
         if key not in hints:
-            raise Refusal(unknown_key(f"local.{key}", [f"local.{name}" for name in hints]))
-        values[key] = coerce(value, hints[key], f"local.{key}")
+            raise Refusal(unknown_key(f"{section}.{key}", [f"{section}.{name}" for name in hints]))
+        values[key] = coerce(value, hints[key], f"{section}.{key}")
     return values
 
 
@@ -184,7 +223,7 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, value in over.items():
-        if key in (*_PARTS, "local"):
+        if key in (*_PARTS, *SECTIONS):
             old_name, old = chosen(key, merged.get(key))
             name, options = chosen(key, value)
             if name is not None and old_name is not None and name != old_name:

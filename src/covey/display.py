@@ -6,18 +6,27 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from covey.comparison import Comparison
 from covey.experiment import OnRound, Run
 
-_out = Console()
+console = Console()
 _progress = Console(stderr=True)
 
 
 def say(text: str) -> None:
-    _out.print(text, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _bars() -> Progress:
@@ -60,6 +69,21 @@ def comparison_progress() -> Iterator[tuple[Callable[[str, int, int], None], OnR
         yield on_run, on_round
 
 
+@contextmanager
+def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for each file that is fetched."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_progress, disable=not _progress.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(file: str, fetched: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=fetched, total=total)
+
+        yield progress
+
+
 def _score(record: dict[str, object]) -> str:
     accuracy = record.get("accuracy")
     return f"accuracy {accuracy:.1%}" if isinstance(accuracy, float) else ""
@@ -99,7 +123,7 @@ def run_result(run: Run) -> None:
         ("time", f"{summary['seconds']:.1f} s"),
     ):
         table.add_row(name, str(value))
-    _out.print(table, highlight=False)
+    console.print(table, highlight=False)
     say(f"Records: {summary['folder']}")
     dropped = summary["dropped"]
     if dropped:
@@ -123,12 +147,13 @@ def comparison(result: Comparison) -> None:
         f"points against {yardstick}": difference,
         f"rounds to {result.target:.1%}": lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
         "  bytes": lambda row: size(row["bytes_to_target"]),
+        "  simulated time": lambda row: _or_dash(row["seconds_to_target"], "{:,.3g} s"),
         "  speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}x"),
         "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
     }
     say(_seeds(rows[0]["seeds"]))
     width = max(14, *(len(row["name"]) for row in rows)) + 3
-    fit = max(1, (_out.width - 26) // width)
+    fit = max(1, (console.width - 26) // width)
     for at in range(0, len(rows), fit):
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("", no_wrap=True)
@@ -136,7 +161,7 @@ def comparison(result: Comparison) -> None:
             table.add_column(row["name"], justify="right")
         for name, figure in figures.items():
             table.add_row(name, *(figure(row) for row in rows[at : at + fit]))
-        _out.print(table, highlight=False)
+        console.print(table, highlight=False)
     for sentence in verdicts(result):
         say(sentence)
     say(f"Records: {result.folder}")
@@ -158,11 +183,11 @@ def verdicts(result: Comparison) -> list[str]:
             clear = row["difference_low"] > 0 or row["difference_high"] < 0
             sure = " (clear of zero)" if clear else " (within the noise of these seeds)"
         sentence = f"{row['name']} ends {abs(points):.1f} points {direction} {first['name']}{sure}"
-        if row["rounds_to_target"] and first["rounds_to_target"]:
-            sentence += (
-                f", and reaches {result.target:.1%} in {row['rounds_to_target']:.0f} rounds "
-                f"against {first['rounds_to_target']:.0f}"
-            )
+        if abs(points) < 0.05:
+            sentence = f"{row['name']} ends level with {first['name']}"
+        own, others = row["rounds_to_target"], first["rounds_to_target"]
+        if own and others:
+            sentence += f", and reaches {result.target:.1%} after {own:.0f} rounds against {others:.0f}"
         sentences.append(sentence + ".")
     return sentences
 
@@ -177,7 +202,7 @@ def evaluation(result: dict[str, Any]) -> None:
     table.add_row("all", percent(result["accuracy"]))
     table.add_row("clients' own mix", percent(result["own_accuracy"]))
     table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")
-    _out.print(table, highlight=False)
+    console.print(table, highlight=False)
 
 
 def entries(kind: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -188,7 +213,7 @@ def entries(kind: str, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
         table.add_row(row["name"], row["summary"], options)
-    _out.print(table, highlight=False)
+    console.print(table, highlight=False)
 
 
 def percent(value: float | None) -> str:

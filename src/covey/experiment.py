@@ -17,7 +17,7 @@ from covey.aggregation import aggregators
 from covey.config import Config, nested, overlay
 from covey.errors import Refusal, require
 from covey.evaluation import summary
-from covey.federation import Federation, Truth, build_federation
+from covey.federations import GIVEN, Federation, Truth, altered_federation, build_federation
 from covey.interrupt import finishing_the_round
 from covey.layout import Layout
 from covey.loop import play
@@ -26,6 +26,7 @@ from covey.models import build_model
 from covey.records import Records, read_checkpoint, read_config, read_metrics
 from covey.roles import Method, Runtime, Setting
 from covey.runtimes import runtimes
+from covey.runtimes.devices import OnDevices
 from covey.selection import selectors
 
 if TYPE_CHECKING:
@@ -46,17 +47,18 @@ class Experiment:
     module: nn.Module
 
     @classmethod
-    def of(cls, config: Config) -> "Experiment":
+    def of(cls, config: Config, given: Federation | None = None) -> "Experiment":
         """Build everything; whatever is impossible is refused here, before anything is written."""
         recipe = methods[config.method].part if config.method in methods.names() else None
-        dealt = build_federation(config)
+        dealt = build_federation(config) if given is None else as_configured(given, config)
         federation = recipe.reshape(dealt, config.seed) if recipe and recipe.reshape else dealt
         dataset = federation.dataset
         module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
         layout = Layout.of(module)
-        runtime = runtimes[config.runtime].part(
+        executor = runtimes[config.runtime].part(
             federation, module, seed=config.seed, workers=config.workers, precision=config.precision
         )
+        runtime = OnDevices(executor, config.devices, federation.sizes, config.seed)
         setting = Setting(
             clients=federation.clients,
             cohort=min(config.cohort, federation.clients),
@@ -87,10 +89,12 @@ class Run:
 
     folder: Path
     config: Config
+    given: Federation | None = None
+    """The federation, where it was passed in rather than described."""
 
     @classmethod
-    def open(cls, folder: Path | str) -> "Run":
-        return cls(Path(folder), read_config(Path(folder)))
+    def open(cls, folder: Path | str, federation: Federation | None = None) -> "Run":
+        return cls(Path(folder), read_config(Path(folder)), federation)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -153,7 +157,7 @@ class Run:
         _, state = read_checkpoint(self.folder)
         if state is None:
             raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
-        experiment = Experiment.of(self.config)
+        experiment = Experiment.of(self.config, self.given)
         experiment.method.load_state_dict(state)
         return experiment
 
@@ -173,41 +177,55 @@ def run(
     given: Mapping[str, Any] | Config | None = None,
     /,
     *,
+    federation: Federation | None = None,
     out: Path | str | None = None,
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
     """Run an experiment and return its records.
 
+    `federation` is your own data (see `covey.federation`), instead of a data set and an environment by name.
+
     Settings are those of `Config`, sections as mappings or dotted keys:
     `covey.run(method="fedprox", rounds=20, local={"rate": 0.05}, **{"environment.alpha": 0.1})`.
     """
+    if federation is not None:
+        settings = {**settings, **describing(federation)}
     config = given if isinstance(given, Config) and not settings else as_config(given, settings)
     folder = Path(out) if out is not None else default_folder(config)
-    experiment = Experiment.of(config)
+    experiment = Experiment.of(config, federation)
     try:
-        return _play(experiment, Records.create(folder, config), on_round)
+        return _play(experiment, Records.create(folder, config), on_round, federation)
     finally:
         experiment.runtime.close()
 
 
-def resume(folder: Path | str, *, on_round: OnRound | None = None, workers: int | None = None) -> Run:
-    """Go on with a run that was stopped, from its last finished round."""
+def resume(
+    folder: Path | str,
+    *,
+    federation: Federation | None = None,
+    on_round: OnRound | None = None,
+    workers: int | None = None,
+) -> Run:
+    """Go on with a run that was stopped, from its last finished round.
+
+    A run on a federation that was passed in needs the same one again.
+    """
     folder = Path(folder)
     config = read_config(folder)
     if workers is not None:
         config = Config.of({**config.as_mapping(), "workers": workers})
-    experiment = Experiment.of(config)
+    experiment = Experiment.of(config, federation)
     try:
         records, state = Records.reopen(folder)
         if state is not None:
             experiment.method.load_state_dict(state)
-        return _play(experiment, records, on_round)
+        return _play(experiment, records, on_round, federation)
     finally:
         experiment.runtime.close()
 
 
-def _play(experiment: Experiment, records: Records, on_round: OnRound | None) -> Run:
+def _play(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
     with finishing_the_round() as stop:
         try:
             play(
@@ -222,7 +240,27 @@ def _play(experiment: Experiment, records: Records, on_round: OnRound | None) ->
             )
         finally:
             records.close()
-    return Run(records.folder, experiment.config)
+    return Run(records.folder, experiment.config, given)
+
+
+def describing(federation: Federation) -> dict[str, Any]:
+    """Settings that stand for a federation that was passed in."""
+    return {
+        "dataset": {"name": GIVEN, "fingerprint": federation.fingerprint},
+        "environment": GIVEN,
+        "clients": federation.clients,
+    }
+
+
+def as_configured(given: Federation, config: Config) -> Federation:
+    """The federation that was passed in, made sure to be the one that the configuration speaks of."""
+    expected = config.dataset.options.get("fingerprint")
+    require(
+        config.dataset.name == GIVEN and expected == given.fingerprint,
+        "The federation passed in is not the one that this run was made with "
+        f"(fingerprint {given.fingerprint}, expected {expected}).",
+    )
+    return altered_federation(given, config)
 
 
 def as_config(given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any]) -> Config:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from covey.evaluation import summary
-from covey.federation import Truth
+from covey.federations import Truth
 from covey.messages import checked
 from covey.records import Records, Stopwatch, round_record
 from covey.roles import Method, Runtime
@@ -33,7 +33,7 @@ def play(
         if t % evaluate_every == 0 or t == rounds:
             with watch("evaluation"):
                 scores = summary(runtime.evaluate(method.models()), truth.shares, method.model_of_client)
-        record = round_record(order, replies, scores, truth.skew, watch.seconds)
+        record = round_record(order, replies, scores, truth.skew, watch.seconds, records.clock)
         records.write(record, method.state_dict())
         if on_round:
             on_round(record)

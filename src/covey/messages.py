@@ -89,6 +89,10 @@ class Replies:
     """Probe → field → values `[k, ...]`."""
     faults: tuple[Fault, ...] = ()
     bytes_up: int = 0
+    seconds: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    """`[k]`: what each client took, where time is kept (Oort wants to know), else empty."""
+    round_seconds: float = 0.0
+    """What the server waited for the round, on the same clock."""
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -99,9 +103,10 @@ class Replies:
         return replace(
             self,
             clients=self.clients[keep],
-            states=self.states[index],
+            states=self.states[index.to(self.states.device)],
             samples=self.samples[index],
             losses=self.losses[index],
+            seconds=self.seconds[index] if len(self.seconds) else self.seconds,
             probes={
                 probe: {name: values[index] for name, values in fields.items()} for probe, fields in self.probes.items()
             },
@@ -110,15 +115,17 @@ class Replies:
 
 def checked(replies: Replies) -> Replies:
     """Drop what must not touch a model: a loss or a state that is not finite, a count that is not positive."""
-    finite = torch.isfinite(replies.states).all(dim=1) if len(replies) else torch.ones(0, dtype=torch.bool)
+    states = torch.isfinite(replies.states).all(dim=1).tolist()
+    losses = torch.isfinite(replies.losses).tolist()
+    samples = replies.samples.tolist()
     keep, faults = [], list(replies.faults)
-    for position, client in enumerate(replies.clients):
-        if not torch.isfinite(replies.losses[position]):
-            faults.append(Fault(int(client), "its loss became NaN or infinite"))
-        elif not finite[position]:
-            faults.append(Fault(int(client), "its model holds NaN or infinite values"))
-        elif replies.samples[position] <= 0:
-            faults.append(Fault(int(client), f"it reported {int(replies.samples[position])} samples"))
+    for position, client in enumerate(replies.clients.tolist()):
+        if not losses[position]:
+            faults.append(Fault(client, "its loss became NaN or infinite"))
+        elif not states[position]:
+            faults.append(Fault(client, "its model holds NaN or infinite values"))
+        elif samples[position] <= 0:
+            faults.append(Fault(client, f"it reported {samples[position]} samples"))
         else:
             keep.append(position)
     if len(keep) < len(replies):

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from covey.environments import IntArray
-from covey.federation import Federation
+from covey.federations import Federation
 from covey.manymodel import LocalOnly
 from covey.messages import Order, Replies
 from covey.registry import Registry

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from covey.client import Learner, Samples
+    from covey.client import Learner
+    from covey.data.dataset import Samples
 
 
 class Probe(Protocol):

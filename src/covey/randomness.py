@@ -6,15 +6,18 @@ draws (cohorts, Beta samples) comes from NumPy's Philox under the same kind of k
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN_INVERSE = pow(_GOLDEN, -1, 1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
@@ -35,12 +38,32 @@ def key(*parts: int | str) -> int:
     """A 64-bit key for a place in a run, such as `key(seed, round, client, "batches")`."""
     state = 0
     for part in parts:
-        if isinstance(part, str):
-            value = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
-        else:
-            value = int(part) & _MASK
+        value = _word(part) if isinstance(part, str) else int(part) & _MASK
         state = _mix((state + _mix((value + _GOLDEN) & _MASK) + _GOLDEN) & _MASK)
     return state
+
+
+def keys(places: Sequence[int], purpose: str, device: torch.device | str = "cpu") -> Tensor:
+    """`key(place, purpose)` for many places at once: int64 `[places]`."""
+    given = np.array(places, dtype=np.uint64)
+    golden = np.uint64(_GOLDEN)
+    state = np.zeros_like(given)
+    for value in (given, np.full_like(given, _word(purpose))):
+        state = _mix_many(state + _mix_many(value + golden) + golden)
+    return torch.from_numpy(state.view(np.int64)).to(device)
+
+
+@lru_cache(maxsize=1024)
+def _word(text: str) -> int:
+    """A word as 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _mix_many(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser on an array; unsigned arithmetic wraps."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
+    return z ^ (z >> np.uint64(31))
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
@@ -55,7 +78,10 @@ def bits(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> T
         device = key.device
     else:
         begin = torch.tensor(_signed(key & _MASK), dtype=torch.int64, device=device)
-    z = begin + torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+    # begin + counter·golden, written as (begin/golden + counter)·golden modulo 2^64: a compiler that folds the
+    # product of a counter and so large a constant into index arithmetic would overflow.
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=device)
+    z = (begin * _signed(_GOLDEN_INVERSE) + counter) * _signed(_GOLDEN)
     z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
     z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
     return z ^ _shifted(z, 31)

@@ -56,9 +56,17 @@ class Stopwatch:
 
 
 def round_record(
-    order: Order, replies: Replies, scores: Mapping[str, object] | None, skew: FloatArray, seconds: Mapping[str, float]
+    order: Order,
+    replies: Replies,
+    scores: Mapping[str, object] | None,
+    skew: FloatArray,
+    seconds: Mapping[str, float],
+    clock: float = 0.0,
 ) -> dict[str, object]:
-    """One round as a line of metrics. `skew` is the true skew of each client `[clients]`."""
+    """One round as a line of metrics. `skew` is the true skew of each client `[clients]`.
+
+    `clock` is the simulated time at which the round began.
+    """
     samples = replies.samples.double()
     loss = float((replies.losses * samples).sum() / samples.sum()) if len(replies) else float("nan")
     return {
@@ -70,6 +78,7 @@ def round_record(
         "dropped": [{"client": fault.client, "reason": fault.reason} for fault in replies.faults],
         "bytes_up": replies.bytes_up,
         "bytes_down": order.bytes_down(),
+        "clock": clock + replies.round_seconds,
         "seconds": {phase: round(value, 6) for phase, value in seconds.items()},
     }
 
@@ -77,9 +86,10 @@ def round_record(
 class Records:
     """A run folder that is being written."""
 
-    def __init__(self, folder: Path, rounds_done: int) -> None:
+    def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0) -> None:
         self.folder = folder
         self.rounds_done = rounds_done
+        self.clock = clock
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
@@ -106,7 +116,7 @@ class Records:
             rows = [row for row in read_metrics(folder) if int(row["round"]) <= done]
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             replace_file(folder / "metrics.jsonl", text.encode())
-            return cls(folder, done), state
+            return cls(folder, done, float(rows[-1]["clock"]) if rows else 0.0), state
         except OSError as error:
             raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
 
@@ -115,6 +125,7 @@ class Records:
         self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
         self._metrics.flush()
         self.rounds_done = int(str(record["round"]))
+        self.clock = float(str(record["clock"]))
         write_checkpoint(self.folder, self.rounds_done, state)
 
     def close(self) -> None:

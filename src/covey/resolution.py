@@ -2,22 +2,27 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from covey.aggregation import aggregators
 from covey.config import (
     Choice,
     Config,
+    Devices,
     Local,
     chosen,
     known_keys,
-    local_values,
     plain_fields,
+    section_values,
     unknown_key,
 )
 from covey.data import datasets
+from covey.data.dataset import load_dataset
 from covey.environments import environments
+from covey.environments.alterations import Alterations
 from covey.errors import Refusal, require
+from covey.federations import NATURAL, natural_clients
 from covey.methods import Recipe, methods
 from covey.models import models
 from covey.registry import Registry, coerce
@@ -31,19 +36,26 @@ def resolve(given: Mapping[str, Any]) -> Config:
         if key not in known_keys():
             raise Refusal(unknown_key(key, known_keys()))
     method, recipe = _recipe(given)
+    dataset = _choice(datasets, given.get("dataset"), "digits")
+    environment = _choice(environments, given.get("environment"), "uniform")
     plain = {
         name: coerce(given[name], hint, name) for name, hint in plain_fields().items() if given.get(name) is not None
     }
     if "data_dir" not in plain and os.environ.get("COVEY_DATA"):
         plain["data_dir"] = os.environ["COVEY_DATA"]
+    if environment.name == NATURAL and "clients" not in plain:
+        folder = Path(plain["data_dir"]) if "data_dir" in plain else None
+        plain["clients"] = natural_clients(load_dataset(dataset.name, folder, dict(dataset.options)))
     config = Config(
         method=method,
-        dataset=_choice(datasets, given.get("dataset"), "digits"),
-        environment=_choice(environments, given.get("environment"), "uniform"),
+        dataset=dataset,
+        environment=environment,
         model=_choice(models, given.get("model"), "mlp"),
         selector=_choice(selectors, given.get("selector"), recipe.selector),
         aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator),
-        local=Local(**{**recipe.local, **local_values(given.get("local") or {})}),
+        local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
+        altered=Alterations(**section_values("altered", given.get("altered") or {})),
+        devices=Devices(**section_values("devices", given.get("devices") or {})),
         **{**plain, "cohort": _cohort(plain)},
     )
     require(config.clients >= 1, f"clients must be at least 1, not {config.clients}.")

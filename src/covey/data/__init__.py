@@ -1,7 +1,28 @@
 """Data sets: samples in memory, cut into training and test, not yet dealt to clients."""
 
-from covey.data.dataset import Dataset, DatasetLoader, datasets
+from covey.data.cifar import cifar10, cifar100
+from covey.data.dataset import Dataset, DatasetLoader, Samples, datasets
 from covey.data.digits import digits
+from covey.data.files import download
+from covey.data.given import given
+from covey.data.idx import fashion_mnist, mnist
 from covey.data.synthetic import synthetic
+from covey.data.table import csv, from_arrays, npz
 
-__all__ = ["Dataset", "DatasetLoader", "datasets", "digits", "synthetic"]
+__all__ = [
+    "Dataset",
+    "DatasetLoader",
+    "Samples",
+    "cifar10",
+    "cifar100",
+    "csv",
+    "datasets",
+    "digits",
+    "download",
+    "fashion_mnist",
+    "from_arrays",
+    "given",
+    "mnist",
+    "npz",
+    "synthetic",
+]

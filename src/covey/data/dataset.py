@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,17 @@ DatasetLoader = Callable[..., "Dataset"]
 """`load(data_dir, *, option=default, ...)`; `data_dir` is where the user keeps data sets, or None."""
 
 datasets: Registry[DatasetLoader] = Registry("dataset", "datasets", parts_of_users=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples as they are stored: `x` `[n, ...]` (uint8 for images), `y` `[n]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +44,10 @@ class Dataset:
     class_names: tuple[str, ...]
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
+    groups: Tensor | None = None
+    """Natural client of each training sample `[n]`, 0 … m-1, where the data has one (a user, a site)."""
+    group_names: tuple[str, ...] = ()
+    """What the data calls its natural clients."""
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
@@ -55,14 +71,30 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: Path | None, options: dict[str, Any]) -> Dataset:
-    """The data set called `name`, with options checked against its loader."""
-    dataset = datasets[name].part(data_dir, **datasets.options(name, options))
+    """The data set called `name`, with options checked against its loader. The last one loaded is kept."""
+    return _load(name, data_dir, tuple(sorted(datasets.options(name, options).items())))
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, data_dir: Path | None, options: tuple[tuple[str, Any], ...]) -> Dataset:
+    dataset = datasets[name].part(data_dir, **dict(options))
     require(isinstance(dataset, Dataset), f"The dataset '{name}' returned a {type(dataset).__name__}, not a Dataset.")
     return dataset
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images `[n, channels, ...]`, in their own unit."""
-    flat = x.transpose(0, 1).reshape(x.shape[1], -1).to(torch.float64)
-    deviation = flat.std(dim=1, correction=0).clamp_min(1e-6)
-    return tuple(flat.mean(dim=1).tolist()), tuple(deviation.tolist())
+    """Mean and standard deviation of each channel of samples `[n, channels, ...]`, in their own unit."""
+    channels = x.transpose(0, 1)
+    if x.dtype == torch.uint8:
+        # From the histogram: exact, and without a float copy of all images.
+        values = torch.arange(256, dtype=torch.float64)
+        share = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in channels]).double()
+        share /= share.sum(dim=1, keepdim=True)
+        mean = share @ values
+        variance = (share * (values - mean[:, None]) ** 2).sum(dim=1)
+    else:
+        flat = channels.flatten(1).double()
+        mean, variance = flat.mean(dim=1), flat.var(dim=1, correction=0)
+    # A channel that never changes is left as it is rather than divided by zero.
+    deviation = torch.where(variance > 0, variance.sqrt(), 1.0)
+    return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -46,7 +46,8 @@ def deal(
 class ClassDecks:
     """Samples of each class as a shuffled deck, dealt cyclically and reshuffled when exhausted.
 
-    This is how FedACS's authors deal images, so that 200 clients of 2,000 share 50,000 of them.
+    This is how FedACS's authors deal images, so that 200 clients of 2,000 share 50,000 of them. Nobody
+    is dealt a sample twice in one hand unless the hand is larger than the deck.
     """
 
     def __init__(self, labels: IntArray, classes: int, rng: np.random.Generator) -> None:
@@ -57,18 +58,27 @@ class ClassDecks:
 
     def deal(self, label: int, count: int) -> IntArray:
         """The next `count` samples of class `label`."""
-        require(count == 0 or len(self._decks[label]) > 0, f"Class {label} has no training sample to deal.")
+        deck, at = self._decks[label], self._next[label]
+        require(
+            count == 0 or len(deck) > 0,
+            f"Class {label} has no training sample to deal; "
+            "choose a data set with samples of every class, or an environment such as dirichlet or iid.",
+        )
+        if count == 0:
+            return np.empty(0, dtype=np.int64)
         self.dealt[label] += count
-        hand = [np.empty(0, dtype=np.int64)]
-        while count > 0:
-            deck, at = self._decks[label], self._next[label]
-            taken = deck[at : at + count]
-            hand.append(taken)
-            count -= len(taken)
-            self._next[label] = at + len(taken)
-            if self._next[label] == len(deck):
-                self._decks[label], self._next[label] = self._rng.permutation(deck), 0
-        return np.concatenate(hand)
+        whole, rest = divmod(count, len(deck))
+        taken = deck[at : at + rest]
+        at += len(taken)
+        if at == len(deck):
+            fresh, at = self._rng.permutation(deck), rest - len(taken)
+            if at > 0:
+                repeated = np.isin(fresh, taken)
+                fresh = np.concatenate([fresh[~repeated], fresh[repeated]])
+            self._decks[label] = fresh
+            taken = np.concatenate([taken, fresh[:at]])
+        self._next[label] = at
+        return np.concatenate([np.tile(deck, whole), taken])
 
 
 def deal_regardless_of_class(available: int, sizes: list[int], rng: np.random.Generator) -> list[IntArray]:
@@ -79,8 +89,11 @@ def deal_regardless_of_class(available: int, sizes: list[int], rng: np.random.Ge
 
 def samples_per_client(labels: IntArray, clients: int, samples: int | None, reuse: float) -> int:
     """`samples` where it is given, else as many as use each training sample `reuse` times."""
-    require(reuse > 0, f"environment.reuse must be above 0, not {reuse}.")
-    count = int(len(labels) * reuse / clients) if samples is None else samples
+    if samples is not None:
+        require(samples >= 1, f"environment.samples must be at least 1, not {samples}.")
+        return samples
+    require(reuse > 0, f"environment.reuse must be above 0, not {reuse:g}.")
+    count = int(len(labels) * reuse / clients)
     require(
         count >= 1,
         f"{len(labels)} training samples used {reuse:g} times give none to each of {clients} clients; "
@@ -89,10 +102,42 @@ def samples_per_client(labels: IntArray, clients: int, samples: int | None, reus
     return count
 
 
+def require_labels(labels: int, classes: int) -> None:
+    """Refuse a number of labels per client that the data set cannot give."""
+    require(
+        1 <= labels <= classes,
+        f"environment.labels must be from 1 to the data set's {classes} classes, not {labels}.",
+    )
+
+
+def deal_by_class(counts: IntArray, labels: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Disjoint hands with `counts` `[clients, classes]` samples of each class, chosen at random."""
+    members = [rng.permutation(np.flatnonzero(labels == label)) for label in range(counts.shape[1])]
+    taken = np.concatenate([own[:count] for own, count in zip(members, counts.sum(axis=0), strict=True)])
+    owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])
+    return np.split(taken[np.lexsort((taken, owners))], np.cumsum(counts.sum(axis=1))[:-1])
+
+
+def allot(total: int, shares: FloatArray) -> IntArray:
+    """`total` samples by `shares` (summing to one): each count is within one of its exact share, the sum is exact."""
+    exact = total * shares
+    counts: IntArray = np.floor(exact).astype(np.int64)
+    missing = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return counts
+
+
 def dirichlet_shares(alpha: float, size: int, rng: np.random.Generator) -> FloatArray:
     """A draw from Dirichlet(α·1), exact for any α: Gamma(α) = Gamma(α+1)·U^(1/α), kept in logarithms."""
-    logs = np.log(rng.standard_gamma(alpha + 1, size)) + np.log(1 - rng.random(size)) / alpha
-    shares: FloatArray = np.exp(logs - logs.max())
+    gammas = np.log(rng.standard_gamma(alpha + 1, size))
+    return normalised_powers(np.log(1 - rng.random(size)), 1 / alpha, gammas)
+
+
+def normalised_powers(logs: FloatArray, power: float, offsets: FloatArray | float = 0.0) -> FloatArray:
+    """exp(power·logs + offsets), scaled to sum to one; for any power, as large as it may be."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.where(logs == logs.max(), 0.0, (logs - logs.max()) * power) + offsets
+    shares: FloatArray = np.exp(scaled - scaled.max())
     shares /= shares.sum()
     return shares
 

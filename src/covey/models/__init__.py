@@ -1,7 +1,25 @@
 """Models. Each takes images `[n, channels, height, width]`, returns logits `[n, classes]`, and names its head."""
 
 from covey.models.building import ModelBuilder, build_model, models
-from covey.models.cnn import TutorialCNN
+from covey.models.cnn import FashionCNN, LeafCNN, McMahanCNN, PflCNN, TutorialCNN
+from covey.models.dropout import Dropout, dropout_layers, set_dropout_key
 from covey.models.mlp import MLP
+from covey.models.mobilenet import MobileNetV2
+from covey.models.vgg import VGG11
 
-__all__ = ["MLP", "ModelBuilder", "TutorialCNN", "build_model", "models"]
+__all__ = [
+    "MLP",
+    "VGG11",
+    "Dropout",
+    "FashionCNN",
+    "LeafCNN",
+    "McMahanCNN",
+    "MobileNetV2",
+    "ModelBuilder",
+    "PflCNN",
+    "TutorialCNN",
+    "build_model",
+    "dropout_layers",
+    "models",
+    "set_dropout_key",
+]

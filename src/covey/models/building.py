@@ -1,11 +1,13 @@
 """What a model is, the registry of them, and how one is built."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from covey.errors import Refusal, require
+from covey.models.dropout import adopt_dropout
 from covey.randomness import torch_seed
 from covey.registry import Registry
 
@@ -16,10 +18,20 @@ models: Registry[ModelBuilder] = Registry("model", "models", parts_of_users=True
 
 
 def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The model called `name`, initialised from the seed alone."""
+    """The model called `name`, initialised from the seed alone, its dropout made repeatable."""
+    build = models[name].part
+    given = models.options(name, options)
+    try:
+        inspect.signature(build).bind(shape, classes, **given)
+    except TypeError as error:
+        raise Refusal(
+            f"The model '{name}' is not called as name(shape, classes, *, option=default, ...), with the shape of a "
+            f"sample and the number of classes: {error}."
+        ) from error
     with torch_seed(seed, "initialisation"):
-        module = models[name].part(shape, classes, **models.options(name, options))
+        module = build(shape, classes, **given)
     require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
+    adopt_dropout(module)
     return module
 
 

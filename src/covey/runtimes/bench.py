@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.client import Learner, Samples
+from covey.client import Learner
 from covey.config import Local
-from covey.federation import Federation
+from covey.data.dataset import Samples
+from covey.federations import Federation
 from covey.probes import Probe
 from covey.randomness import key
 
@@ -65,14 +66,9 @@ class Bench:
     def perform(self, task: Task) -> Any:
         return self._fit(task) if isinstance(task, FitTask) else self._score(task)
 
-    def samples(self, client: int) -> Samples:
-        """What a client holds."""
-        part, dataset = self.federation.parts[client], self.federation.dataset
-        return Samples(dataset.x[part], dataset.y[part])
-
     def _fit(self, task: FitTask) -> tuple[int, float, dict[str, dict[str, Tensor]]]:
         """The client's number of samples, training loss and measurements; its model goes into the arena."""
-        samples = self.samples(task.client)
+        samples = self.federation.samples(task.client)
         place = key(self.seed, task.round, task.client)
         received = self.arena.starts[task.start]
         trained, loss = self.learner.fit(received, samples, task.work, task.round, place)

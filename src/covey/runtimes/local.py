@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from covey.client import Learner, Precision
 from covey.environments import IntArray
 from covey.evaluation import Scores
-from covey.federation import Federation
+from covey.federations import Federation
 from covey.messages import Fault, Order, Replies, Reply, packed_size
 from covey.runtimes.bench import Arena, Bench, FitTask, ScoreTask, Task
 from covey.runtimes.pool import Pool

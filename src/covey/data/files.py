@@ -1,0 +1,291 @@
+"""Data sets that live in files: where they are looked for, and how the official ones are fetched."""
+
+import gzip
+import hashlib
+import shlex
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from covey.errors import Refusal, require
+
+T = TypeVar("T")
+
+Progress = Callable[[str, int, int | None], None]
+"""`progress(file, bytes so far, bytes in all)`; the last is None where the server does not say."""
+
+Fetch = Callable[[str, Path, Progress | None], None]
+"""`fetch(url, part, progress)`: continue the file `part` from `url`; OSError or HTTPException where that fails."""
+
+_CHUNK = 1 << 18
+_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Download:
+    """One official file: the addresses that offer it, its md5 sum, and the files of the data set that it gives."""
+
+    urls: tuple[str, ...]
+    md5: str
+    gives: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        return self.urls[0].rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The standard layout of a data set, and where to get it."""
+
+    folder: str
+    """The folder under the user's data folder."""
+    downloads: tuple[Download, ...]
+    size: str
+    """How much there is to fetch, in words."""
+    endings: tuple[str, ...] = ("",)
+    """What the files' names may end in, the ending that reads fastest first."""
+    elsewhere: tuple[Path, ...] = ()
+    """Folders outside the user's data folder that may hold the files."""
+    note: str = ""
+    """Another way to get the files."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(file for download in self.downloads for file in download.gives)
+
+    def found(self, folder: Path) -> dict[str, Path]:
+        """Those of the files that are in `folder`, by their plain names."""
+        pairs = ((file, folder / (file + ending)) for ending in reversed(self.endings) for file in self.files)
+        return {file: path for file, path in pairs if path.is_file()}
+
+
+def _idx(bases: tuple[str, ...], sums: Mapping[str, str]) -> tuple[Download, ...]:
+    return tuple(Download(tuple(f"{base}/{file}.gz" for base in bases), md5, (file,)) for file, md5 in sums.items())
+
+
+def _cifar(archive: str, md5: str, gives: tuple[str, ...]) -> tuple[Download, ...]:
+    return (Download((f"https://www.cs.toronto.edu/~kriz/{archive}",), md5, gives),)
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        "MNIST/raw",
+        _idx(
+            ("https://ossci-datasets.s3.amazonaws.com/mnist", "http://yann.lecun.com/exdb/mnist"),
+            {
+                "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
+        ),
+        "12 MB",
+        endings=("", ".gz"),
+    ),
+    "fashion-mnist": Source(
+        "FashionMNIST/raw",
+        _idx(
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
+            {
+                "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+        ),
+        "31 MB",
+        endings=("", ".gz"),
+        elsewhere=(Path("/usr/share/datasets/fashion-mnist"),),
+        note="from Debian's package dataset-fashion-mnist",
+    ),
+    "cifar10": Source(
+        "cifar-10-batches-py",
+        _cifar(
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
+        ),
+        "170 MB",
+    ),
+    "cifar100": Source(
+        "cifar-100-python",
+        _cifar("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", ("train", "test", "meta")),
+        "169 MB",
+    ),
+}
+
+
+def locate(name: str, data_dir: Path | None) -> dict[str, Path]:
+    """Every file of the data set by its plain name, or a refusal that says where it was looked for."""
+    source = SOURCES[name]
+    looked: list[str] = []
+    for place in _places(source, data_dir):
+        try:
+            found = source.found(place)
+        except OSError as error:
+            looked.append(f"{place} (which cannot be read: {reason(error)})")
+            continue
+        missing = [file for file in source.files if file not in found]
+        if not missing:
+            return found
+        looked.append(f"{place} (which lacks {', '.join(missing)})" if found else str(place))
+    forms = " (each plain or as .gz)" if ".gz" in source.endings else ""
+    where = f"looked for in {' and in '.join(looked)}" if looked else "but no data folder is given"
+    folder = "DIR" if data_dir is None else shlex.quote(str(data_dir))
+    ways = f"'covey download {name} --data-dir {folder}' ({source.size}){source.note and f' or {source.note}'}"
+    give = ", and give DIR as --data-dir or COVEY_DATA" if data_dir is None else ""
+    raise Refusal(
+        f"The dataset '{name}' needs the files {', '.join(source.files)}{forms}, {where}; get them with {ways}{give}."
+    )
+
+
+def _places(source: Source, data_dir: Path | None) -> list[Path]:
+    """The folders to look in: the standard one, the same seen from further inside, and those of the system."""
+    places: list[Path] = []
+    if data_dir is not None:
+        outer, *inner = Path(source.folder).parts
+        places.append(data_dir / source.folder)
+        if data_dir.name == outer:
+            places.append(data_dir.joinpath(*inner))
+        places.append(data_dir)
+    return list(dict.fromkeys((*places, *source.elsewhere)))
+
+
+def unusable(path: Path, fault: str) -> Refusal:
+    """A refusal of the file at `path`."""
+    return Refusal(f"{path} cannot be used: {fault}; put the official file in its place.")
+
+
+def choose(option: str, given: str, table: Mapping[str, T]) -> T:
+    """What `table` has for the value `given` of an option."""
+    require(given in table, f"dataset.{option} must be one of {', '.join(table)}, not {given!r}.")
+    return table[given]
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in the words of the error."""
+    inner = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    return str(inner) or type(error).__name__
+
+
+def download(name: str, data_dir: Path, *, fetch: Fetch | None = None, progress: Progress | None = None) -> Path:
+    """Fetch the official files of a data set into its folder under `data_dir`, and return that folder.
+
+    Files that are there are not fetched again. A download that was cut short is continued, and nothing
+    gets its final name before its md5 sum is the official one.
+    """
+    require(name in SOURCES, f"There is nothing to download for '{name}'. Downloads: {', '.join(sorted(SOURCES))}.")
+    source = SOURCES[name]
+    folder = data_dir / source.folder
+    try:
+        for item in source.downloads:
+            if all(file in source.found(folder) for file in item.gives):
+                continue
+            if item.file.endswith(".tar.gz"):
+                _obtain_archive(item, folder, fetch or fetch_file, progress)
+            else:
+                _obtain(item, folder, fetch or fetch_file, progress)
+    except OSError as error:
+        raise Refusal(f"The dataset '{name}' cannot be written to {folder}: {reason(error)}.") from error
+    return folder
+
+
+def fetch_file(url: str, part: Path, progress: Progress | None = None) -> None:
+    """Continue `part` with what lies at `url`, by an HTTP range where the server offers that.
+
+    A server that has nothing beyond what is here (status 416) leaves `part` as it is: it is complete, or
+    it is another file, which its md5 sum tells.
+    """
+    start = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "covey"} | ({"Range": f"bytes={start}-"} if start else {})
+    try:
+        answer = urlopen(Request(url, headers=headers), timeout=_TIMEOUT)
+    except HTTPError as error:
+        if error.code == 416 and start:
+            return
+        raise
+    with answer:
+        continued = answer.status == 206
+        arrived = start if continued else 0
+        length = answer.headers.get("Content-Length", "")
+        total = arrived + int(length) if length.isdigit() else None
+        with part.open("ab" if continued else "wb") as out:
+            while chunk := answer.read(_CHUNK):
+                out.write(chunk)
+                arrived += len(chunk)
+                if progress:
+                    progress(part.name.removesuffix(".part"), arrived, total)
+    if total is not None and arrived < total:
+        raise ConnectionError(f"the connection ended after {arrived:,} of {total:,} bytes")
+
+
+def _obtain(item: Download, folder: Path, fetch: Fetch, progress: Progress | None) -> Path:
+    """The file `item` in `folder`, fetched unless it is there, its md5 sum checked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / item.file, folder / f"{item.file}.part"
+    if target.is_file() and _md5(target) == item.md5:
+        return target
+    faults: list[str] = []
+    for url in item.urls:
+        continued = part.exists()
+        try:
+            fetch(url, part, progress)
+            if continued and _md5(part) != item.md5:
+                # What lay here was not the beginning of this file.
+                part.unlink()
+                fetch(url, part, progress)
+            found = _md5(part)
+        except (OSError, HTTPException) as error:
+            faults.append(f"{url} ({reason(error)})")
+            continue
+        if found == item.md5:
+            return part.replace(target)
+        part.unlink()
+        faults.append(f"{url} (what it sent has the md5 sum {found}, the official file has {item.md5})")
+    kept = " What has arrived is kept, and the same command continues it." if part.exists() else ""
+    raise Refusal(
+        f"{item.file} could not be fetched from {', nor from '.join(faults)}.{kept} "
+        f"Where there is no connection, put the official file into {folder} by hand."
+    )
+
+
+def _obtain_archive(item: Download, folder: Path, fetch: Fetch, progress: Progress | None) -> None:
+    """Fetch an archive beside `folder` and take the data set's files out of it; an archive that was there stays."""
+    kept = (folder.parent / item.file).is_file()
+    archive = _obtain(item, folder.parent, fetch, progress)
+    _unpack(archive, folder, item.gives)
+    if not kept:
+        archive.unlink()
+
+
+def _unpack(archive: Path, folder: Path, files: tuple[str, ...]) -> None:
+    """Move `files` from the archive into `folder`, all or none; nothing else leaves the archive."""
+    require(hasattr(tarfile, "data_filter"), "Unpacking archives safely needs Python 3.11.4 or newer.")
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+        unpacked = Path(scratch) / folder.name
+        wanted = {f"{folder.name}/{file}" for file in files}
+        try:
+            with tarfile.open(archive, "r:gz") as tar:
+                for member in tar:
+                    if member.name in wanted:
+                        tar.extract(member, scratch, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, KeyError) as error:
+            raise Refusal(f"{archive} cannot be unpacked: {reason(error)}.") from error
+        missing = [file for file in files if not (unpacked / file).is_file() or (unpacked / file).is_symlink()]
+        require(not missing, f"{archive} cannot be unpacked: it holds no {', '.join(missing)} in {folder.name}.")
+        folder.mkdir(exist_ok=True)
+        for file in files:
+            (unpacked / file).replace(folder / file)
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,15 @@
+"""Data that was passed in from Python, and cannot be loaded by name."""
+
+from pathlib import Path
+
+from covey.data.dataset import Dataset, datasets
+from covey.errors import Refusal
+
+
+@datasets.add("given")
+def given(data_dir: Path | None, /, *, fingerprint: str = "") -> Dataset:
+    """Data passed in from Python as covey.run(federation=...); runs on it are resumed with the same federation."""
+    raise Refusal(
+        "This run's data was passed in from Python; go on with it there, with the same federation: "
+        "covey.resume(folder, federation=...) or covey.Run.open(folder, federation)."
+    )

@@ -1,0 +1,156 @@
+"""A user's own files: a CSV table or an NPZ archive with a column that says which client a row belongs to."""
+
+import csv as csv_module
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covey.data.dataset import Dataset, channel_statistics, datasets
+from covey.errors import Refusal, require
+from covey.randomness import generator
+
+
+@datasets.add("csv")
+def csv(
+    data_dir: Path | None, /, *, path: str = "", label: str = "label", client: str = "client", test: float = 0.2
+) -> Dataset:
+    """A CSV file with a header: a label and a client column, all others numbers; a share of each client is `test`."""
+    file = _find(path, data_dir, "csv")
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv_module.reader(lines)
+            header = next(reader, [])
+            rows = [row for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv_module.Error) as error:
+        raise Refusal(f"{file} cannot be read as CSV: {error}.") from error
+    for column in (label, client):
+        require(
+            column in header,
+            f"{file} has no column '{column}' (it has: {', '.join(header)}); say which with dataset.label and "
+            "dataset.client.",
+        )
+    require(len(rows) > 0, f"{file} has no rows.")
+    features = [place for place, name in enumerate(header) if name not in (label, client)]
+    require(len(features) > 0, f"{file} has no columns beside '{label}' and '{client}'.")
+    x = np.empty((len(rows), len(features)), dtype=np.float32)
+    for number, row in enumerate(rows, 2):
+        require(len(row) == len(header), f"{file}, line {number}: {len(row)} values for {len(header)} columns.")
+        for place, column_number in enumerate(features):
+            try:
+                x[number - 2, place] = float(row[column_number])
+            except ValueError:
+                raise Refusal(
+                    f"{file}, line {number}, column '{header[column_number]}': '{row[column_number]}' is not a number."
+                ) from None
+    require(bool(np.isfinite(x).all()), f"{file} holds values that are not finite numbers.")
+    labels = np.array([row[header.index(label)] for row in rows])
+    clients = np.array([row[header.index(client)] for row in rows])
+    return from_arrays(file.stem, x, labels, clients, test=test)
+
+
+@datasets.add("npz")
+def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Dataset:
+    """An NPZ file with arrays `x`, `y`, `client`, and `test_x`, `test_y` (or else a share of each client is `test`)."""
+    file = _find(path, data_dir, "npz")
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise Refusal(f"{file} cannot be read as NPZ: {error}.") from error
+    for name in ("x", "y", "client"):
+        require(name in arrays, f"{file} has no array '{name}' (it has: {', '.join(sorted(arrays))}).")
+    held_out = (arrays["test_x"], arrays["test_y"]) if {"test_x", "test_y"} <= set(arrays) else None
+    return from_arrays(file.stem, arrays["x"], arrays["y"], arrays["client"], test=test, held_out=held_out)
+
+
+def from_arrays(
+    name: str,
+    x: NDArray[Any] | Tensor,
+    y: NDArray[Any] | Tensor,
+    clients: NDArray[Any] | Tensor | None,
+    *,
+    test: float = 0.2,
+    held_out: tuple[Any, Any] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Dataset:
+    """A data set from arrays: samples `[n, ...]`, labels `[n]` of any kind, and the client of each sample.
+
+    Labels and clients may be numbers or words. Where `held_out` gives no test samples, the share `test` of each
+    client's is held out (of all samples where clients are not named). uint8 samples stay as they are; others
+    become float32 and are standardised per feature or channel.
+    """
+    x, labels = _samples(x, name), np.asarray(y)
+    require(labels.ndim == 1, f"{name}: labels must be one per sample, not of shape {list(labels.shape)}.")
+    require(len(x) == len(labels), f"{name}: {len(x)} samples but {len(labels)} labels.")
+    every_label = labels if held_out is None else np.concatenate([labels, np.asarray(held_out[1])])
+    if class_names is None:
+        words, codes = np.unique(every_label, return_inverse=True)
+        names = tuple(str(word) for word in words)
+    else:
+        require(
+            np.issubdtype(every_label.dtype, np.integer), f"{name}: with class names, labels must be whole numbers."
+        )
+        names, codes = tuple(class_names), every_label
+    require(len(names) >= 2, f"{name}: there is only one class, '{names[0] if names else ''}'.")
+    target = torch.from_numpy(codes.astype(np.int64).reshape(-1))
+    groups, group_names = _groups(clients, len(x), name)
+    if held_out is None:
+        held = _held_out(groups, test, name)
+        train_x, train_y, train_groups = x[~held], target[: len(x)][~held], groups[~held]
+        test_x, test_y = x[held], target[: len(x)][held]
+    else:
+        train_x, train_y, train_groups = x, target[: len(x)], groups
+        test_x, test_y = _samples(held_out[0], name), target[len(x) :]
+        require(test_x.shape[1:] == x.shape[1:], f"{name}: test samples have another shape than training samples.")
+    mean, deviation = channel_statistics(train_x)
+    return Dataset(
+        name, train_x, train_y, test_x, test_y, names, mean, deviation,
+        train_groups if clients is not None else None, group_names,
+    )  # fmt: skip
+
+
+def _samples(x: NDArray[Any] | Tensor, name: str) -> Tensor:
+    array = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+    require(array.ndim >= 2, f"{name}: samples must be an array [n, ...], not of shape {list(array.shape)}.")
+    require(
+        array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer),
+        f"{name}: samples must be numbers, not {array.dtype}.",
+    )
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _groups(clients: NDArray[Any] | Tensor | None, count: int, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """The client of each sample as numbers, and the clients' names; one client where none are named."""
+    if clients is None:
+        return torch.zeros(count, dtype=torch.int64), ()
+    given = np.asarray(clients)
+    require(given.shape == (count,), f"{name}: {count} samples but clients of shape {list(given.shape)}.")
+    words, codes = np.unique(given, return_inverse=True)
+    return torch.from_numpy(codes.astype(np.int64)), tuple(str(word) for word in words)
+
+
+def _held_out(groups: Tensor, share: float, name: str) -> Tensor:
+    """Which samples are test samples: the same share of every client, but never all of a client's."""
+    require(0 < share < 1, f"dataset.test is the share held out for testing, in (0, 1), not {share:g}.")
+    held = np.zeros(len(groups), dtype=bool)
+    rng = generator("own data", "test split")
+    for group in range(int(groups.max()) + 1):
+        members = rng.permutation(np.flatnonzero(groups.numpy() == group))
+        held[members[: min(int(len(members) * share + 0.5), len(members) - 1)]] = True
+    require(bool(held.any()), f"{name}: {share:g} of every client's samples is no sample at all; give test samples.")
+    return torch.from_numpy(held)
+
+
+def _find(path: str, data_dir: Path | None, kind: str) -> Path:
+    require(path != "", f"Say which file: --set dataset.path=FILE.{kind}")
+    for candidate in (Path(path), *([data_dir / path] if data_dir else [])):
+        if candidate.is_file():
+            return candidate
+    raise Refusal(f"There is no file {path}" + (f", nor {data_dir / path}." if data_dir else "."))

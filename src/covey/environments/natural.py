@@ -1,0 +1,22 @@
+"""Clients that come with the data."""
+
+import numpy as np
+
+from covey.environments.dealing import Deal, IntArray, environments
+from covey.errors import require
+
+
+@environments.add("given")
+def given(groups: IntArray, clients: int) -> Deal:
+    """Clients as they were passed in from Python with covey.run(federation=...)."""
+    return natural(groups, clients)
+
+
+@environments.add("natural")
+def natural(groups: IntArray, clients: int) -> Deal:
+    """Clients that come with the data (users, sites), for data sets that name them; disjoint."""
+    count = int(groups.max()) + 1
+    require(clients <= count, f"The data has {count} natural clients; {clients} were asked for.")
+    order = np.argsort(groups, kind="stable")
+    bounds = np.searchsorted(groups[order], np.arange(clients + 1))
+    return Deal([order[bounds[client] : bounds[client + 1]] for client in range(clients)], shared=False)

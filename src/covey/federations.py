@@ -1,0 +1,151 @@
+"""A federation: clients' samples, and the truth about them that only evaluation may see."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.config import Config
+from covey.data.dataset import Dataset, Samples, load_dataset
+from covey.environments import FloatArray, IntArray, deal, deal_regardless_of_class
+from covey.environments.alterations import Alterations, Altered, alter_images, alter_labels, assign
+from covey.environments.natural import natural
+from covey.errors import require
+from covey.randomness import generator, key
+
+NATURAL = "natural"
+"""The environment of data sets that come with their clients (users, sites)."""
+
+GIVEN = "given"
+"""Data set and environment of a run on a federation that was passed in from Python."""
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What nobody outside evaluation may know: each client's class shares and skew."""
+
+    shares: FloatArray
+    """`[clients, classes]`, rows sum to one."""
+    skew: FloatArray
+    """`[clients]`: the environment's own parameter (α), or else the distance of the shares from the overall mix."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A data set dealt to clients."""
+
+    dataset: Dataset
+    parts: list[Tensor]
+    """Indices into the training samples, one int64 tensor per client."""
+    shared: bool
+    """Whether clients share samples."""
+    skew: FloatArray | None = None
+    names: tuple[str, ...] = ()
+    """What the data calls its clients, where it does."""
+    alterations: Alterations = field(default_factory=Alterations)
+    altered: Altered | None = None
+    """Which clients' images or labels are altered, where any are."""
+    seed: int = 0
+    """Decides which labels are noisy."""
+
+    @property
+    def clients(self) -> int:
+        return len(self.parts)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        return np.array([len(part) for part in self.parts], dtype=np.int64)
+
+    def samples(self, client: int) -> Samples:
+        """What a client holds, altered where it is one of those."""
+        x = self.dataset.x[self.parts[client]]
+        if self.altered is not None:
+            x = alter_images(x, self.altered.features[client], self._white)
+        return Samples(x, self.labels(client))
+
+    def labels(self, client: int) -> Tensor:
+        """A client's labels, altered where it is one of those."""
+        y = self.dataset.y[self.parts[client]]
+        if self.altered is None:
+            return y
+        place = key(self.seed, client, "labels")
+        return alter_labels(y, self.dataset.classes, self.alterations.noise, self.altered.poisoned[client], place)
+
+    @cached_property
+    def _white(self) -> int:
+        return int(self.dataset.x.max()) if self.dataset.x.dtype == torch.uint8 else 255
+
+    @cached_property
+    def truth(self) -> Truth:
+        labels = self.dataset.y
+        counts = np.stack(
+            [torch.bincount(labels[part], minlength=self.dataset.classes).numpy() for part in self.parts]
+        ).astype(np.float64)
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        if self.skew is not None:
+            return Truth(shares, self.skew)
+        overall = counts.sum(axis=0) / counts.sum()
+        return Truth(shares, np.abs(shares - overall).sum(axis=1) / 2)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short name for exactly these samples dealt in exactly this way."""
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in (self.dataset.x, self.dataset.y, self.dataset.test_x, self.dataset.test_y, *self.parts):
+            digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def merged(self) -> "Federation":
+        """All data in one place: one client that holds every sample anybody holds, once, and unaltered."""
+        together = torch.unique(torch.cat(self.parts))
+        return replace(self, parts=[together], shared=False, skew=None, names=(), altered=None)
+
+    def without_skew(self, seed: int) -> "Federation":
+        """The IID reference: the same clients with as many samples each, dealt regardless of class, and unaltered."""
+        rng = generator(seed, "iid reference")
+        hands = deal_regardless_of_class(len(self.dataset.y), self.sizes.tolist(), rng)
+        parts = [torch.from_numpy(hand) for hand in hands]
+        return replace(self, parts=parts, shared=int(self.sizes.sum()) > len(self.dataset.y), skew=None, altered=None)
+
+
+def build_federation(config: Config) -> Federation:
+    """The federation that a configuration describes."""
+    dataset = load_dataset(
+        config.dataset.name, Path(config.data_dir) if config.data_dir else None, dict(config.dataset.options)
+    )
+    if config.environment.name == NATURAL:
+        natural_clients(dataset)
+        assert dataset.groups is not None
+        dealt, names = natural(dataset.groups.numpy(), config.clients), dataset.group_names[: config.clients]
+    else:
+        rng = generator(config.seed, "environment")
+        options = dict(config.environment.options)
+        dealt = deal(config.environment.name, options, dataset.y.numpy(), dataset.classes, config.clients, rng)
+        names = ()
+    parts = [torch.from_numpy(part) for part in dealt.parts]
+    federation = Federation(dataset, parts, dealt.shared, dealt.skew, names)
+    return altered_federation(federation, config)
+
+
+def altered_federation(federation: Federation, config: Config) -> Federation:
+    """The federation with the alterations that a configuration asks for."""
+    if not config.altered:
+        return federation
+    drawn = assign(config.altered, federation.clients, generator(config.seed, "alterations"))
+    return replace(federation, alterations=config.altered, altered=drawn, seed=config.seed)
+
+
+def natural_clients(dataset: Dataset) -> int:
+    """How many clients the data set comes with."""
+    require(
+        dataset.groups is not None,
+        f"The dataset '{dataset.name}' does not say which client a sample belongs to, so the environment "
+        f"'{NATURAL}' cannot deal it; choose another environment.",
+    )
+    assert dataset.groups is not None
+    return int(dataset.groups.max()) + 1

@@ -1,0 +1,94 @@
+"""Devices: how fast clients are, when they can be reached, and whether they answer. A simulated clock.
+
+Nothing here changes what a client computes, only whether and when its reply arrives; so time to
+accuracy can stand beside rounds to accuracy.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.config import Devices
+from covey.environments import FloatArray, IntArray
+from covey.evaluation import Scores
+from covey.messages import Fault, Order, Replies
+from covey.randomness import generator
+from covey.roles import Runtime
+
+
+class OnDevices:
+    """A runtime whose clients are devices: some cannot be reached, some do not answer, each takes its time."""
+
+    def __init__(self, runtime: Runtime, devices: Devices, sizes: IntArray, seed: int) -> None:
+        self.runtime = runtime
+        self.devices = devices
+        self._sizes = sizes
+        self._seed = seed
+        rng = generator(seed, "devices")
+        self.speeds: FloatArray = devices.speed * np.exp(devices.spread * rng.standard_normal(len(sizes)))
+        self.bandwidths: FloatArray = devices.bandwidth * np.exp(devices.spread * rng.standard_normal(len(sizes)))
+
+    def available(self, round: int) -> IntArray:
+        """The clients that can be reached: a share of them, at least one."""
+        reachable = self.runtime.available(round)
+        if self.devices.availability == 1:
+            return reachable
+        count = max(1, int(len(reachable) * self.devices.availability + 0.5))
+        rng = generator(self._seed, round, "availability")
+        return np.sort(rng.choice(reachable, size=count, replace=False))
+
+    def execute(self, order: Order) -> Replies:
+        """Replies of those who answer in time, with the seconds that each took and the round as a whole."""
+        seconds = self._seconds(order)
+        waited = float(seconds.max(initial=0.0))
+        lost = self._lost(order, seconds)
+        keep = np.array(
+            [place for place, client in enumerate(order.clients) if int(client) not in lost], dtype=np.int64
+        )
+        answering = order
+        if lost:
+            start = order.start if order.start.dim() == 1 else order.start[torch.from_numpy(keep)]
+            answering = replace(order, clients=order.clients[keep], start=start)
+        replies = self.runtime.execute(answering) if len(keep) else no_replies(order)
+        taken = dict(zip(order.clients.tolist(), seconds.tolist(), strict=True))
+        return replace(
+            replies,
+            seconds=torch.tensor([taken[client] for client in replies.clients.tolist()], dtype=torch.float64),
+            round_seconds=min(waited, self.devices.deadline or waited),
+            faults=(*replies.faults, *(Fault(client, reason) for client, reason in lost.items())),
+        )
+
+    def evaluate(self, states: Tensor) -> Scores:
+        return self.runtime.evaluate(states)
+
+    def close(self) -> None:
+        self.runtime.close()
+
+    def _seconds(self, order: Order) -> FloatArray:
+        """`[cohort]`: download, local epochs, upload."""
+        clients = order.clients
+        carried = 0 if order.resident else order.start_of(0).numel() * order.start.element_size()
+        trained = self._sizes[clients] * order.work.epochs / self.speeds[clients]
+        seconds: FloatArray = trained + 2 * carried / self.bandwidths[clients]
+        return seconds
+
+    def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:
+        """Clients whose reply does not arrive, and why."""
+        lost = {}
+        deadline = self.devices.deadline
+        draws = generator(self._seed, order.round, "dropout").random(len(self._sizes))
+        for client, needed in zip(order.clients.tolist(), seconds.tolist(), strict=True):
+            if draws[client] < self.devices.dropout:
+                lost[client] = "it dropped out"
+            elif deadline and needed > deadline:
+                lost[client] = f"it needed {needed:.1f} s and the deadline is {deadline:g} s"
+        return lost
+
+
+def no_replies(order: Order) -> Replies:
+    """The replies of a round in which nobody answered."""
+    nothing = torch.empty(0, dtype=torch.float64)
+    states = order.start.new_empty(0, order.start.shape[-1])
+    return Replies(np.empty(0, dtype=np.int64), states, torch.empty(0, dtype=torch.int64), nothing)

@@ -1,0 +1,171 @@
+"""The user's own data: arrays, tables, and federations whose clients are altered."""
+
+import numpy as np
+import pytest
+import torch
+
+import covey
+from covey import Config, Refusal, resume, run
+from covey.federations import build_federation
+from tests.conftest import SMALL
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(300, 5))
+Y = np.where(X[:, 0] + X[:, 1] > 0, "up", "down")
+SITES = np.repeat(["hamburg", "kiel", "bremen"], [150, 100, 50])
+
+
+def test_arrays_and_a_client_for_each_sample_make_a_federation(tmp_path):
+    federation = covey.federation(X, Y, SITES)
+    assert federation.names == ("bremen", "hamburg", "kiel")
+    assert federation.sizes.tolist() == [40, 120, 80]
+    assert federation.dataset.class_names == ("down", "up")
+    assert len(federation.dataset.test_y) == 60
+    result = run(federation=federation, cohort=2, rounds=10, workers=1, out=tmp_path / "run")
+    assert result.metrics[-1]["accuracy"] > 0.85
+    assert result.evaluate()["accuracy"] == result.metrics[-1]["accuracy"]
+
+
+def test_parts_may_list_each_clients_samples_and_share_them():
+    test = (X[:50], Y[:50])
+    federation = covey.federation(X, Y, [range(100), range(50, 300), [7]], test=test)
+    assert federation.sizes.tolist() == [100, 250, 1]
+    assert federation.shared
+    assert not covey.federation(X, Y, [range(100), range(100, 300)], test=test).shared
+    first = federation.samples(2)
+    assert torch.allclose(first.x[0], torch.tensor(X[7], dtype=torch.float32))
+
+
+def test_images_stay_uint8_and_are_normalised_by_their_own_statistics():
+    images = RNG.integers(0, 200, size=(60, 3, 8, 8), dtype=np.uint8)
+    federation = covey.federation(images, np.arange(60) % 4, np.arange(60) // 20)
+    assert federation.dataset.x.dtype == torch.uint8
+    assert federation.dataset.mean == pytest.approx(federation.dataset.x.double().mean(dim=(0, 2, 3)).tolist())
+    assert federation.dataset.deviation == pytest.approx(
+        federation.dataset.x.double().std(dim=(0, 2, 3), correction=0).tolist()
+    )
+
+
+def test_a_run_on_passed_in_data_resumes_with_the_same_data_only(tmp_path):
+    federation = covey.federation(X, Y, SITES)
+    whole = run(federation=federation, rounds=3, workers=1, cohort=2, out=tmp_path / "run")
+    with pytest.raises(Refusal, match="was passed in from Python"):
+        resume(tmp_path / "run")
+    with pytest.raises(Refusal, match="is not the one that this run was made with"):
+        resume(tmp_path / "run", federation=covey.federation(X + 1, Y, SITES))
+    again = resume(tmp_path / "run", federation=covey.federation(X, Y, SITES))
+    assert again.metrics == whole.metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((X, Y[:10], SITES), "300 samples but 10 labels"),
+        ((X, Y, SITES[:3].tolist()), "parts must say the client of each of the 300 samples"),
+        ((X[:, 0], Y, SITES), "samples must be an array"),
+        ((X, np.zeros(300), SITES), "there is only one class"),
+        ((X, Y, [[0, 1], []]), "parts gives client 1 no sample"),
+        ((X, Y, [[0, 1], [999]]), "parts gives client 1 samples outside 0 to 299"),
+        ((X, Y, [[0, 1], [2]]), "give test samples too"),
+        ((np.array([["a", "b"]] * 300), Y, SITES), "samples must be numbers"),
+    ],
+)
+def test_impossible_arrays_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        covey.federation(*arguments)
+
+
+def write_csv(path, rows=None) -> None:
+    rows = rows if rows is not None else [(*x, y, site) for x, y, site in zip(X[:, :2], Y, SITES, strict=True)]
+    path.write_text("a,b,outcome,site\n" + "\n".join(",".join(map(str, row)) for row in rows) + "\n")
+
+
+def test_a_csv_file_with_a_client_column_runs_from_the_command_line(tmp_path, covey_command):
+    write_csv(tmp_path / "table.csv")
+    answer = covey_command(
+        "run", "--dataset", "csv", "--environment", "natural", "--data-dir", tmp_path,
+        "--set", "dataset.path=table.csv", "--set", "dataset.label=outcome", "--set", "dataset.client=site",
+        "--cohort", 2, "--rounds", 8, "--workers", 1, "--out", tmp_path / "run", "--json",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert answer.json["accuracy"] > 0.85
+    config = covey.Run.open(tmp_path / "run").config
+    assert config.clients == 3
+    assert build_federation(config).names == ("bremen", "hamburg", "kiel")
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "sentence"),
+    [
+        (None, {"client": "town"}, "has no column 'town' \\(it has: a, b, outcome, site\\)"),
+        ([(1, "x", "up", "kiel")], {}, "line 2, column 'b': 'x' is not a number"),
+        ([(1, 2, "up")], {}, "line 2: 3 values for 4 columns"),
+        ([(1, "nan", "up", "kiel"), (1, 2, "down", "kiel")], {}, "not finite"),
+        ([], {}, "has no rows"),
+    ],
+)
+def test_faulty_tables_are_refused_with_the_line(tmp_path, rows, settings, sentence):
+    write_csv(tmp_path / "table.csv", rows)
+    options = {"path": str(tmp_path / "table.csv"), "label": "outcome", "client": "site", **settings}
+    with pytest.raises(Refusal, match=sentence):
+        build_federation(Config.of(dataset={"name": "csv", **options}, environment="natural", clients=1, cohort=1))
+
+
+def test_an_npz_file_is_read_and_pickles_in_it_are_not(tmp_path):
+    np.savez(tmp_path / "own.npz", x=X, y=Y, client=SITES, test_x=X[:20], test_y=Y[:20])
+    config = Config.of(dataset={"name": "npz", "path": str(tmp_path / "own.npz")}, environment="natural")
+    federation = build_federation(config)
+    assert federation.sizes.tolist() == [50, 150, 100]
+    assert len(federation.dataset.test_y) == 20
+    np.savez(tmp_path / "bad.npz", x=X, y=np.array([object()] * 300), client=SITES)
+    with pytest.raises(Refusal, match="cannot be read as NPZ"):
+        Config.of(dataset={"name": "npz", "path": str(tmp_path / "bad.npz")}, environment="natural")
+
+
+def test_natural_clients_need_data_that_names_them():
+    with pytest.raises(Refusal, match="does not say which client a sample belongs to"):
+        Config.of(dataset="digits", environment="natural")
+
+
+def test_another_environment_deals_own_data_anew(tmp_path):
+    write_csv(tmp_path / "table.csv")
+    options = {"path": str(tmp_path / "table.csv"), "label": "outcome", "client": "site"}
+    config = Config.of(dataset={"name": "csv", **options}, environment={"name": "dirichlet", "alpha": 0.1}, clients=6)
+    assert build_federation(config).clients == 6
+
+
+def test_altered_clients_hold_altered_samples_and_the_stored_ones_stay():
+    plain = build_federation(Config.of(SMALL))
+    poisoned = build_federation(Config.of({**SMALL, "altered": {"poison": 0.5, "inverted": 0.25}}))
+    assert poisoned.altered is not None
+    for client in range(8):
+        before, after = plain.samples(client), poisoned.samples(client)
+        flipped = poisoned.altered.poisoned[client]
+        assert torch.equal(after.y, (before.y + 1) % 10 if flipped else before.y)
+        inverted = poisoned.altered.features[client] == "inverted"
+        assert torch.equal(after.x, 16 - before.x if inverted else before.x)
+    assert sum(poisoned.altered.poisoned) == 4
+    assert np.array_equal(plain.truth.shares, poisoned.truth.shares)
+
+
+def test_noisy_labels_are_the_same_in_every_round():
+    noisy = build_federation(Config.of({**SMALL, "altered": {"noise": 0.3}}))
+    plain = build_federation(Config.of(SMALL))
+    assert torch.equal(noisy.samples(3).y, noisy.samples(3).y)
+    assert (noisy.samples(3).y != plain.samples(3).y).sum() == 6
+    assert not torch.equal(noisy.samples(3).y != plain.samples(3).y, noisy.samples(4).y != plain.samples(4).y)
+
+
+def test_poison_costs_accuracy(tmp_path):
+    given = {**SMALL, "rounds": 15, "environment": {"name": "iid", "samples": 60}, "local": {"epochs": 3}}
+    clean = run(given, out=tmp_path / "clean").metrics[-1]["accuracy"]
+    poisoned = run(given, altered={"poison": 0.5}, out=tmp_path / "poisoned").metrics[-1]["accuracy"]
+    assert clean > poisoned + 0.1
+
+
+def test_references_are_free_of_alterations():
+    for method in ("iid", "central"):
+        experiment = covey.Experiment.of(Config.of({**SMALL, "method": method, "altered": {"poison": 1.0}}))
+        experiment.runtime.close()
+        part = experiment.federation.parts[0]
+        assert torch.equal(experiment.federation.samples(0).y, experiment.federation.dataset.y[part])
