@@ -53,6 +53,11 @@ ConfigFlag = Annotated[Path | None, typer.Option("--config", help="TOML file wit
 PoisonFlag = Annotated[
     str | None, typer.Option("--poison", metavar="SHARE", help="Share of the clients whose labels are all wrong.")
 ]
+DeviceFlag = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda, for the stacked runtime.")]
+MemoryFlag = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help="Device memory for the stacked runtime, such as 8GiB."),
+]
 SetFlag = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1 or environment.alpha=0.5."),
@@ -115,6 +120,8 @@ def run(
     runtime: RuntimeFlag = None,
     workers: WorkersFlag = None,
     precision: PrecisionFlag = None,
+    device: DeviceFlag = None,
+    memory_limit: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
     out: OutFlag = None,
@@ -137,6 +144,8 @@ def run(
         "runtime": runtime,
         "workers": workers,
         "precision": precision,
+        "device": device,
+        "memory_limit": memory_limit,
         "data_dir": data_dir,
         "altered": None if poison is None else {"poison": poison},
     }
@@ -169,6 +178,8 @@ def compare(
     runtime: RuntimeFlag = None,
     workers: WorkersFlag = None,
     precision: PrecisionFlag = None,
+    device: DeviceFlag = None,
+    memory_limit: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
     out: OutFlag = None,
@@ -187,6 +198,8 @@ def compare(
         "runtime": runtime,
         "workers": workers,
         "precision": precision,
+        "device": device,
+        "memory_limit": memory_limit,
         "data_dir": data_dir,
         "altered": None if poison is None else {"poison": poison},
     }

@@ -19,7 +19,8 @@ from scipy import stats
 from covey.config import Config, overlay
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
-from covey.experiment import OnRound, Run, as_config, data_frame, expand, resume, run
+from covey.experiment import Run, as_config, data_frame, expand, resume, run, run_together
+from covey.loop import OnRound
 from covey.records import FORMAT, write_json
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 TERMINAL_SHARE = 0.05
 """Terminal accuracy is the mean over this last share of the rounds."""
+
+OnRun = Callable[[str, int | None, int], None]
+"""Told of each run that begins: label, seed (None for many in lockstep), rounds."""
 
 REFERENCE = "iid"
 """The method whose accuracy is what a federation without skew would reach."""
@@ -186,7 +190,7 @@ def compare(
     given: Mapping[str, Any] | None = None,
     target: float | None = None,
     out: Path | str | None = None,
-    on_run: Callable[[str, int, int], None] | None = None,
+    on_run: OnRun | None = None,
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -210,7 +214,7 @@ def compare(
 def resume_comparison(
     folder: Path,
     *,
-    on_run: Callable[[str, int, int], None] | None = None,
+    on_run: OnRun | None = None,
     on_round: OnRound | None = None,
 ) -> Comparison:
     """Go on with a comparison that was stopped."""
@@ -274,28 +278,46 @@ def _advance(
     folder: Path,
     contenders: tuple[Contender, ...],
     target: float | None,
-    on_run: Callable[[str, int, int], None] | None,
+    on_run: OnRun | None,
     on_round: OnRound | None,
 ) -> Comparison:
-    """Run what is missing. Stops early, with an incomplete comparison refused, when a run was interrupted."""
-    runs: dict[str, tuple[Run, ...]] = {}
-    for contender in contenders:
-        done = []
-        for config in contender.configs:
-            place = place_of(folder, contender.label, config.seed)
+    """Run what is missing: in lockstep on the stacked runtime, else one after another."""
+    places = [
+        (contender.label, config, place_of(folder, contender.label, config.seed))
+        for contender in contenders
+        for config in contender.configs
+    ]
+    missing = [(label, config, place) for label, config, place in places if not _finished(place)]
+    lockstep = [(config, place) for _, config, place in missing if config.runtime == "stacked"]
+    if lockstep:
+        if on_run:
+            on_run(f"{len(lockstep)} runs in lockstep", None, sum(config.rounds for config, _ in lockstep))
+        run_together(lockstep, _counted(on_round))
+    for label, config, place in missing:
+        if config.runtime != "stacked":
             if on_run:
-                on_run(contender.label, config.seed, config.rounds)
-            if not (place / "config.json").is_file():
-                one = run(config, out=place, on_round=on_round)
-            else:
-                one = Run.open(place)
-                if not one.finished:
-                    one = resume(place, on_round=on_round)
+                on_run(label, config.seed, config.rounds)
+            opened = (place / "config.json").is_file()
+            one = resume(place, on_round=on_round) if opened else run(config, out=place, on_round=on_round)
             if not one.finished:
-                raise Interrupted(folder)
-            done.append(one)
-        runs[contender.label] = tuple(done)
+                break
+    if not all(_finished(place) for _, _, place in places):
+        raise Interrupted(folder)
+    runs = {
+        contender.label: tuple(Run.open(place) for label, _, place in places if label == contender.label)
+        for contender in contenders
+    }
     return Comparison(folder, contenders, runs, target)
+
+
+def _finished(place: Path) -> bool:
+    return (place / "config.json").is_file() and Run.open(place).finished
+
+
+def _counted(on_round: OnRound | None) -> Callable[[int, dict[str, object]], None] | None:
+    """Progress over the rounds of all runs of a lockstep."""
+    done = itertools.count(1)
+    return (lambda number, record: on_round({**record, "round": next(done)})) if on_round else None
 
 
 class Interrupted(Exception):

@@ -11,6 +11,7 @@ proximal term), what the user gave.
 """
 
 import difflib
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -140,8 +141,17 @@ class Config:
     """Worker processes of the local runtime; 0 is one per core. Never changes a result."""
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     """Arithmetic of client work; bf16 keeps an fp32 master copy, tf32 is a GPU's faster fp32 (fp32 on a CPU)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the stacked runtime computes; auto is a GPU, or else the local runtime in its place."""
+    memory_limit: str | None = None
+    """Device memory that the stacked runtime may use, such as 8GiB; larger cohorts are split."""
     data_dir: str | None = None
     """Folder with data sets; COVEY_DATA where it is not given."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory limit in bytes; 0 is none."""
+        return parse_bytes(self.memory_limit) if self.memory_limit else 0
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> "Config":
@@ -162,6 +172,15 @@ class Config:
             elif value is not None:
                 mapping[spec.name] = value
         return mapping
+
+
+def parse_bytes(text: str) -> int:
+    """`8GiB`, `500 MB` or `1e9` as a number of bytes."""
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if not match or match[2].lower() not in units or float(match[1]) <= 0:
+        raise Refusal(f"memory_limit must be a size such as 8GiB or 500MB, not '{text}'.")
+    return int(float(match[1]) * units[match[2].lower()])
 
 
 def plain_fields() -> dict[str, Any]:

@@ -18,8 +18,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from covey.comparison import Comparison
-from covey.experiment import OnRound, Run
+from covey.comparison import Comparison, OnRun
+from covey.experiment import Run
+from covey.loop import OnRound
 
 console = Console()
 _progress = Console(stderr=True)
@@ -55,13 +56,14 @@ def run_progress(name: str, rounds: int, done: int) -> Iterator[OnRound]:
 
 
 @contextmanager
-def comparison_progress() -> Iterator[tuple[Callable[[str, int, int], None], OnRound]]:
+def comparison_progress() -> Iterator[tuple[OnRun, OnRound]]:
     """A bar for each run of a comparison, as it comes."""
     with _bars() as bars:
         current: list[Any] = []
 
-        def on_run(label: str, seed: int, rounds: int) -> None:
-            current[:] = [bars.add_task(f"{label}, seed {seed}", total=rounds, score="")]
+        def on_run(label: str, seed: int | None, rounds: int) -> None:
+            name = label if seed is None else f"{label}, seed {seed}"
+            current[:] = [bars.add_task(name, total=rounds, score="")]
 
         def on_round(record: dict[str, object]) -> None:
             bars.update(current[0], completed=int(str(record["round"])), score=_score(record))

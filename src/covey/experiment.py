@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
@@ -20,19 +21,21 @@ from covey.evaluation import summary
 from covey.federations import GIVEN, Federation, Truth, altered_federation, build_federation
 from covey.interrupt import finishing_the_round
 from covey.layout import Layout
-from covey.loop import play
+from covey.loop import Game, OnRound, one_by_one, play
 from covey.methods import OneModel, methods
 from covey.models import build_model
 from covey.records import Records, read_checkpoint, read_config, read_metrics
 from covey.roles import Method, Runtime, Setting
 from covey.runtimes import runtimes
 from covey.runtimes.devices import OnDevices
+from covey.runtimes.lockstep import execute_in_lockstep
 from covey.selection import selectors
 
 if TYPE_CHECKING:
     import pandas
 
-OnRound = Callable[[dict[str, object]], None]
+LOCKSTEP_CHECKPOINT = 20.0
+"""Seconds between two checkpoints of a run in a sweep; what a sweep that is cut off may lose."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +58,8 @@ class Experiment:
         dataset = federation.dataset
         module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
         layout = Layout.of(module)
-        executor = runtimes[config.runtime].part(
-            federation, module, seed=config.seed, workers=config.workers, precision=config.precision
-        )
+        model = layout.read(module).to(torch.float64 if config.precision == "fp64" else torch.float32)
+        executor = runtimes[config.runtime].part(federation, module, config)
         runtime = OnDevices(executor, config.devices, federation.sizes, config.seed)
         setting = Setting(
             clients=federation.clients,
@@ -68,7 +70,6 @@ class Experiment:
             layout=layout,
             work=config.local,
         )
-        model = layout.read(module).clone()
         method: Method
         if recipe and recipe.many:
             method = recipe.many(setting, model)
@@ -226,21 +227,58 @@ def resume(
 
 
 def _play(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
-    with finishing_the_round() as stop:
-        try:
-            play(
-                experiment.method,
-                experiment.runtime,
-                records,
-                experiment.truth,
-                rounds=experiment.config.rounds,
-                evaluate_every=experiment.config.evaluate_every,
-                on_round=on_round,
-                stop=stop,
-            )
-        finally:
-            records.close()
+    try:
+        with finishing_the_round() as stop:
+            play([_game(experiment, records, on_round)], one_by_one, stop)
+    finally:
+        records.close()
     return Run(records.folder, experiment.config, given)
+
+
+def _game(experiment: Experiment, records: Records, on_round: OnRound | None) -> Game:
+    return Game(
+        experiment.method,
+        experiment.runtime,
+        records,
+        experiment.truth,
+        experiment.config.rounds,
+        experiment.config.evaluate_every,
+        on_round,
+    )
+
+
+def run_together(
+    pending: Sequence[tuple[Config, Path]], on_round: Callable[[int, dict[str, object]], None] | None = None
+) -> list[Run]:
+    """Run (or go on with) many runs in lockstep: each round, the clients of all of them are trained together.
+
+    `on_round(number, record)` is told whose round ended. Each run is kept about once in `LOCKSTEP_CHECKPOINT`
+    seconds rather than every round.
+    """
+    games, opened = [], []
+    try:
+        for number, (config, folder) in enumerate(pending):
+            experiment = Experiment.of(config)
+            if (folder / "config.json").is_file():
+                records, state = Records.reopen(folder)
+                if state is not None:
+                    experiment.method.load_state_dict(state)
+            else:
+                records = Records.create(folder, config)
+            records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
+            opened.append((experiment, records))
+            games.append(_game(experiment, records, _numbered(on_round, number)))
+        with finishing_the_round() as stop:
+            play(games, execute_in_lockstep, stop)
+    finally:
+        for experiment, records in opened:
+            records.close()
+            experiment.runtime.close()
+    return [Run(folder, config) for config, folder in pending]
+
+
+def _numbered(on_round: Callable[[int, dict[str, object]], None] | None, number: int) -> OnRound | None:
+    return (lambda record: on_round(number, record)) if on_round else None
 
 
 def describing(federation: Federation) -> dict[str, Any]:

@@ -1,41 +1,81 @@
 """The round loop. Every method on every runtime goes through here."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 
 from covey.evaluation import summary
 from covey.federations import Truth
-from covey.messages import checked
+from covey.messages import Order, Replies, checked
 from covey.records import Records, Stopwatch, round_record
 from covey.roles import Method, Runtime
 
+OnRound = Callable[[dict[str, object]], None]
+Execute = Callable[[Sequence[tuple[Runtime, Order]]], list[Replies]]
 
-def play(
-    method: Method,
-    runtime: Runtime,
-    records: Records,
-    truth: Truth,
-    *,
-    rounds: int,
-    evaluate_every: int = 1,
-    on_round: Callable[[dict[str, object]], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-) -> None:
-    """Run the rounds that `records` does not hold yet, up to `rounds`, writing each as it ends."""
-    for t in range(records.rounds_done + 1, rounds + 1):
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """Everything that a run's rounds need."""
+
+    method: Method
+    runtime: Runtime
+    records: Records
+    truth: Truth
+    rounds: int
+    evaluate_every: int = 1
+    on_round: OnRound | None = None
+
+
+def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, None]:
+    """The rounds that the records do not hold yet: each yields its order, is sent the replies, and is written."""
+    method, runtime, records = game.method, game.runtime, game.records
+    for t in range(records.rounds_done + 1, game.rounds + 1):
         watch = Stopwatch()
         with watch("selection"):
             order = method.order(t, runtime.available(t))
-        with watch("clients"):
-            replies = checked(runtime.execute(order))
+        replies = yield order
+        watch.seconds["clients"] = replies.wall_seconds
         with watch("aggregation"):
+            replies = checked(replies)
             method.absorb(t, replies)
         scores = None
-        if t % evaluate_every == 0 or t == rounds:
+        if t % game.evaluate_every == 0 or t == game.rounds:
             with watch("evaluation"):
-                scores = summary(runtime.evaluate(method.models()), truth.shares, method.model_of_client)
-        record = round_record(order, replies, scores, truth.skew, watch.seconds, records.clock)
-        records.write(record, method.state_dict())
-        if on_round:
-            on_round(record)
-        if stop and stop():
+                scores = summary(runtime.evaluate(method.models()), game.truth.shares, method.model_of_client)
+        record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock)
+        stopping = stop()
+        records.write(record, method.state_dict, now=stopping or t == game.rounds)
+        if game.on_round:
+            game.on_round(record)
+        if stopping:
             return
+
+
+def play(games: Sequence[Game], execute: Execute, stop: Callable[[], bool] = lambda: False) -> None:
+    """Play games in lockstep: the orders of a round of all of them are executed together.
+
+    A game that is over leaves the others; when `stop` says so, each ends after its round.
+    """
+    waiting = []
+    for game in games:
+        turn = rounds(game, stop)
+        order = next(turn, None)
+        if order is not None:
+            waiting.append((game, turn, order))
+    while waiting:
+        begin = time.perf_counter()
+        answers = execute([(game.runtime, order) for game, _, order in waiting])
+        share = (time.perf_counter() - begin) / len(waiting)
+        ongoing = []
+        for (game, turn, _), replies in zip(waiting, answers, strict=True):
+            try:
+                ongoing.append((game, turn, turn.send(replace(replies, wall_seconds=share))))
+            except StopIteration:
+                continue
+        waiting = ongoing
+
+
+def one_by_one(orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
+    """Execute each run's order by itself."""
+    return [runtime.execute(order) for runtime, order in orders]

@@ -93,6 +93,8 @@ class Replies:
     """`[k]`: what each client took, where time is kept (Oort wants to know), else empty."""
     round_seconds: float = 0.0
     """What the server waited for the round, on the same clock."""
+    wall_seconds: float = 0.0
+    """What it really took to compute them; with many runs in lockstep, this run's share."""
 
     def __len__(self) -> int:
         return len(self.clients)

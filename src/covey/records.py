@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -86,10 +86,14 @@ def round_record(
 class Records:
     """A run folder that is being written."""
 
+    checkpoint_seconds = 0.0
+    """Least time between two checkpoints; 0 keeps every round. Sweeps of many runs raise it."""
+
     def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0) -> None:
         self.folder = folder
         self.rounds_done = rounds_done
         self.clock = clock
+        self._last_checkpoint = time.monotonic()
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
@@ -120,13 +124,15 @@ class Records:
         except OSError as error:
             raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
 
-    def write(self, record: Mapping[str, object], state: State) -> None:
-        """Keep a finished round: its line, then the state to go on from."""
+    def write(self, record: Mapping[str, object], state: Callable[[], State], *, now: bool = True) -> None:
+        """Keep a finished round: its line, then (`now`, or when it is time again) the state to go on from."""
         self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
         self._metrics.flush()
         self.rounds_done = int(str(record["round"]))
         self.clock = float(str(record["clock"]))
-        write_checkpoint(self.folder, self.rounds_done, state)
+        if now or time.monotonic() - self._last_checkpoint >= self.checkpoint_seconds:
+            write_checkpoint(self.folder, self.rounds_done, state())
+            self._last_checkpoint = time.monotonic()
 
     def close(self) -> None:
         self._metrics.close()

@@ -64,6 +64,7 @@ def resolve(given: Mapping[str, Any]) -> Config:
     require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
     require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
     runtimes[config.runtime]
+    _ = config.memory_bytes
     return config
 
 

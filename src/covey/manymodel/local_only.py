@@ -21,6 +21,7 @@ class LocalOnly:
         return Order(round, candidates, start, self.setting.work, resident=True)
 
     def absorb(self, round: int, replies: Replies) -> None:
+        self.personal = self.personal.to(replies.states.device)
         self.personal[torch.from_numpy(replies.clients)] = replies.states
 
     def models(self) -> Tensor:

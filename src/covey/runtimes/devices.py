@@ -41,17 +41,23 @@ class OnDevices:
 
     def execute(self, order: Order) -> Replies:
         """Replies of those who answer in time, with the seconds that each took and the round as a whole."""
+        answering = self.answering(order)
+        return self.timed(order, self.runtime.execute(answering) if len(answering.clients) else no_replies(order))
+
+    def answering(self, order: Order) -> Order:
+        """The order, for those whose reply will arrive in time."""
+        lost = self._lost(order, self._seconds(order))
+        if not lost:
+            return order
+        keep = np.flatnonzero([client not in lost for client in order.clients.tolist()])
+        start = order.start if order.start.dim() == 1 else order.start[torch.from_numpy(keep)]
+        return replace(order, clients=order.clients[keep], start=start)
+
+    def timed(self, order: Order, replies: Replies) -> Replies:
+        """The replies with the seconds that they took, and those that did not arrive as faults."""
         seconds = self._seconds(order)
-        waited = float(seconds.max(initial=0.0))
         lost = self._lost(order, seconds)
-        keep = np.array(
-            [place for place, client in enumerate(order.clients) if int(client) not in lost], dtype=np.int64
-        )
-        answering = order
-        if lost:
-            start = order.start if order.start.dim() == 1 else order.start[torch.from_numpy(keep)]
-            answering = replace(order, clients=order.clients[keep], start=start)
-        replies = self.runtime.execute(answering) if len(keep) else no_replies(order)
+        waited = float(seconds.max(initial=0.0))
         taken = dict(zip(order.clients.tolist(), seconds.tolist(), strict=True))
         return replace(
             replies,

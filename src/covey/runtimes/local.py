@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.client import Learner, Precision
+from covey.config import Config
 from covey.environments import IntArray
 from covey.evaluation import Scores
 from covey.federations import Federation
@@ -44,6 +45,11 @@ class LocalRuntime:
         self._pool: Pool | None = None
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+
+    @classmethod
+    def of(cls, federation: Federation, module: nn.Module, config: Config) -> "LocalRuntime":
+        """One machine's cores: worker processes with one torch thread each, one client after another."""
+        return cls(federation, module, seed=config.seed, workers=config.workers, precision=config.precision)
 
     def available(self, round: int) -> IntArray:
         return np.arange(self.federation.clients)

@@ -1,0 +1,147 @@
+"""Convolutions of a stack: every lane has its own kernels, so cuDNN's fast paths for shared ones do not apply.
+
+Two ways: one grouped convolution over all lanes (what vmap makes of a convolution), or the patches of every
+image laid out as a matrix and one batched matrix product (im2col). Which is faster depends on channels, kernel
+and image, so whole steps are measured on the device at hand, and what was found is kept for the next run.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Way = Literal["grouped", "slices", "windows"]
+"""One grouped convolution; patches as slices side by side; patches as windows of a view.
+
+Windows make the patches fastest, but their gradient for the image is a scatter: for the first layer, which
+needs none. The gradient of slices is a sum of slices.
+"""
+
+
+class StackConv2d(nn.Module):
+    """A convolution computed in one of the two ways; parameters as in `nn.Conv2d`."""
+
+    def __init__(self, layer: nn.Conv2d, way: Way) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.stride, self.padding, self.dilation, self.groups = (
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+        )
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "grouped":
+            return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return patches_convolution(x, self.weight, self.bias, self.stride, self.padding, windows=self.way == "windows")
+
+
+def patches_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...] | str,
+    *,
+    windows: bool,
+) -> Tensor:
+    """Convolution as a matrix product: images `[b, i, h, w]`, kernels `[o, i, kh, kw]` → `[b, o, h', w']`."""
+    kernel_h, kernel_w = weight.shape[-2:]
+    if padding == "same":
+        before = [(size - 1) // 2 for size in (kernel_w, kernel_h)]
+        x = F.pad(x, (before[0], kernel_w - 1 - before[0], before[1], kernel_h - 1 - before[1]))
+    elif padding != "valid" and (padding[0] or padding[1]):
+        x = F.pad(x, (int(padding[1]), int(padding[1]), int(padding[0]), int(padding[0])))
+    height = (x.shape[2] - kernel_h) // stride[0] + 1
+    width = (x.shape[3] - kernel_w) // stride[1] + 1
+    wide = weight.shape[0]
+    if windows:
+        columns = x.unfold(2, kernel_h, stride[0]).unfold(3, kernel_w, stride[1]).permute(0, 2, 3, 1, 4, 5).flatten(3)
+        kernels = weight.flatten(1).t()
+    else:
+        x = x.permute(0, 2, 3, 1)
+        slices = [
+            x[:, row : row + stride[0] * height : stride[0], column : column + stride[1] * width : stride[1]]
+            for row in range(kernel_h)
+            for column in range(kernel_w)
+        ]
+        columns = torch.cat([part[:, :height, :width] for part in slices], dim=-1)
+        kernels = weight.permute(2, 3, 1, 0).reshape(-1, wide)
+    if x.is_cuda:
+        # Matrix units want rows of whole 16 bytes; zeros up to there cost less than a slow kernel.
+        columns = F.pad(columns, (0, -columns.shape[-1] % 8))
+        kernels = F.pad(kernels, (0, -wide % 8, 0, -kernels.shape[0] % 8))
+    out = (columns.reshape(-1, columns.shape[-1]) @ kernels)[:, :wide]
+    if bias is not None:
+        out = out + bias
+    return out.reshape(len(columns), height, width, wide).permute(0, 3, 1, 2)
+
+
+def convertible(layer: nn.Module) -> bool:
+    """Whether a layer can be computed from patches."""
+    return type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+
+
+def convolutions(module: nn.Module) -> dict[str, nn.Conv2d]:
+    return {name: layer for name, layer in module.named_modules() if type(layer) is nn.Conv2d and convertible(layer)}
+
+
+def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> None:
+    """Put what `make(name, layer)` returns in the place of a layer, where it returns something."""
+    for name, parent in list(module.named_modules()):
+        for child_name, child in list(parent.named_children()):
+            fresh = make(f"{name}.{child_name}" if name else child_name, child)
+            if fresh is not None:
+                setattr(parent, child_name, fresh)
+
+
+def candidate_ways(module: nn.Module) -> list[dict[str, Way]]:
+    """Ways worth a measurement: windows for the first layer, and either way for the others; or all grouped."""
+    names = list(convolutions(module))
+    grouped: dict[str, Way] = dict.fromkeys(names, "grouped")
+    slices: dict[str, Way] = dict.fromkeys(names, "slices")
+    candidates: list[dict[str, Way]] = [{**slices, names[0]: "windows"}, grouped]
+    return [*candidates, {**grouped, names[0]: "windows"}] if len(names) > 1 else candidates
+
+
+def cache_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "covey" / "convolutions.json"
+
+
+def read_cache() -> dict[str, dict[str, Way]]:
+    """Measurements of earlier runs on this machine; none where they cannot be read."""
+    try:
+        known = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def write_cache(known: Mapping[str, Mapping[str, Way]]) -> None:
+    """Keep measurements for the next run; a cache that cannot be written is done without."""
+    file = cache_file()
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        beside.replace(file)
+
+
+def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int = 10) -> float:
+    """Seconds of one replay."""
+    graph.replay()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / repeats

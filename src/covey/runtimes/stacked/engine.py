@@ -1,0 +1,413 @@
+"""The engine behind the stacked runtime: launches, each a stack of lanes moved step by step."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covey.client import Learner, Precision
+from covey.config import Local
+from covey.data.dataset import Dataset
+from covey.environments import FloatArray
+from covey.layout import Layout
+from covey.messages import Order
+from covey.runtimes.stacked.convolution import (
+    StackConv2d,
+    Way,
+    candidate_ways,
+    convolutions,
+    read_cache,
+    replace_layers,
+    replay_seconds,
+    write_cache,
+)
+from covey.runtimes.stacked.plan import (
+    Schedule,
+    Segment,
+    Visit,
+    lanes_for,
+    pack,
+    schedule,
+    segment,
+    without_giants,
+)
+from covey.runtimes.stacked.step import Lanes, MaskedBatchNorm, Terms, make_step
+from covey.runtimes.stacked.tables import Gallery, Holdings
+
+MOST_LANES = 512
+"""More lanes than this make no step faster, and every one of them takes memory."""
+
+_COMPUTE = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run's order of a round, and whose clients it is about."""
+
+    order: Order
+    holdings: Holdings
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a job's clients come to."""
+
+    states: Tensor
+    """`[cohort, d]`, on the device."""
+    losses: FloatArray
+    """`[cohort]`: mean training loss."""
+
+
+class Engine:
+    """One model and one data set on one device; trains the clients of many orders at once."""
+
+    def __init__(
+        self, module: nn.Module, dataset: Dataset, precision: Precision, device: torch.device, memory: int = 0
+    ) -> None:
+        self.device = device
+        self.precision = precision
+        self.gallery = Gallery(dataset, device)
+        self.learner = Learner(copy.deepcopy(module).to(device), dataset, precision, device)
+        self.layout = Layout.of(module)
+        self.dtype = self.learner.dtype
+        self.memory = memory
+        self.most_lanes = self._first_guess()
+        self.module = module
+        self._launchers: dict[tuple[object, ...], Launcher] = {}
+        self._lanes: dict[tuple[object, ...], int] = {}
+
+    def _first_guess(self) -> int:
+        """Lanes that may fit: parameters, gradients, momentum, received models and copies in half the memory."""
+        if self.device.type != "cuda":
+            return MOST_LANES
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        if self.memory:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total), self.device)
+        return max(1, min(MOST_LANES, (self.memory or total) // (12 * self.layout.size * self.dtype.itemsize)))
+
+    def execute(self, jobs: Sequence[Job]) -> list[Trained]:
+        """Train every client of every job."""
+        self._set_arithmetic()
+        results = [
+            Trained(
+                torch.empty(len(job.order.clients), self.layout.size, dtype=self.dtype, device=self._home(jobs)),
+                np.zeros(len(job.order.clients)),
+            )
+            for job in jobs
+        ]
+        groups: dict[tuple[object, ...], list[Segment]] = {}
+        for number, job in enumerate(jobs):
+            for position, client in enumerate(job.order.clients.tolist()):
+                one = segment(
+                    number, position, client, int(job.holdings.sizes[client]), job.order.work, job.order.round, job.seed
+                )
+                groups.setdefault(_shape(one), []).append(one)
+        for shape, segments in groups.items():
+            for part in without_giants(segments):
+                self._launch(shape, part, jobs, results)
+        return results
+
+    def _home(self, jobs: Sequence[Job]) -> torch.device:
+        """Where trained models are kept: on the device, unless they would take a quarter of its memory."""
+        if self.device.type != "cuda":
+            return self.device
+        wanted = sum(len(job.order.clients) for job in jobs) * self.layout.size * self.dtype.itemsize
+        limit = self.memory or torch.cuda.get_device_properties(self.device).total_memory
+        return self.device if wanted < limit / 4 else torch.device("cpu")
+
+    def _set_arithmetic(self) -> None:
+        """float32 products in full, unless tf32 was asked for; bf16 leaves what is float32 to tf32."""
+        if self.device.type == "cuda":
+            # Every number of lanes and set of terms is compiled once; the default gives up after eight.
+            torch._dynamo.config.recompile_limit = 256
+            fast = self.precision in ("tf32", "bf16")
+            torch.backends.cuda.matmul.allow_tf32 = fast
+            torch.backends.cudnn.allow_tf32 = fast
+
+    def _launch(
+        self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job], results: list[Trained]
+    ) -> None:
+        """Train clients that share a shape, in as many lanes as the memory holds."""
+        batch = int(str(shape[0]))
+        while True:
+            lanes = self._lanes_for(shape, segments)
+            visits = pack(segments, lanes)
+            try:
+                losses = self._launcher(shape, segments, lanes, batch).run(visits, jobs, results)
+                break
+            except torch.OutOfMemoryError:
+                if lanes == 1:
+                    raise
+            self.most_lanes = lanes // 2
+            self._launchers.clear()
+            self._lanes.clear()
+            torch.cuda.empty_cache()
+        for visit, total in zip(visits, losses.tolist(), strict=True):
+            one = visit.segment
+            results[one.job].losses[one.position] = total / (one.samples * one.work.epochs)
+
+    def _lanes_for(self, shape: tuple[object, ...], segments: list[Segment]) -> int:
+        """The number of lanes for launches of this shape and size, kept from then on: graphs are made for it."""
+        key = (*shape, len(segments))
+        if key not in self._lanes:
+            steps = np.array([one.steps for one in segments])
+            self._lanes[key] = lanes_for(steps, self.most_lanes)
+        return self._lanes[key]
+
+    def _launcher(self, shape: tuple[object, ...], segments: list[Segment], lanes: int, batch: int) -> "Launcher":
+        key = (*shape, lanes)
+        if key not in self._launchers:
+            works = [one.work for one in segments]
+            terms = Terms(
+                momentum=any(work.momentum for work in works),
+                weight_decay=any(work.weight_decay for work in works),
+                proximal=any(work.proximal for work in works),
+                crop=works[0].crop,
+                flip=works[0].flip,
+            )
+            key = (*key, terms)
+            if key not in self._launchers:
+                self._launchers[key] = Launcher(self, terms, lanes, batch)
+        return self._launchers[key]
+
+
+def _shape(one: Segment) -> tuple[object, ...]:
+    """What must agree for clients to share a launch: the batch and the augmentation."""
+    return one.work.batch or one.samples, one.work.crop, one.work.flip
+
+
+class Launcher:
+    """Lanes of one number, batch and set of terms, with the step that moves them."""
+
+    def __init__(self, engine: Engine, terms: Terms, lanes: int, batch: int) -> None:
+        self.engine = engine
+        self.batch = batch
+        self.count = lanes
+        self.lanes = Lanes.of(engine.layout, lanes, terms, engine.dtype, _COMPUTE[engine.precision], engine.device)
+        self._terms = terms
+        self._buffers: dict[str, Tensor] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
+        self.on_gpu = engine.device.type == "cuda"
+        self.ways: dict[str, Way] = {}
+        self.measured: list[tuple[dict[str, Way], float]] = []
+        self._step = self._make_step({})
+
+    def _make_step(self, ways: dict[str, Way]) -> Callable[..., None]:
+        """The step with each convolution computed in the given way, compiled on a GPU."""
+        engine = self.engine
+        learner = engine.learner
+        module = stack_module(engine.module, ways).to(engine.device, engine.dtype).train()
+        step = make_step(module, self._terms, learner.scale, learner.shift, engine.dtype, _COMPUTE[engine.precision])
+        return torch.compile(step, dynamic=False) if self.on_gpu else step
+
+    def run(self, visits: list[Visit], jobs: Sequence[Job], results: list[Trained]) -> Tensor:
+        """Train all visits; their summed losses `[visits]`, in order."""
+        steps = max(visit.end for visit in visits)
+        engine = self.engine
+        plan = schedule(
+            visits, [job.holdings for job in jobs], self.count, self.batch, engine.dtype, engine.device, steps
+        )
+        losses = torch.zeros(len(visits), dtype=torch.float64, device=engine.device)
+        # Begin and end of segments, in order of time; between two of these, steps need nothing from the host.
+        begins: dict[int, list[int]] = {}
+        ends: dict[int, list[int]] = {}
+        for number, visit in enumerate(visits):
+            begins.setdefault(visit.begin, []).append(number)
+            ends.setdefault(visit.end, []).append(number)
+        self._load(plan, steps)
+        at = 0
+        for stop in sorted({*begins, *ends}):
+            self._advance(at, stop)
+            at = stop
+            if stop in ends:
+                self._store(ends[stop], visits, results, losses)
+            if stop in begins:
+                self._fetch(begins[stop], visits, jobs)
+        return losses
+
+    def _fetch(self, numbers: list[int], visits: list[Visit], jobs: Sequence[Job]) -> None:
+        """Put the models that these visits start from into their lanes."""
+        lanes = torch.tensor([visits[number].lane for number in numbers], device=self.engine.device)
+        stack, layout = self.lanes, self.engine.layout
+        # Clients of one order mostly start from one model: it is spread over their lanes without a copy for each.
+        for run in _runs(numbers, visits):
+            order = jobs[run.job].order
+            start = order.start.to(self.engine.device, self.engine.dtype)
+            states = start.expand(run.lanes.stop - run.lanes.start, -1) if start.dim() == 1 else start[run.positions]
+            for slot in layout.parameters:
+                stack.parameters[slot.name][run.lanes] = slot.of(states)
+                stack.working[slot.name][run.lanes] = slot.of(states).to(stack.working[slot.name].dtype)
+                if slot.name in stack.received:
+                    stack.received[slot.name][run.lanes] = slot.of(states)
+                if slot.name in stack.velocity:
+                    stack.velocity[slot.name][run.lanes] = 0.0
+            for slot in layout.buffers:
+                stack.buffers[slot.name][run.lanes] = slot.of(states)
+        works: list[Local] = [visits[number].segment.work for number in numbers]
+        for name in ("momentum", "weight_decay", "proximal"):
+            values = torch.tensor([getattr(work, name) for work in works], dtype=self.engine.dtype)
+            getattr(stack, name).index_copy_(0, lanes, values.to(self.engine.device))
+        stack.loss.index_fill_(0, lanes, 0.0)
+
+    def _store(self, numbers: list[int], visits: list[Visit], results: list[Trained], losses: Tensor) -> None:
+        """Take the models of finished visits out of their lanes."""
+        device = self.engine.device
+        lanes = torch.tensor([visits[number].lane for number in numbers], device=device)
+        losses[torch.tensor(numbers, device=device)] = self.lanes.loss[lanes]
+        layout = self.engine.layout
+        for run in _runs(numbers, visits):
+            states = results[run.job].states
+            for slot in layout.parameters:
+                trained = self.lanes.parameters[slot.name][run.lanes].flatten(1)
+                states[run.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
+            for slot in layout.buffers:
+                trained = self.lanes.buffers[slot.name][run.lanes].flatten(1)
+                states[run.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
+
+    def _load(self, plan: Schedule, steps: int) -> None:
+        """Copy the schedule where the graph reads it; a longer one than before needs a new graph."""
+        tensors = plan.tensors()
+        if not self.on_gpu:
+            self._buffers = tensors
+            return
+        if not self._buffers or len(self._buffers["rate"]) < steps:
+            room = 1 << (steps - 1).bit_length()
+            self._buffers = {
+                name: torch.zeros(room, *value.shape[1:], dtype=value.dtype, device=value.device)
+                for name, value in tensors.items()
+            }
+            self._graph = None
+        for name, value in tensors.items():
+            self._buffers[name][:steps] = value
+        self._counter.zero_()
+
+    def _advance(self, begin: int, end: int) -> None:
+        """Take steps `begin` to `end`."""
+        if not self.on_gpu:
+            for at in range(begin, end):
+                self._step(self.lanes, self.engine.gallery.x, **_at(self._buffers, at))
+            return
+        if end > begin and self._graph is None:
+            self._capture()
+        for _ in range(begin, end):
+            assert self._graph is not None
+            self._graph.replay()
+
+    def _capture(self) -> None:
+        """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
+        before = {name: value.clone() for name, value in self._state().items()}
+        known, place = read_cache(), self._signature()
+        if not self.ways and convolutions(self.engine.module):
+            if place in known:
+                self.ways = known[place]
+                self._step = self._make_step(self.ways)
+            else:
+                self._graph = self._fastest()
+                write_cache({**read_cache(), place: self.ways})
+        if self._graph is None:
+            self._graph = self._record()
+        for name, value in self._state().items():
+            value.copy_(before[name])
+        self._counter.zero_()
+
+    def _fastest(self) -> torch.cuda.CUDAGraph:
+        """The graph of the candidate that takes the least time, all of them measured."""
+        best: tuple[float, torch.cuda.CUDAGraph] | None = None
+        for ways in candidate_ways(self.engine.module):
+            step = self._step = self._make_step(ways)
+            graph = self._record()
+            self._counter.zero_()
+            seconds = replay_seconds(graph, min(10, len(self._buffers["rate"]) - 1))
+            self.measured.append((ways, seconds))
+            if best is None or seconds < best[0]:
+                best, self.ways, fastest = (seconds, graph), ways, step
+        assert best is not None
+        self._step = fastest
+        return best[1]
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        """One step as a graph; which step of the schedule it is, is counted on the device."""
+
+        def once() -> None:
+            now = {name: value.index_select(0, self._counter)[0] for name, value in self._buffers.items()}
+            self._step(self.lanes, self.engine.gallery.x, **now)
+            self._counter.add_(1)
+
+        device = self.engine.device
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._counter.zero_()
+                once()
+        torch.cuda.current_stream(device).wait_stream(side)
+        self._counter.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once()
+        return graph
+
+    def _signature(self) -> str:
+        """What the choice of ways depends on."""
+        engine = self.engine
+        shapes = [slot.shape for slot in engine.layout.parameters]
+        sample = tuple(engine.gallery.x.shape[1:])
+        about = (type(engine.module).__name__, shapes, sample, self.count, self.batch, engine.precision)
+        return f"{torch.cuda.get_device_name(engine.device)} torch {torch.__version__} {about}"
+
+    def _state(self) -> dict[str, Tensor]:
+        stack = self.lanes
+        named = {"loss": stack.loss}
+        for kind in ("parameters", "working", "velocity", "buffers"):
+            named |= {f"{kind}.{name}": value for name, value in getattr(stack, kind).items()}
+        return named
+
+
+def stack_module(module: nn.Module, ways: dict[str, Way]) -> nn.Module:
+    """The model as a stack computes it: masked batch norm, each convolution in its way (grouped by default)."""
+    copied = copy.deepcopy(module)
+    layers = convolutions(copied)
+
+    def stacked(name: str, layer: nn.Module) -> nn.Module | None:
+        if name in layers:
+            return StackConv2d(layers[name], ways.get(name, "grouped"))
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            return MaskedBatchNorm(layer)
+        return None
+
+    replace_layers(copied, stacked)
+    return copied
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Visits of one job in neighbouring lanes, whose clients are neighbours in the cohort too: plain slices."""
+
+    job: int
+    lanes: slice
+    positions: slice
+
+
+def _runs(numbers: list[int], visits: list[Visit]) -> list[Neighbours]:
+    """Visits as few runs."""
+    runs: list[Neighbours] = []
+    for visit in (visits[number] for number in numbers):
+        lane, position = visit.lane, visit.segment.position
+        last = runs[-1] if runs else None
+        if last and (last.job, last.lanes.stop, last.positions.stop) == (visit.segment.job, lane, position):
+            runs[-1] = Neighbours(
+                last.job, slice(last.lanes.start, lane + 1), slice(last.positions.start, position + 1)
+            )
+        else:
+            runs.append(Neighbours(visit.segment.job, slice(lane, lane + 1), slice(position, position + 1)))
+    return runs
+
+
+def _at(buffers: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    """What the schedule says for one step."""
+    return {name: value[step] for name, value in buffers.items()}

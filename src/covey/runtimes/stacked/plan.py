@@ -1,0 +1,197 @@
+"""Which lane of the stack trains which client when, and with which samples.
+
+A stack has a fixed number of lanes, each a model being trained; one step moves every lane by one batch. A
+client is a segment of so many steps. Lanes take segments one after another, the longest first to the lane
+with the least to do, so that clients of very different sizes cost what they have, not what the largest has.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey import randomness
+from covey.client import steps_of
+from covey.config import Local
+from covey.runtimes.stacked.tables import Holdings
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One client's local training."""
+
+    job: int
+    """Which order of the launch it belongs to."""
+    position: int
+    """Its place in that order's cohort."""
+    client: int
+    samples: int
+    steps: int
+    """Over all epochs."""
+    place: int
+    """Its key: (seed, round, client)."""
+    work: Local
+    round: int
+
+
+class Visit(NamedTuple):
+    """A segment in a lane: steps `begin` to `end` of the launch."""
+
+    lane: int
+    begin: int
+    end: int
+    segment: Segment
+
+
+def segment(job: int, position: int, client: int, samples: int, work: Local, round: int, seed: int) -> Segment:
+    """The segment of a client that holds so many samples."""
+    steps = work.epochs * steps_of(samples, work)
+    return Segment(job, position, client, samples, steps, randomness.key(seed, round, client), work, round)
+
+
+def pack(segments: list[Segment], lanes: int) -> list[Visit]:
+    """Longest processing time first: visits in order of lane and time."""
+    load = np.zeros(lanes, dtype=np.int64)
+    visits = []
+    for one in sorted(segments, key=lambda one: (-one.steps, one.job, one.position)):
+        lane = int(np.argmin(load))
+        visits.append(Visit(lane, int(load[lane]), int(load[lane]) + one.steps, one))
+        load[lane] += one.steps
+    return sorted(visits, key=lambda visit: (visit.lane, visit.begin))
+
+
+def without_giants(segments: list[Segment]) -> list[list[Segment]]:
+    """Segments in one part, or those far longer than the rest in a part of their own (the rest would wait for them)."""
+    steps = np.array([one.steps for one in segments])
+    giant = steps > 8 * np.median(steps)
+    parts = [[one for one, big in zip(segments, giant, strict=True) if bool(big) is wanted] for wanted in (False, True)]
+    return [part for part in parts if part]
+
+
+def lanes_for(steps: np.ndarray, most: int) -> int:
+    """As many lanes as keep busy: more than total / longest would only wait for the longest client."""
+    busy = -(-int(steps.sum()) // max(1, int(steps.max())))
+    return max(1, min(most, len(steps), busy))
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What every lane does at every step, on the device."""
+
+    sample: Tensor
+    """`[steps, lanes, batch]`, int32: places in the gallery."""
+    label: Tensor
+    """`[steps, lanes, batch]`, int64"""
+    weight: Tensor
+    """`[steps, lanes, batch]`: 1/b for the b samples of the batch, 0 for padding."""
+    count: Tensor
+    """`[steps, lanes]`: b."""
+    rate: Tensor
+    """`[steps, lanes]`; 0 where a lane has nothing to do."""
+    key: Tensor
+    """`[steps, lanes]`, int64: for dropout masks."""
+    crops: Tensor | None = None
+    """`[steps, lanes, batch, 2]`, int32, where images are augmented."""
+    flips: Tensor | None = None
+    """`[steps, lanes, batch]`, bool, likewise."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def schedule(
+    visits: list[Visit],
+    holdings: list[Holdings],
+    lanes: int,
+    batch: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    steps: int,
+) -> Schedule:
+    """Fill in the batches of every visit, drawn as a client alone would draw them.
+
+    All epochs of all clients are drawn at once, padded to the largest client; a generator that counts gives the
+    same first n numbers however many are asked for.
+    """
+    rows = [(visit, epoch) for visit in visits for epoch in range(visit.segment.work.epochs)]
+    epochs = [randomness.key(visit.segment.place, epoch) for visit, epoch in rows]
+    sizes = torch.tensor([visit.segment.samples for visit, _ in rows], device=device)
+    longest = max(visit.segment.samples for visit in visits)
+    per_epoch = -(-longest // batch)
+    padded = per_epoch * batch
+
+    order = _orders(randomness.keys(epochs, "batches", device), sizes, longest)
+    slots = torch.arange(padded, device=device)
+    real = slots < sizes[:, None]
+    within = _padded(order, padded).masked_fill(~real, 0)
+    sample = torch.zeros(len(rows), padded, dtype=torch.int32, device=device)
+    label = torch.zeros(len(rows), padded, dtype=torch.int64, device=device)
+    jobs = np.array([visit.segment.job for visit, _ in rows])
+    clients = torch.tensor([visit.segment.client for visit, _ in rows], device=device)
+    for job, held in enumerate(holdings):
+        if not (jobs == job).any():
+            continue
+        mine = torch.from_numpy(np.flatnonzero(jobs == job)).to(device)
+        places = held.start[clients[mine]][:, None] + within[mine]
+        sample[mine], label[mine] = held.sample[places], held.label[places]
+
+    counts = real.view(len(rows), per_epoch, batch).sum(dim=2)
+    weight = real.view(len(rows), per_epoch, batch).to(dtype) / counts.clamp_min(1).to(dtype)[:, :, None]
+    rates = torch.tensor([one.segment.work.rate_at(one.segment.round, epoch) for one, epoch in rows], dtype=dtype)
+    masks = randomness.bits(randomness.keys(epochs, "dropout", device), per_epoch)
+
+    # Rows (visit, epoch) and batches within them → (step, lane).
+    row_of, batch_of, step_of, lane_of = _places(rows, device)
+
+    def spread(values: Tensor) -> Tensor:
+        """`[rows, per_epoch, ...]` → `[steps, lanes, ...]`, zero where a lane is idle."""
+        result = values.new_zeros(steps, lanes, *values.shape[2:])
+        result[step_of, lane_of] = values[row_of, batch_of]
+        return result
+
+    by_batch = (len(rows), per_epoch, batch)
+    work, crops, flips = visits[0].segment.work, None, None
+    if work.crop or work.flip:
+        drawn = randomness.integers(randomness.keys(epochs, "crop", device), 2 * longest, 2 * work.crop + 1)
+        shifts = _padded(drawn.view(len(rows), longest, 2).to(torch.int32), padded)
+        crops = spread(shifts.view(*by_batch, 2))
+        drawn = randomness.integers(randomness.keys(epochs, "flip", device), longest, 2)
+        flips = spread(_padded(drawn.bool() & work.flip, padded).view(by_batch))
+    return Schedule(
+        sample=spread(sample.view(by_batch)),
+        label=spread(label.view(by_batch)),
+        weight=spread(weight),
+        count=spread(counts.to(dtype)),
+        rate=spread(rates.to(device)[:, None].expand(len(rows), per_epoch)),
+        key=spread(masks),
+        crops=crops,
+        flips=flips,
+    )
+
+
+def _padded(values: Tensor, to: int) -> Tensor:
+    """`[rows, n, ...]` → `[rows, to, ...]` with zeros."""
+    rest = values.new_zeros(len(values), to - values.shape[1], *values.shape[2:])
+    return torch.cat([values, rest], dim=1) if rest.numel() else values
+
+
+def _orders(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:
+    """`[rows, longest]`: a permutation of 0 … n-1 in the first n places of every row."""
+    bits = randomness.bits(keys, longest)
+    padding = torch.arange(longest, device=bits.device) >= sizes[:, None]
+    return torch.argsort(bits.masked_fill(padding, torch.iinfo(torch.int64).max), dim=1, stable=True)
+
+
+def _places(rows: list[tuple[Visit, int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For every batch of every row: the row, the batch within it, the step and the lane."""
+    each = np.array([visit.segment.steps // visit.segment.work.epochs for visit, _ in rows])
+    row = np.repeat(np.arange(len(rows)), each)
+    first = np.repeat(np.cumsum(each) - each, each)
+    batch = np.arange(len(row)) - first
+    begin = np.array([visit.begin + epoch * count for (visit, epoch), count in zip(rows, each, strict=True)])
+    lane = np.array([visit.lane for visit, _ in rows])
+    return tuple(  # type: ignore[return-value]
+        torch.from_numpy(values).to(device) for values in (row, batch, begin[row] + batch, lane[row])
+    )
