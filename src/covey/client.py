@@ -14,6 +14,9 @@ from covey.data.dataset import Dataset, Samples
 from covey.layout import Layout
 from covey.models.dropout import dropout_layers, set_dropout_key
 
+_PREPARED_BYTES = 1 << 26
+"""Samples that take no more than this are normalised once, before the first epoch."""
+
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
@@ -51,7 +54,7 @@ class Learner:
         if x.dtype != torch.uint8 and not x.is_floating_point():
             return x
         x = torch.addcmul(self.shift, x.to(self.dtype), self.scale)
-        return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
+        return channels_last(x) if self._channels_last and x.dim() == 4 else x
 
     def fit(self, start: Tensor, samples: Samples, work: Local, round: int, key: int) -> tuple[Tensor, float]:
         """Local SGD: the trained state `[d]` and the mean training loss over all steps.
@@ -62,10 +65,14 @@ class Learner:
         state = start.to(self.dtype, copy=True)
         self.layout.bind(self.module, state)
         self.module.train()
-        parameters = state[: self.layout.trainable]
-        received = parameters.clone() if work.proximal else None
-        velocity = torch.zeros_like(parameters) if work.momentum else None
+        parameters = [slot.of(state) for slot in self.layout.parameters]
+        received = [parameter.clone() for parameter in parameters] if work.proximal else None
+        velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum else None
         total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        # Crops and flips are of the stored images, so those are normalised in the batch.
+        ready = not (work.crop or work.flip) and samples.x.numel() * self.dtype.itemsize <= _PREPARED_BYTES
+        if ready:
+            samples = Samples(self.inputs(samples.x), samples.y)
         for epoch in range(work.epochs):
             rate = work.rate_at(round, epoch)
             place = randomness.key(key, epoch)
@@ -73,15 +80,17 @@ class Learner:
             for step, (x, y) in enumerate(batches(samples, work, place)):
                 if masks:
                     set_dropout_key(self.module, masks[step])
-                loss = self._loss(self.inputs(x), y)
-                gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self._parameters)])
+                loss = self._loss(x if ready else self.inputs(x), y)
+                gradients: tuple[Tensor, ...] | list[Tensor] = torch.autograd.grad(loss, self._parameters)
                 if work.weight_decay:
-                    gradient.add_(parameters, alpha=work.weight_decay)
+                    torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
                 if received is not None:
-                    gradient.add_(parameters - received, alpha=work.proximal)
+                    torch._foreach_add_(gradients, torch._foreach_sub(parameters, received), alpha=work.proximal)
                 if velocity is not None:
-                    gradient = velocity.mul_(work.momentum).add_(gradient)
-                parameters.add_(gradient, alpha=-rate)
+                    torch._foreach_mul_(velocity, work.momentum)
+                    torch._foreach_add_(velocity, gradients)
+                    gradients = velocity
+                torch._foreach_add_(parameters, gradients, alpha=-rate)
                 total_loss += loss.detach() * len(y)
         return state, float(total_loss) / (len(samples) * work.epochs)
 
@@ -123,6 +132,22 @@ def steps_of(samples: int, work: Local) -> int:
     return -(-samples // (work.batch or samples))
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """Images with channels innermost, the layout that convolutions and pools are fastest in on a CPU."""
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    # With one channel both layouts are the same bytes, and only strides tell torch which kernels to take.
+    height, width = x.shape[2:]
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+
+
+def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
+    """`x[chosen]` in the layout of `x`, copied sample by sample and not, as indexing does, value by value."""
+    if x.dim() == 4 and x.stride(1) == 1:
+        return x.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
+    return x.index_select(0, chosen)
+
+
 def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch: samples in random order, cropped and flipped where asked; the last batch may be smaller."""
     count = len(samples)
@@ -134,7 +159,7 @@ def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, T
     size = work.batch or count
     for at in range(0, count, size):
         chosen = order[at : at + size]
-        x = samples.x[chosen]
+        x = rows_of(samples.x, chosen)
         if augmented:
             x = crop_and_flip(x, work.crop, shifts[at : at + size], flips[at : at + size])
         yield x, samples.y[chosen]

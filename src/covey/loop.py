@@ -48,6 +48,8 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, No
         records.write(record, method.state_dict, now=stopping or t == game.rounds)
         if game.on_round:
             game.on_round(record)
+        # A cohort's states may be the largest thing in memory: none is kept while the next ones are made.
+        del replies
         if stopping:
             return
 
@@ -68,9 +70,10 @@ def play(games: Sequence[Game], execute: Execute, stop: Callable[[], bool] = lam
         answers = execute([(game.runtime, order) for game, _, order in waiting])
         share = (time.perf_counter() - begin) / len(waiting)
         ongoing = []
-        for (game, turn, _), replies in zip(waiting, answers, strict=True):
+        answers.reverse()
+        for game, turn, _ in waiting:
             try:
-                ongoing.append((game, turn, turn.send(replace(replies, wall_seconds=share))))
+                ongoing.append((game, turn, turn.send(replace(answers.pop(), wall_seconds=share))))
             except StopIteration:
                 continue
         waiting = ongoing
