@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check bench clean
 
 demo: $(READY)
 	$(BIN)/covey demo
@@ -20,6 +20,12 @@ types: $(READY)
 
 check: $(READY)
 	$(BIN)/pytest
+
+# Side by side with peers on this machine's CPU; wants the machine for itself, about twenty minutes.
+bench: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
+	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt --requirement benchmarks/requirements.txt
+	$(BIN)/python benchmarks/cpu.py --out results/cpu.json
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'

@@ -1,0 +1,1 @@
+"""Speed of Covey and of its peers, side by side."""

@@ -1,0 +1,285 @@
+"""Covey's stacked runtime on one GPU beside a plain PyTorch loop and pfl-research, in one run.
+
+    python benchmarks/gpu.py --out results/gpu.jsonl            # every row that the file does not hold yet
+    python benchmarks/gpu.py --rows plain-W1,pfl-W1,covey-W1-bf16-1 --out results/gpu.jsonl
+    python benchmarks/gpu.py --table results/gpu.jsonl
+
+A row is kept as soon as it is measured, so a run that is cut off goes on where it was. Covey's rows are
+`covey compare` as a user types it: selection, training, aggregation, evaluation every five rounds, records.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.workloads import CLASSES, DEVIATION, MEAN, WORKLOADS, Workload, network
+
+ROWS = [
+    "plain-W1", "pfl-W1", "covey-W1-bf16-1", "covey-W1-bf16-10",
+    "plain-W2", "pfl-W2", "covey-W2-bf16-6", "covey-W2-bf16-1",
+    "plain-W3", "pfl-W3", "covey-W3-bf16-1", "covey-W3-bf16-10",
+    "covey-W1-tf32-1", "covey-W2-tf32-1", "covey-W3-tf32-1",
+    "covey-W2-bf16-10", "covey-W1-tf32-10", "covey-W3-tf32-10", "covey-W2-tf32-10",
+]  # fmt: skip
+
+
+def federated_data(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalised images and labels on the GPU, and each client's part `[clients, samples]`."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.randint(0, 256, (workload.images, *workload.shape), device="cuda", generator=generator)
+    y = torch.randint(0, CLASSES, (workload.images,), device="cuda", generator=generator)
+    parts = np.random.default_rng(0).integers(workload.images, size=(workload.clients, workload.samples))
+    return (x.float() - MEAN) / DEVIATION, y, torch.from_numpy(parts).cuda()
+
+
+def measure(play_round: Any, seconds: float) -> list[float]:
+    """Seconds of each round after two for warm-up, for about that long."""
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while len(taken) < 4 or time.perf_counter() - begin < seconds:
+        torch.cuda.synchronize()
+        at = time.perf_counter()
+        play_round()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - at)
+    return taken[2:]
+
+
+def plain(workload: Workload, seconds: float) -> dict[str, Any]:
+    """FedAvg by hand, one client after another, tf32, the data on the GPU."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    x, y, parts = federated_data(workload)
+    module, server = network(workload).cuda(), network(workload).cuda()
+
+    def play_round() -> None:
+        total = {name: torch.zeros_like(value) for name, value in server.state_dict().items()}
+        for client in torch.randperm(workload.clients)[: workload.cohort].tolist():
+            module.load_state_dict(server.state_dict())
+            optimiser = torch.optim.SGD(module.parameters(), lr=workload.rate)
+            mine_x, mine_y = x[parts[client]], y[parts[client]]
+            for _ in range(workload.epochs):
+                order = torch.randperm(workload.samples, device="cuda")
+                for at in range(0, workload.samples, workload.batch):
+                    batch = order[at : at + workload.batch]
+                    optimiser.zero_grad()
+                    torch.nn.functional.cross_entropy(module(mine_x[batch]), mine_y[batch]).backward()
+                    optimiser.step()
+            for name, value in module.state_dict().items():
+                total[name] += value / workload.cohort
+        server.load_state_dict(total)
+
+    return summary(workload, measure(play_round, seconds))
+
+
+def pfl(workload: Workload, seconds: float) -> dict[str, Any]:
+    """pfl-research in one process; the data on the GPU."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    from benchmarks.contenders.pfl_simulation import Task
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    x, y, parts = federated_data(workload)
+    task = Task(network(workload).cuda())
+    ends: list[float] = []
+
+    class Laps(TrainingProcessCallback):
+        def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+            torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+            return len(ends) > 4 and ends[-1] - ends[0] > seconds, Metrics()
+
+    users = FederatedDataset(
+        lambda user: PyTorchTensorDataset((x[parts[user]], y[parts[user]])),
+        get_user_sampler("minimize_reuse", list(range(workload.clients))),
+    )
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=1_000_000,
+            evaluation_frequency=1_000_000,
+            train_cohort_size=workload.cohort,
+            val_cohort_size=None,
+        ),
+        backend=SimulatedBackend(training_data=users, val_data=users),
+        model=PyTorchModel(
+            model=task,
+            local_optimizer_create=torch.optim.SGD,
+            central_optimizer=torch.optim.SGD(task.parameters(), lr=1.0),
+        ),
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=workload.epochs,
+            local_learning_rate=workload.rate,
+            local_batch_size=workload.batch,
+        ),
+        callbacks=[Laps()],
+    )
+    return summary(workload, [later - earlier for earlier, later in pairwise(ends[1:])])
+
+
+def covey_compare(workload: Workload, precision: str, runs: int, seconds: float) -> dict[str, Any]:
+    """`covey compare` over so many seeds in lockstep, end to end."""
+    import covey
+
+    folder = Path(tempfile.mkdtemp())
+    ends: list[float] = []
+    begin = time.perf_counter()
+    rounds = 12
+    local = {"epochs": workload.epochs, "batch": workload.batch, "rate": workload.rate}
+    given: dict[str, Any] = {
+        "dataset": {"name": "synthetic", "shape": workload.shape, "train": workload.images, "test": 10_000},
+        "environment": {"name": "iid", "samples": workload.samples},
+        "clients": workload.clients,
+        "cohort": workload.cohort,
+        "model": workload.model,
+        "precision": precision,
+        "evaluate_every": 5,
+        "runtime": "stacked",
+        "local": local,
+    }
+    if workload.name == "W2":
+        # FedACS's own recipe: what its runs really compute.
+        given["local"] = {**local, "momentum": 0.5, "weight_decay": 5e-4, "crop": 4, "flip": True, "decay": 0.9993}
+    # Two passes: the first compiles and says how long a round is.
+    for number, wanted in enumerate((12, None)):
+        if wanted is None:
+            each = (ends[-1] - ends[runs * 6 - 1]) / (rounds - 6)
+            rounds = int(min(400, max(20, seconds / each))) // 5 * 5
+            ends.clear()
+        comparison = covey.compare(
+            ["fedavg"],
+            seeds=runs,
+            given=given,
+            rounds=rounds,
+            out=folder / str(number),
+            on_round=lambda record: ends.append(time.perf_counter()),
+        )
+        if number == 0:
+            startup = time.perf_counter() - begin
+    settled = 5
+    wall = ends[-1] - ends[runs * settled - 1]
+    phases: dict[str, float] = {}
+    for one in comparison.runs["fedavg"]:
+        for row in one.metrics[settled:]:
+            for phase, value in row["seconds"].items():
+                phases[phase] = phases.get(phase, 0.0) + value
+    shutil.rmtree(folder)
+    trained = workload.samples_per_round * runs * (rounds - settled)
+    return {
+        "samples_per_second": trained / wall,
+        "seconds_per_round": wall / (rounds - settled),
+        "rounds": rounds,
+        "startup_seconds": startup,
+        "outside_clients": 1 - phases["clients"] / wall,
+        "phases": {phase: value / wall for phase, value in phases.items()},
+        "accuracy": comparison.rows[0]["terminal_accuracy"],
+        "peak_memory": torch.cuda.max_memory_allocated(),
+    }
+
+
+def summary(workload: Workload, taken: list[float]) -> dict[str, Any]:
+    median = float(np.median(taken))
+    return {
+        "samples_per_second": workload.samples_per_round / median,
+        "seconds_per_round": median,
+        "rounds": len(taken),
+        "peak_memory": torch.cuda.max_memory_allocated(),
+    }
+
+
+def one_row(name: str, seconds: float) -> dict[str, Any]:
+    contender, workload, *rest = name.split("-")
+    if contender == "covey":
+        return covey_compare(WORKLOADS[workload], rest[0], int(rest[1]), seconds)
+    return {"plain": plain, "pfl": pfl}[contender](WORKLOADS[workload], seconds)
+
+
+def settings() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit or None}
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {row["row"]: row for row in rows}
+
+
+def table(path: Path) -> None:
+    """All rows that were measured, with their ratio to the peers on the same workload."""
+    rows = read(path)
+    print(f"{'row':22} {'samples/s':>12} {'s/round':>9} {'x pfl':>7} {'x plain':>8} {'outside':>8} {'GB':>6}")
+    for name in sorted(rows, key=lambda name: (name.split("-")[1], name)):
+        row, workload = rows[name], name.split("-")[1]
+        ratios = [
+            f"{row['samples_per_second'] / rows[f'{peer}-{workload}']['samples_per_second']:.1f}"
+            if f"{peer}-{workload}" in rows
+            else "-"
+            for peer in ("pfl", "plain")
+        ]
+        outside = f"{row['outside_clients']:.1%}" if "outside_clients" in row else "-"
+        print(
+            f"{name:22} {row['samples_per_second']:12,.0f} {row['seconds_per_round']:9.4f} {ratios[0]:>7} "
+            f"{ratios[1]:>8} {outside:>8} {row['peak_memory'] / 1e9:6.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--out", type=Path, default=Path("results/gpu.jsonl"))
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.table:
+        table(given.table)
+        return
+    if given.one:
+        row = {"row": given.one, **one_row(given.one, given.seconds), **settings()}
+        with given.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        return
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in given.rows.split(","):
+        if name not in read(given.out):
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                name,
+                "--out",
+                str(given.out),
+                "--seconds",
+                str(given.seconds),
+            ]
+            ended = subprocess.run(command, check=False).returncode
+            print(f"{name}: {'done' if ended == 0 else f'failed ({ended})'}", flush=True)
+    table(given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What is trained: three federations known from papers, and the made-up data that all contenders share."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+CLASSES = 10
+MEAN, DEVIATION = 128.0, 48.0
+"""What pixels are normalised with."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """FedAvg with plain SGD on `clients` clients of `samples` images each."""
+
+    name: str
+    about: str
+    clients: int
+    samples: int
+    """Images that each client holds."""
+    shape: tuple[int, int, int]
+    images: int
+    """Different images there are; clients share them where they hold more than that together."""
+    cohort: int
+    epochs: int
+    batch: int
+    rate: float
+    model: str
+    parameters: int
+    yardstick: float | None = None
+    """Samples per second of the plain loop on the two-core machine that published figures come from."""
+
+    @property
+    def samples_per_round(self) -> int:
+        """Client-samples trained in a round."""
+        return self.cohort * self.samples * self.epochs
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            name="W0",
+            about="a toy, to see that the harness works",
+            clients=12,
+            samples=20,
+            shape=(3, 32, 32),
+            images=240,
+            cohort=4,
+            epochs=5,
+            batch=5,
+            rate=0.1,
+            model="tutorial-cnn",
+            parameters=62_006,
+        ),
+        Workload(
+            name="W1",
+            about="pfl-research's speed benchmark: many small clients, CNN with dropout",
+            clients=1000,
+            samples=50,
+            shape=(3, 32, 32),
+            images=50_000,
+            cohort=50,
+            epochs=1,
+            batch=10,
+            rate=0.05,
+            model="pfl-cnn",
+            parameters=1_626_442,
+            yardstick=530,
+        ),
+        Workload(
+            name="W2",
+            about="FedACS on CIFAR-10: large batches, small CNN",
+            clients=200,
+            samples=2000,
+            shape=(3, 32, 32),
+            images=50_000,
+            cohort=10,
+            epochs=5,
+            batch=400,
+            rate=0.1,
+            model="tutorial-cnn",
+            parameters=62_006,
+            yardstick=7300,
+        ),
+        Workload(
+            name="W3",
+            about="FedAvg on MNIST: small batches, large CNN",
+            clients=100,
+            samples=600,
+            shape=(1, 28, 28),
+            images=60_000,
+            cohort=10,
+            epochs=5,
+            batch=10,
+            rate=0.02,
+            model="mcmahan-cnn",
+            parameters=1_663_370,
+            yardstick=785,
+        ),
+    )
+}
+
+
+def prepare(workload: Workload, folder: Path) -> None:
+    """Write a workload's data as .npy files, once for all contenders."""
+    from covey.data import synthetic
+
+    made = synthetic(None, shape=workload.shape, classes=CLASSES, train=workload.images, test=500)
+    rng = np.random.default_rng(0)
+    needed = workload.clients * workload.samples
+    decks = [rng.permutation(workload.images) for _ in range(math.ceil(needed / workload.images))]
+    parts = np.concatenate(decks)[:needed].reshape(workload.clients, workload.samples)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in (
+        ("x", made.x.numpy()),
+        ("y", made.y.numpy()),
+        ("test_x", made.test_x.numpy()),
+        ("test_y", made.test_y.numpy()),
+        ("parts", parts.astype(np.int64)),
+    ):
+        np.save(folder / f"{name}.npy", array)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A workload's data; memory-mapped, so that processes share it."""
+
+    x: Tensor
+    """Images, uint8 `[images, channels, height, width]`."""
+    y: Tensor
+    """Labels `[images]`."""
+    test_x: Tensor
+    test_y: Tensor
+    parts: Tensor
+    """Who holds what: numbers of images `[clients, samples]`."""
+
+    def client(self, number: int) -> tuple[Tensor, Tensor]:
+        """A client's normalised images and labels."""
+        part = self.parts[number]
+        return normalised(self.x[part]), self.y[part]
+
+    def loss(self, module: nn.Module) -> float:
+        """Mean cross-entropy on images that nobody trained on."""
+        module.eval()
+        with torch.inference_mode():
+            return float(functional.cross_entropy(module(normalised(self.test_x)), self.test_y))
+
+
+@cache
+def load(folder: Path) -> Data:
+    """The data that `prepare` wrote, once per process."""
+    # Mode c: writable as far as torch can see, and nothing is ever written back.
+    names = ("x", "y", "test_x", "test_y", "parts")
+    return Data(*(torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names))
+
+
+def normalised(x: Tensor) -> Tensor:
+    return (x.float() - MEAN) / DEVIATION
+
+
+def network(workload: Workload) -> nn.Module:
+    """The workload's model in plain PyTorch, layer by layer what Covey's model of that name is."""
+    channels = workload.shape[0]
+    if workload.model == "tutorial-cnn":
+        return nn.Sequential(
+            *(nn.Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU()),
+            *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)),
+        )
+    if workload.model == "pfl-cnn":
+        return nn.Sequential(
+            *(nn.Conv2d(channels, 32, 3), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(12_544, 128), nn.ReLU()),
+            *(nn.Dropout(0.5), nn.Linear(128, CLASSES)),
+        )
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
+    )
