@@ -1,7 +1,6 @@
 """A program and all its descendants: run it, watch its memory and what else runs, stop it where it takes too long."""
 
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -23,6 +22,15 @@ class Process(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Look:
+    """What the system says of one process."""
+
+    parent: int
+    seconds: float
+    """Processor time of it, and of the children that it waited for."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """How a program ended."""
 
@@ -33,25 +41,50 @@ class Ended:
     peak_bytes: int | None
     """The most that it and its descendants held at once, shared pages counted once; None where nobody can say."""
     others: float | None
-    """Cores that everything else on the machine used meanwhile, on average; None where nobody can say."""
+    """Cores that other programs used meanwhile, on average; None where nobody can say."""
     log: str
     """The last lines that it wrote."""
+
+
+class Neighbours:
+    """Processor time of everything but one program, its descendants and this process."""
+
+    def __init__(self) -> None:
+        self._first = {process: look.seconds for process, look in looks().items()}
+        self._last = dict(self._first)
+        self._ours: set[Process] = set()
+        self._stolen = _stolen_seconds()
+
+    def look(self, seen: Mapping[Process, Look], family: Sequence[Process]) -> None:
+        self._ours.update(family)
+        self._last.update((process, look.seconds) for process, look in seen.items())
+
+    @property
+    def seconds(self) -> float | None:
+        """So far; with the time that a hypervisor gave to other machines."""
+        if not self._first:
+            return None
+        used = {process: last - self._first.get(process, 0.0) for process, last in self._last.items()}
+        ours = {process for process in used if process in self._ours or process.number == os.getpid()}
+        return sum(seconds for process, seconds in used.items() if process not in ours) + (
+            _stolen_seconds() - self._stolen
+        )
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, limit: float) -> Ended:
     """Run `command` in `folder` to its end, or stop it and its descendants after `limit` seconds."""
     peak: int | None = None
-    used = 0.0
-    busy, reaped, watching = machine_seconds(), _reaped_seconds(), time.process_time()
+    neighbours = Neighbours()
     with log.open("wb") as out:
         began = time.monotonic()
         process = subprocess.Popen(command, env=dict(environment), cwd=folder, stdout=out, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None and time.monotonic() - began < limit:
-                members = family(process.pid)
+                seen = looks()
+                members = family(process.pid, seen)
+                neighbours.look(seen, members)
                 held = [size for size in map(held_bytes, members) if size is not None]
                 peak = max(peak or 0, sum(held)) if held else peak
-                used = max(used, sum(map(_seconds, members)))
                 try:
                     process.wait(_LOOK_EVERY)
                 except subprocess.TimeoutExpired:
@@ -59,12 +92,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, lo
             code = process.poll()
         finally:
             stop(process)
-    others: float | None = None
-    now = machine_seconds()
-    if busy is not None and now is not None:
-        # What was seen last misses the end; what was reaped misses daemons. The larger is nearer.
-        own = max(used, _reaped_seconds() - reaped) + time.process_time() - watching
-        others = max(0.0, now - busy - own) / (time.monotonic() - began)
+    used = neighbours.seconds
+    others = None if used is None else used / (time.monotonic() - began)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return Ended(code, began, peak, others, "\n".join(lines[-_LOG_LINES:]))
 
@@ -73,32 +102,43 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """End a program that still runs, and whatever it started."""
     if process.poll() is not None:
         return
-    started = family(process.pid)
+    started = family(process.pid, looks())
     process.terminate()
     try:
         process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    alive = looks()
     for member in started:
-        if _stat(member.number) is not None and _born(member.number) == member.born:
+        if member in alive:
             os.kill(member.number, signal.SIGKILL)
 
 
-def family(number: int) -> list[Process]:
-    """A process and its descendants, as far as the system tells (Linux)."""
-    children: dict[int, list[int]] = {}
+def family(number: int, seen: Mapping[Process, Look]) -> list[Process]:
+    """A process and its descendants."""
+    children: dict[int, list[Process]] = {}
+    for process, look in seen.items():
+        children.setdefault(look.parent, []).append(process)
+    found = [process for process in seen if process.number == number]
+    for member in found:
+        found += children.get(member.number, [])
+    return found
+
+
+def looks() -> dict[Process, Look]:
+    """All processes, as far as the system tells (Linux); those that ended and wait for their parents left out."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        stat = _stat(int(entry.name))
-        if stat is not None:
-            children.setdefault(int(stat[1]), []).append(int(entry.name))
-    found, waiting = [], [number]
-    while waiting:
-        member = waiting.pop()
-        born = _born(member)
-        if born is not None:
-            found.append(Process(member, born))
-        waiting += children.get(member, [])
+        try:
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        # The second field is a name in parentheses that may hold anything; the third is the state.
+        fields = text.rpartition(")")[2].split()
+        if fields[0] != "Z":
+            ticks = sum(map(int, fields[11:15]))
+            found[Process(int(entry.name), fields[19])] = Look(int(fields[1]), ticks / os.sysconf("SC_CLK_TCK"))
     return found
 
 
@@ -113,36 +153,9 @@ def held_bytes(process: Process) -> int | None:
     return None
 
 
-def machine_seconds() -> float | None:
-    """Seconds that the machine's cores were busy since it started, time that a hypervisor gave to others included."""
+def _stolen_seconds() -> float:
     try:
-        fields = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0].split()[1:9]
+        cores = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0].split()
     except OSError:
-        return None
-    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, fields)
-    return (user + nice + system + interrupts + soft_interrupts + stolen) / os.sysconf("SC_CLK_TCK")
-
-
-def _reaped_seconds() -> float:
-    """Processor time of all children that ended and were waited for."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _seconds(process: Process) -> float:
-    """Processor time of a process and of the children that it waited for."""
-    stat = _stat(process.number)
-    return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
-
-
-def _stat(number: int) -> list[str] | None:
-    """The fields of /proc/<number>/stat from the state on; its second field, a name, may hold anything."""
-    try:
-        return Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _born(number: int) -> str | None:
-    stat = _stat(number)
-    return stat[19] if stat else None
+        return 0.0
+    return int(cores[8]) / os.sysconf("SC_CLK_TCK")
