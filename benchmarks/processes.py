@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-_LOOK_EVERY = 0.5
+_LOOK_EVERY = 1.0
 _GRACE = 10.0
 _LOG_LINES = 15
 
@@ -27,7 +27,7 @@ class Look:
 
     parent: int
     seconds: float
-    """Processor time of it, and of the children that it waited for."""
+    """Processor time that it used itself."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def looks() -> dict[Process, Look]:
         # The second field is a name in parentheses that may hold anything; the third is the state.
         fields = text.rpartition(")")[2].split()
         if fields[0] != "Z":
-            ticks = sum(map(int, fields[11:15]))
+            ticks = sum(map(int, fields[11:13]))
             found[Process(int(entry.name), fields[19])] = Look(int(fields[1]), ticks / os.sysconf("SC_CLK_TCK"))
     return found
 
