@@ -3,13 +3,13 @@
 import numpy as np
 
 from covey.environments.dealing import Deal, IntArray, environments
-from covey.errors import require
+from covey.errors import Refusal, require
 
 
 @environments.add("given")
-def given(groups: IntArray, clients: int) -> Deal:
+def given(*asked: object) -> Deal:
     """Clients as they were passed in from Python with covey.run(federation=...)."""
-    return natural(groups, clients)
+    raise Refusal("The environment 'given' stands for a federation passed in from Python: covey.run(federation=...).")
 
 
 @environments.add("natural")

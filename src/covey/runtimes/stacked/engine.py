@@ -159,19 +159,17 @@ class Engine:
         return self._lanes[key]
 
     def _launcher(self, shape: tuple[object, ...], segments: list[Segment], lanes: int, batch: int) -> "Launcher":
-        key = (*shape, lanes)
+        works = [one.work for one in segments]
+        terms = Terms(
+            momentum=any(work.momentum for work in works),
+            weight_decay=any(work.weight_decay for work in works),
+            proximal=any(work.proximal for work in works),
+            crop=works[0].crop,
+            flip=works[0].flip,
+        )
+        key = (*shape, lanes, terms)
         if key not in self._launchers:
-            works = [one.work for one in segments]
-            terms = Terms(
-                momentum=any(work.momentum for work in works),
-                weight_decay=any(work.weight_decay for work in works),
-                proximal=any(work.proximal for work in works),
-                crop=works[0].crop,
-                flip=works[0].flip,
-            )
-            key = (*key, terms)
-            if key not in self._launchers:
-                self._launchers[key] = Launcher(self, terms, lanes, batch)
+            self._launchers[key] = Launcher(self, terms, lanes, batch)
         return self._launchers[key]
 
 
