@@ -184,7 +184,8 @@ def test_score_counts_right_answers_per_class():
     learner = Learner(mlp(), DATA)
     start = learner.layout.read(learner.module).clone()
     trained, _ = learner.fit(start, Samples(DATA.x, DATA.y), Local(epochs=3), round=1, key=1)
-    _, correct = learner.score(trained, Samples(DATA.test_x, DATA.test_y), chunk=50)
+    learner.chunk = 50
+    _, correct = learner.score(trained, Samples(DATA.test_x, DATA.test_y))
     answers = learner.module(learner.inputs(DATA.test_x)).argmax(dim=1)
     expected = [int(((answers == label) & (DATA.test_y == label)).sum()) for label in range(10)]
     assert correct.tolist() == expected

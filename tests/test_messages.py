@@ -7,6 +7,8 @@ from covey.config import Local
 from covey.messages import Order, Replies, Reply, checked, pack, packed_size, unpack
 from covey.probes import Losses
 
+ORDER = Order(1, np.array([3]), torch.zeros(7), Local())
+
 names = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1, max_size=12)
 tensors = st.builds(
     lambda shape, dtype: torch.zeros(shape, dtype=dtype),
@@ -22,7 +24,7 @@ def test_packed_size_is_the_length_of_the_packed_bytes(fields, metadata):
 
 def test_a_reply_survives_the_wire():
     reply = Reply(3, torch.randn(7), 20, 0.5, {"losses": {"before": torch.tensor(2.0), "after": torch.tensor(1.0)}})
-    again = unpack(pack(reply.tensors()))
+    again = unpack(pack(reply.tensors(ORDER)))
     assert set(again) == {"state", "samples", "loss", "losses.before", "losses.after"}
     assert torch.equal(again["state"], reply.state)
     assert again["samples"].item() == 20

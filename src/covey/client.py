@@ -39,6 +39,7 @@ class Learner:
         self.module = module.to(self.device, self.dtype)
         self.layout = Layout.of(module)
         self.classes = dataset.classes
+        self.chunk = 500 if self.device.type == "cpu" else 5_000
         self._bf16 = precision == "bf16"
         self._parameters = list(module.parameters())
         self._drops = bool(dropout_layers(module))
@@ -94,22 +95,35 @@ class Learner:
                 total_loss += loss.detach() * len(y)
         return state, float(total_loss) / (len(samples) * work.epochs)
 
-    def mean_loss(self, state: Tensor, samples: Samples) -> float:
-        """Mean cross-entropy of a state on samples, in evaluation mode."""
-        total, _ = self.score(state, samples)
-        return float(total) / len(samples)
+    def place(self, state: Tensor) -> None:
+        """Make the module the model of this state, in evaluation mode."""
+        self.layout.bind(self.module, state.to(self.device, self.dtype))
+        self.module.eval()
+
+    def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples in order, as many at once as are computed fastest."""
+        for at in range(0, len(samples), self.chunk):
+            yield samples.x[at : at + self.chunk], samples.y[at : at + self.chunk]
 
     @torch.inference_mode()
-    def score(self, state: Tensor, samples: Samples, chunk: int = 500) -> tuple[Tensor, Tensor]:
+    def losses(self, state: Tensor, samples: Samples) -> Tensor:
+        """The cross-entropy of every sample, in evaluation mode: float64 `[n]`."""
+        self.place(state)
+        return torch.cat([self.loss(x, y, reduction="none").double() for x, y in self.chunks(samples)])
+
+    def mean_loss(self, state: Tensor, samples: Samples) -> float:
+        """Mean cross-entropy of a state on samples, in evaluation mode."""
+        return float(self.losses(state, samples).mean())
+
+    @torch.inference_mode()
+    def score(self, state: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
-        self.layout.bind(self.module, state.to(self.dtype))
-        self.module.eval()
+        self.place(state)
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
-        for at in range(0, len(samples), chunk):
-            y = samples.y[at : at + chunk]
-            with self._arithmetic():
-                logits = self.module(self.inputs(samples.x[at : at + chunk]))
+        for x, y in self.chunks(samples):
+            with self.arithmetic():
+                logits = self.module(self.inputs(x))
             loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
             correct += torch.bincount(y[logits.argmax(dim=1) == y], minlength=self.classes)
         return loss, correct
@@ -118,12 +132,16 @@ class Learner:
         """A key for the dropout masks of each step of an epoch; none where the model drops nothing."""
         return randomness.bits(randomness.key(place, "dropout"), steps).tolist() if self._drops else []
 
-    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        with self._arithmetic():
-            logits = self.module(x)
-        return F.cross_entropy(logits.to(self.dtype), y)
+    def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross-entropy of the module as it stands on stored samples."""
+        return self._loss(self.inputs(x), y, reduction)
 
-    def _arithmetic(self) -> AbstractContextManager[object]:
+    def _loss(self, inputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        with self.arithmetic():
+            logits = self.module(inputs)
+        return F.cross_entropy(logits.to(self.dtype), y, reduction=reduction)
+
+    def arithmetic(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
 
 

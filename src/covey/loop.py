@@ -32,10 +32,18 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, No
     method, runtime, records = game.method, game.runtime, game.records
     for t in range(records.rounds_done + 1, game.rounds + 1):
         watch = Stopwatch()
+        asked: list[tuple[Order, Replies]] = []
         with watch("selection"):
-            order = method.order(t, runtime.available(t))
+            reachable = runtime.available(t)
+            survey = method.survey(t, reachable)
+        if survey is not None:
+            asked.append((survey, checked((yield survey))))
+        with watch("selection"):
+            for _, answers in asked:
+                method.surveyed(t, answers)
+            order = method.order(t, reachable)
         replies = yield order
-        watch.seconds["clients"] = replies.wall_seconds
+        watch.seconds["clients"] = replies.wall_seconds + sum(answers.wall_seconds for _, answers in asked)
         with watch("aggregation"):
             replies = checked(replies)
             method.absorb(t, replies)
@@ -43,7 +51,7 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, No
         if t % game.evaluate_every == 0 or t == game.rounds:
             with watch("evaluation"):
                 scores = summary(runtime.evaluate(method.models()), game.truth.shares, method.model_of_client)
-        record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock)
+        record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock, asked)
         stopping = stop()
         records.write(record, method.state_dict, now=stopping or t == game.rounds)
         if game.on_round:

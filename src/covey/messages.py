@@ -5,7 +5,8 @@ are counted from their serialised form (safetensors).
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
     from covey.probes import Probe
 
 
+@dataclass(frozen=True)
+class Gate:
+    """A rule that clients apply before they upload: below the bound, the model stays where it is."""
+
+    probe: str
+    field: str
+    at_least: float
+
+    def opens(self, measured: Mapping[str, Mapping[str, Tensor]]) -> bool:
+        """Whether a client that measured this sends its model."""
+        return bool(measured[self.probe][self.field] >= self.at_least)
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """What a round asks for: who trains, from which model, how, and what is measured besides."""
@@ -34,6 +48,10 @@ class Order:
     probes: tuple["Probe", ...] = ()
     resident: bool = False
     """The models stay where they are trained: neither sent nor returned (local-only, central)."""
+    train: bool = True
+    """Without it clients only measure, on the model they received, and send no model back."""
+    gate: Gate | None = None
+    """When clients keep their model to themselves and send only what they measured."""
 
     def start_of(self, position: int) -> Tensor:
         return self.start if self.start.dim() == 1 else self.start[position]
@@ -41,6 +59,8 @@ class Order:
     def bytes_down(self) -> int:
         """What the server sends, over all clients of the round."""
         tensors = {} if self.resident else {"state": self.start_of(0)}
+        for probe in self.probes:
+            tensors |= {f"{probe.name}.{name}": value for name, value in probe.payload().items()}
         instructions = {"work": json.dumps(asdict(self.work)), "probes": ",".join(probe.name for probe in self.probes)}
         return packed_size(tensors, {"round": str(self.round), **instructions}) * len(self.clients)
 
@@ -58,19 +78,24 @@ class Reply:
     probes: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """Probe → field → value."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The fields as they travel."""
+    def tensors(self, order: Order) -> dict[str, Tensor]:
+        """The fields as they travel in answer to an order: no model where none is asked for."""
         measured = {f"{probe}.{name}": value for probe, fields in self.probes.items() for name, value in fields.items()}
-        scalars = {"samples": torch.tensor(self.samples), "loss": torch.tensor(self.loss, dtype=torch.float32)}
-        return {"state": self.state, **scalars, **measured}
+        scalars = {"samples": torch.tensor(self.samples)}
+        if order.train:
+            scalars["loss"] = torch.tensor(self.loss, dtype=torch.float32)
+        sends = order.train and not order.resident and (order.gate is None or order.gate.opens(self.probes))
+        return {**({"state": self.state} if sends else {}), **scalars, **measured}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A reply that was lost or thrown away, and why."""
+    """A reply that was lost or thrown away, or one measurement of a reply that is otherwise used, and why."""
 
     client: int
     reason: str
+    measurement: str | None = None
+    """The probe whose measurement alone is thrown away."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +111,15 @@ class Replies:
     losses: Tensor
     """`[k]`, float64"""
     probes: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """Probe → field → values `[k, ...]`."""
+    """Probe → field → values `[k, ...]`; rows of NaN where a client's measurement is missing or unusable."""
     faults: tuple[Fault, ...] = ()
+    withheld: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Clients whose model stayed with them because the order's gate did not open; they have no row."""
     bytes_up: int = 0
+    probe_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What each probe's measurements take of `bytes_up`."""
+    probe_seconds: Mapping[str, float] = field(default_factory=dict)
+    """What each probe took to measure, over all clients of the round, in real time."""
     seconds: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
     """`[k]`: what each client took, where time is kept (Oort wants to know), else empty."""
     round_seconds: float = 0.0
@@ -98,6 +129,15 @@ class Replies:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def observed(self, probe: str) -> IntArray:
+        """Positions of the clients whose measurement of this probe can be used."""
+        if probe not in self.probes:
+            return np.empty(0, dtype=np.int64)
+        usable = torch.ones(len(self), dtype=torch.bool)
+        for values in self.probes[probe].values():
+            usable &= finite_rows(values.flatten(1) if values.dim() > 1 else values[:, None])
+        return torch.nonzero(usable).flatten().numpy()
 
     def take(self, keep: IntArray) -> "Replies":
         """The replies at positions `keep`."""
@@ -116,7 +156,10 @@ class Replies:
 
 
 def checked(replies: Replies) -> Replies:
-    """Drop what must not touch a model: a loss or a state that is not finite, a count that is not positive."""
+    """Drop what must not touch a model: a loss or a state that is not finite, a count that is not positive.
+
+    A measurement that is not finite costs the client this measurement and nothing else.
+    """
     states = finite_rows(replies.states).tolist()
     losses = torch.isfinite(replies.losses).tolist()
     samples = replies.samples.tolist()
@@ -132,7 +175,67 @@ def checked(replies: Replies) -> Replies:
             keep.append(position)
     if len(keep) < len(replies):
         replies = replies.take(np.array(keep, dtype=np.int64))
-    return replace(replies, faults=tuple(sorted(faults, key=lambda fault: fault.client)))
+    known = {(fault.client, fault.measurement) for fault in faults}
+    for probe in replies.probes:
+        for position in np.setdiff1d(np.arange(len(replies)), replies.observed(probe)).tolist():
+            client = int(replies.clients[position])
+            if (client, probe) not in known:
+                faults.append(Fault(client, f"its {probe} holds NaN or infinite values", probe))
+    return replace(replies, faults=tuple(sorted(faults, key=lambda fault: (fault.client, fault.measurement or ""))))
+
+
+def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], size: int) -> Replies:
+    """Replies in client order as one `Replies`: measurements stacked, models withheld where the gate says so."""
+    sent, apart = 0, dict.fromkeys((probe.name for probe in order.probes), 0)
+    rows: list[Reply] = []
+    withheld: list[Reply] = []
+    for reply in replies:
+        tensors = reply.tensors(order)
+        sent += packed_size(tensors)
+        for probe, fields in reply.probes.items():
+            apart[probe] += sum(value.numel() * value.element_size() for value in fields.values())
+        (rows if "state" in tensors or not order.train or order.resident else withheld).append(reply)
+    measured, lacking = stacked_measurements(rows)
+    states = [reply.state for reply in rows] if order.train else []
+    return Replies(
+        clients=np.array([reply.client for reply in rows], dtype=np.int64),
+        states=torch.stack(states) if states else torch.empty(len(rows), 0 if not order.train else size),
+        samples=torch.tensor([reply.samples for reply in rows], dtype=torch.int64),
+        losses=torch.tensor([reply.loss for reply in rows], dtype=torch.float64),
+        probes=measured,
+        faults=(*faults, *lacking),
+        withheld=np.array([reply.client for reply in withheld], dtype=np.int64),
+        bytes_up=sent,
+        probe_bytes=apart,
+    )
+
+
+def stacked_measurements(replies: Sequence[Reply]) -> tuple[dict[str, dict[str, Tensor]], list[Fault]]:
+    """Probe → field → `[k, ...]`, and who sent no measurement, or one of another shape than most: a row of NaN."""
+    names = {probe: fields for reply in replies for probe, fields in reply.probes.items()}
+    measured: dict[str, dict[str, Tensor]] = {}
+    faults = []
+    for probe in names:
+        forms = [_form(reply.probes.get(probe)) for reply in replies]
+        usual = Counter(form for form in forms if form is not None).most_common(1)[0][0]
+        right = [form == usual for form in forms]
+        for reply, form, fits in zip(replies, forms, right, strict=True):
+            if not fits:
+                what = "is missing" if form is None else "has another shape than the other clients'"
+                faults.append(Fault(reply.client, f"its {probe} {what}", probe))
+        example = next(reply.probes[probe] for reply, fits in zip(replies, right, strict=True) if fits)
+        nothing = {
+            name: torch.full_like(value, float("nan")) if value.is_floating_point() else torch.zeros_like(value)
+            for name, value in example.items()
+        }
+        used = [reply.probes[probe] if fits else nothing for reply, fits in zip(replies, right, strict=True)]
+        measured[probe] = {name: torch.stack([fields[name] for fields in used]) for name in example}
+    return measured, faults
+
+
+def _form(fields: Mapping[str, Tensor] | None) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
+    """Names and shapes of a measurement."""
+    return None if not fields else tuple(sorted((name, tuple(value.shape)) for name, value in fields.items()))
 
 
 def finite_rows(states: Tensor) -> Tensor:

@@ -29,11 +29,22 @@ class OneModel:
         selector.begin(setting)
         aggregator.begin(setting)
 
+    def survey(self, round: int, candidates: IntArray) -> Order | None:
+        asked = self.selector.survey(round, candidates)
+        if asked is None:
+            return None
+        clients, probes = asked
+        return Order(round, np.sort(clients), self.model, self.setting.work, probes, train=False)
+
+    def surveyed(self, round: int, replies: Replies) -> None:
+        self.selector.surveyed(round, replies)
+
     def order(self, round: int, candidates: IntArray) -> Order:
         cohort = np.sort(self.selector.select(round, candidates))
         wanted = (*self.selector.probes(round), *self.aggregator.probes(round))
         probes = tuple({probe.name: probe for probe in wanted}.values())
-        return Order(round, cohort, self.model, self.setting.work, probes, self.resident)
+        gate = self.aggregator.gate(round)
+        return Order(round, cohort, self.model, self.setting.work, probes, self.resident, gate=gate)
 
     def absorb(self, round: int, replies: Replies) -> None:
         self.selector.observe(round, replies)

@@ -4,8 +4,10 @@ A probe is a pure function of the model it received, the model it trained and it
 it returns is all that leaves the client beyond the update.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,29 +17,66 @@ if TYPE_CHECKING:
     from covey.data.dataset import Samples
 
 
-class Probe(Protocol):
+class Probe(ABC):
     """A named measurement on the client. Must be picklable: it travels to worker processes."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
+    @abstractmethod
     def measure(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
     ) -> dict[str, Tensor]:
         """Field → value, the same shapes on every client."""
-        ...
+
+    def payload(self) -> dict[str, Tensor]:
+        """What the server has to send along for it."""
+        return {}
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Mean loss on the client's own samples of the model it received and of the one it trained."""
+class CohortProbe(Probe):
+    """A probe that measures many clients that received the same model at once, and one as a cohort of one."""
 
-    name: str = "losses"
+    @abstractmethod
+    def measure_cohort(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Field → `[k, ...]`, from k trained models `[k, d]` and the clients' samples one after another."""
 
     def measure(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
     ) -> dict[str, Tensor]:
-        return {
-            "before": torch.tensor(learner.mean_loss(received, samples)),
-            "after": torch.tensor(learner.mean_loss(trained, samples)),
-        }
+        fields = self.measure_cohort(learner, received, trained[None], samples, [len(samples)])
+        return {name: values[0] for name, values in fields.items()}
+
+
+@dataclass(frozen=True)
+class Losses(CohortProbe):
+    """Mean loss on the client's own samples of the model it received and of the one it trained."""
+
+    name = "losses"
+
+    def measure_cohort(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        before = means(learner.losses(received, samples), counts)
+        parts = samples.split(counts)
+        after = [learner.losses(state, part).mean() for state, part in zip(trained, parts, strict=True)]
+        return {"before": before, "after": torch.stack(after)}
+
+
+@dataclass(frozen=True)
+class Utility(CohortProbe):
+    """What Oort's statistical utility |D|·√(mean loss²) is made of, for the model that was received."""
+
+    name = "utility"
+
+    def measure_cohort(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        losses = learner.losses(received, samples)
+        return {"loss": means(losses, counts), "square": means(losses**2, counts)}
+
+
+def means(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """The mean of each client's values, which lie one after another: `[n, ...]` → `[k, ...]`."""
+    return torch.stack([part.mean(dim=0) for part in torch.split(values, list(counts))])

@@ -15,7 +15,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -32,13 +33,13 @@ from covey.config import Config
 from covey.environments import FloatArray
 from covey.errors import Refusal
 from covey.evaluation import finite
-from covey.messages import Order, Replies
+from covey.messages import Fault, Order, Replies
 from covey.roles import State
 
 FORMAT = 1
 """Version of the run folder; a folder with a higher one is refused."""
 
-TIMINGS = ("seconds",)
+TIMINGS = ("seconds", "probe_seconds")
 """Fields of a record that differ between two runs of the same seed."""
 
 
@@ -62,11 +63,19 @@ def round_record(
     skew: FloatArray,
     seconds: Mapping[str, float],
     clock: float = 0.0,
+    asked: Sequence[tuple[Order, Replies]] = (),
 ) -> dict[str, object]:
     """One round as a line of metrics. `skew` is the true skew of each client `[clients]`.
 
-    `clock` is the simulated time at which the round began.
+    `clock` is the simulated time at which the round began, `asked` what was measured before it.
     """
+    answers = [replies, *(answer for _, answer in asked)]
+    probe_bytes: Counter[str] = Counter()
+    probe_seconds: Counter[str] = Counter()
+    for answer in answers:
+        probe_bytes.update(answer.probe_bytes)
+        probe_seconds.update(answer.probe_seconds)
+    faults = [fault for answer in answers for fault in answer.faults]
     samples = replies.samples.double()
     loss = float((replies.losses * samples).sum() / samples.sum()) if len(replies) else float("nan")
     return {
@@ -75,12 +84,20 @@ def round_record(
         "train_loss": finite(loss),
         "clients": order.clients.tolist(),
         "cohort_skew": float(skew[order.clients].mean()) if len(order.clients) else None,
-        "dropped": [{"client": fault.client, "reason": fault.reason} for fault in replies.faults],
-        "bytes_up": replies.bytes_up,
-        "bytes_down": order.bytes_down(),
-        "clock": clock + replies.round_seconds,
+        "dropped": [_said(fault) for fault in faults if fault.measurement is None],
+        "unmeasured": [_said(fault) for fault in faults if fault.measurement is not None],
+        "withheld": replies.withheld.tolist(),
+        "bytes_up": sum(answer.bytes_up for answer in answers),
+        "bytes_down": order.bytes_down() + sum(survey.bytes_down() for survey, _ in asked),
+        "probe_bytes": dict(probe_bytes),
+        "clock": clock + sum(answer.round_seconds for answer in answers),
         "seconds": {phase: round(value, 6) for phase, value in seconds.items()},
+        "probe_seconds": {probe: round(value, 6) for probe, value in probe_seconds.items()},
     }
+
+
+def _said(fault: Fault) -> dict[str, object]:
+    return {"client": fault.client, "reason": fault.reason}
 
 
 class Records:

@@ -94,7 +94,7 @@ class Registry(Generic[T]):
             if name in self._plugins:
                 self._entries[name] = Entry(name, self._load(self._plugins[name]))
             elif self._parts_of_users and ":" in name:
-                return Entry(name, _import(name, self.kind))
+                return Entry(name, import_path(name, self.kind))
             else:
                 raise Refusal(self._unknown(name))
         return self._entries[name]
@@ -130,7 +130,7 @@ class Registry(Generic[T]):
         return f"There is no {self.kind} '{name}'.{hint} Known {self.plural}: {', '.join(self.names())}."
 
 
-def _import(path: str, kind: str) -> Any:
+def import_path(path: str, kind: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module_name), attribute)

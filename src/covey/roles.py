@@ -16,7 +16,7 @@ from covey.config import Local
 from covey.environments import IntArray
 from covey.evaluation import Scores
 from covey.layout import Layout
-from covey.messages import Order, Replies
+from covey.messages import Gate, Order, Replies
 from covey.probes import Probe
 from covey.registry import Registry
 
@@ -65,12 +65,23 @@ class Selector(Part):
     def select(self, round: int, candidates: IntArray) -> IntArray:
         """The cohort: at most `setting.cohort` different clients out of `candidates` (those that can be reached)."""
 
+    def survey(self, round: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
+        """Whom to ask, and what to measure on the present model, before this round's cohort is selected."""
+        return None
+
+    def surveyed(self, round: int, replies: Replies) -> None:
+        """Learn from the answers to the survey."""
+
     def observe(self, round: int, replies: Replies) -> None:
         """Learn from a round's sound replies (possibly none)."""
 
 
 class Aggregator(Part):
     """Turns replies into the next model."""
+
+    def gate(self, round: int) -> Gate | None:
+        """When clients of this round keep their model to themselves."""
+        return None
 
     @abstractmethod
     def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
@@ -83,6 +94,12 @@ aggregators: Registry[Callable[..., Aggregator]] = Registry("aggregator", "aggre
 
 class Method(Protocol):
     """What the round loop knows of a method, with one model or many."""
+
+    def survey(self, round: int, candidates: IntArray) -> Order | None:
+        """What to measure before `order`, where anything; `surveyed` is told the answers."""
+        ...
+
+    def surveyed(self, round: int, replies: Replies) -> None: ...
 
     def order(self, round: int, candidates: IntArray) -> Order: ...
 

@@ -1,6 +1,6 @@
 """What a data set is, and the registry of loaders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def split(self, counts: Sequence[int]) -> "list[Samples]":
+        """Samples of several clients, which lie one after another, client by client."""
+        pieces = zip(torch.split(self.x, list(counts)), torch.split(self.y, list(counts)), strict=True)
+        return [Samples(x, y) for x, y in pieces]
 
 
 @dataclass(frozen=True, eq=False)

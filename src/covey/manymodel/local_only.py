@@ -16,6 +16,12 @@ class LocalOnly:
         self.setting = setting
         self.personal = model.repeat(setting.clients, 1)
 
+    def survey(self, round: int, candidates: IntArray) -> None:
+        return None
+
+    def surveyed(self, round: int, replies: Replies) -> None:
+        """Nothing is asked."""
+
     def order(self, round: int, candidates: IntArray) -> Order:
         start = self.personal[torch.from_numpy(candidates)]
         return Order(round, candidates, start, self.setting.work, resident=True)

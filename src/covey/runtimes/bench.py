@@ -3,6 +3,7 @@
 import math
 import mmap
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ class FitTask:
     round: int
     work: Local
     probes: tuple[Probe, ...]
+    train: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,25 @@ class Bench:
     def perform(self, task: Task) -> Any:
         return self._fit(task) if isinstance(task, FitTask) else self._score(task)
 
-    def _fit(self, task: FitTask) -> tuple[int, float, dict[str, dict[str, Tensor]]]:
-        """The client's number of samples, training loss and measurements; its model goes into the arena."""
+    def _fit(self, task: FitTask) -> tuple[int, float, dict[str, dict[str, Tensor]], dict[str, float]]:
+        """The client's number of samples, training loss, measurements and what they took in seconds.
+
+        Its model goes into the arena.
+        """
         samples = self.federation.samples(task.client)
         place = key(self.seed, task.round, task.client)
         received = self.arena.starts[task.start]
-        trained, loss = self.learner.fit(received, samples, task.work, task.round, place)
-        self.arena.ends[task.end] = trained
-        measured = {
-            probe.name: probe.measure(self.learner, received, trained, samples, key(place, probe.name))
-            for probe in task.probes
-        }
-        return len(samples), loss, measured
+        trained, loss = received, 0.0
+        if task.train:
+            trained, loss = self.learner.fit(received, samples, task.work, task.round, place)
+            self.arena.ends[task.end] = trained
+        measured, seconds = {}, {}
+        for probe in task.probes:
+            begin = time.perf_counter()
+            fields = probe.measure(self.learner, received, trained, samples, key(place, probe.name))
+            measured[probe.name] = {name: value.clone() for name, value in fields.items()}
+            seconds[probe.name] = time.perf_counter() - begin
+        return len(samples), loss, measured, seconds
 
     def _score(self, task: ScoreTask) -> tuple[float, Any]:
         dataset = self.federation.dataset

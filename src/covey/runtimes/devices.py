@@ -76,8 +76,11 @@ class OnDevices:
         """`[cohort]`: download, local epochs, upload."""
         clients = order.clients
         carried = 0 if order.resident else order.start_of(0).numel() * order.start.element_size()
-        trained = self._sizes[clients] * order.work.epochs / self.speeds[clients]
-        seconds: FloatArray = trained + 2 * carried / self.bandwidths[clients]
+        # A pass forward alone is about a third of one forward and back.
+        passes = order.work.epochs if order.train else 1 / 3
+        trained = self._sizes[clients] * passes / self.speeds[clients]
+        ways = 2 if order.train else 1
+        seconds: FloatArray = trained + ways * carried / self.bandwidths[clients]
         return seconds
 
     def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from covey.config import Config
 from covey.environments import IntArray
 from covey.evaluation import Scores
 from covey.federations import Federation
-from covey.messages import Fault, Order, Replies, Reply, packed_size
+from covey.messages import Fault, Order, Replies, Reply, gathered
 from covey.runtimes.bench import Arena, Bench, FitTask, ScoreTask, Task
 from covey.runtimes.pool import Pool
 
@@ -63,7 +64,13 @@ class LocalRuntime:
         bench.arena.starts[: len(order.start) if order.start.dim() == 2 else 1] = order.start
         tasks = [
             FitTask(
-                int(client), position if order.start.dim() == 2 else 0, position, order.round, order.work, order.probes
+                int(client),
+                position if order.start.dim() == 2 else 0,
+                position,
+                order.round,
+                order.work,
+                order.probes,
+                order.train,
             )
             for position, client in enumerate(order.clients)
         ]
@@ -71,15 +78,18 @@ class LocalRuntime:
         largest_first = np.argsort(-self.federation.sizes[order.clients], kind="stable")
         results = self._perform([tasks[position] for position in largest_first])
         replies, faults = [], []
+        seconds = dict.fromkeys((probe.name for probe in order.probes), 0.0)
         for task, result in sorted(
             zip((tasks[position] for position in largest_first), results, strict=True), key=lambda pair: pair[0].client
         ):
             if isinstance(result, Fault):
                 faults.append(result)
             else:
-                samples, loss, probes = result
+                samples, loss, probes, taken = result
                 replies.append(Reply(task.client, bench.arena.ends[task.end], samples, loss, probes))
-        return stacked(replies, tuple(faults), self._learner.layout.size, resident=order.resident)
+                for name, value in taken.items():
+                    seconds[name] += value
+        return replace(gathered(order, replies, tuple(faults), self._learner.layout.size), probe_seconds=seconds)
 
     def evaluate(self, states: Tensor) -> Scores:
         test_y = self.federation.dataset.test_y
@@ -126,31 +136,6 @@ class LocalRuntime:
             arena = Arena.of(starts, ends, self._learner.layout.size, self._learner.dtype, shared=self.workers > 1)
             self._bench = Bench(self._learner, self.federation, self._seed, arena)
         return self._bench
-
-
-def stacked(replies: Sequence[Reply], faults: tuple[Fault, ...], size: int, *, resident: bool = False) -> Replies:
-    """Replies in client order as one `Replies`, with the bytes that they take on the wire."""
-    sent = 0
-    for reply in replies:
-        tensors = reply.tensors()
-        if resident:
-            del tensors["state"]
-        sent += packed_size(tensors)
-    probes: dict[str, dict[str, Tensor]] = {}
-    if replies:
-        probes = {
-            probe: {name: torch.stack([reply.probes[probe][name] for reply in replies]) for name in fields}
-            for probe, fields in replies[0].probes.items()
-        }
-    return Replies(
-        clients=np.array([reply.client for reply in replies], dtype=np.int64),
-        states=torch.stack([reply.state for reply in replies]) if replies else torch.empty(0, size),
-        samples=torch.tensor([reply.samples for reply in replies], dtype=torch.int64),
-        losses=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
-        probes=probes,
-        faults=faults,
-        bytes_up=sent,
-    )
 
 
 def keep_freed_memory() -> None:

@@ -5,8 +5,10 @@ CUDA graph. What a client computes is what it computes on the local runtime: sam
 same masks, from the same keys.
 """
 
+import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,13 +23,15 @@ from covey.errors import require
 from covey.evaluation import Scores
 from covey.federations import Federation
 from covey.messages import Order, Replies, Reply, packed_size
+from covey.probes import CohortProbe, Probe
 from covey.randomness import key
 from covey.roles import Runtime
 from covey.runtimes.local import LocalRuntime
 from covey.runtimes.stacked.engine import Engine, Job, Trained
 from covey.runtimes.stacked.tables import Holdings
 
-_TEST_CHUNK = 5_000
+_MEASURED_AT_ONCE = 1 << 16
+"""Samples of several clients that are measured together."""
 
 
 class StackedRuntime:
@@ -77,7 +81,7 @@ class StackedRuntime:
         losses, correct = [], []
         for state in states:
             loss, right = self.engine.learner.score(
-                state.to(self.engine.device), Samples(gallery.test_x, gallery.test_y), chunk=_TEST_CHUNK
+                state.to(self.engine.device), Samples(gallery.test_x, gallery.test_y)
             )
             losses.append(loss)
             correct.append(right)
@@ -107,40 +111,95 @@ def execute_together(orders: Sequence[tuple[StackedRuntime, Order]]) -> list[Rep
     answers: dict[int, Replies] = {}
     for engine in {id(runtime.engine): runtime.engine for runtime, _ in orders}.values():
         mine = [number for number, (runtime, _) in enumerate(orders) if runtime.engine is engine]
-        jobs = [Job(orders[number][1], orders[number][0]._holdings, orders[number][0]._seed) for number in mine]
-        for number, trained in zip(mine, engine.execute(jobs), strict=True):
-            answers[number] = _replies(*orders[number], trained)
+        training = [number for number in mine if orders[number][1].train]
+        jobs = [Job(orders[number][1], orders[number][0]._holdings, orders[number][0]._seed) for number in training]
+        trained = dict(zip(training, engine.execute(jobs), strict=True)) if jobs else {}
+        for number in mine:
+            answers[number] = _replies(*orders[number], trained.pop(number, None))
     return [answers[number] for number in range(len(orders))]
 
 
-def _replies(runtime: StackedRuntime, order: Order, trained: Trained) -> Replies:
-    clients = order.clients
-    samples = runtime.federation.sizes[clients]
-    measured = _measured(runtime, order, trained)
+def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> Replies:
+    """What comes back: models as one stack, so that only clients that withhold theirs cost a copy."""
+    clients, samples = order.clients, runtime.federation.sizes[order.clients]
+    states = trained.states if trained else torch.empty(len(clients), 0)
+    losses = trained.losses if trained else np.zeros(len(clients))
+    measured, seconds = _measured(runtime, order, trained)
+    withheld = np.zeros(len(clients), dtype=bool)
     sent = 0
+    apart = dict.fromkeys(measured, 0)
     if len(clients):
-        # Replies of one round have the same fields and shapes, hence the same size.
-        fields = {name: {field: values[0] for field, values in of.items()} for name, of in measured.items()}
-        one = Reply(int(clients[0]), trained.states[0], int(samples[0]), float(trained.losses[0]), fields).tensors()
-        if order.resident:
-            del one["state"]
-        sent = packed_size(one) * len(clients)
-    return Replies(
-        clients, trained.states, torch.from_numpy(samples), torch.from_numpy(trained.losses), measured, bytes_up=sent
+        # Replies of one round have the same fields and shapes, hence with or without a model the same size.
+        rows = [
+            {name: {field: values[at] for field, values in of.items()} for name, of in measured.items()}
+            for at in range(len(clients) if order.gate else 1)
+        ]
+        example = Reply(int(clients[0]), states[0], int(samples[0]), float(losses[0]), rows[0])
+        if order.gate:
+            withheld = np.array([not order.gate.opens(row) for row in rows])
+        open_, shut = replace(order, gate=None), replace(order, resident=True, gate=None)
+        sent = packed_size(example.tensors(open_)) * int((~withheld).sum())
+        sent += packed_size(example.tensors(shut)) * int(withheld.sum())
+        for name, fields in measured.items():
+            apart[name] = sum(values.numel() * values.element_size() for values in fields.values())
+    replies = Replies(
+        clients,
+        states,
+        torch.from_numpy(samples),
+        torch.from_numpy(losses),
+        measured,
+        bytes_up=sent,
+        probe_bytes=apart,
+        probe_seconds=seconds,
+        withheld=clients[withheld],
     )
+    return replies.take(np.flatnonzero(~withheld)) if withheld.any() else replies
 
 
-def _measured(runtime: StackedRuntime, order: Order, trained: Trained) -> dict[str, dict[str, Tensor]]:
-    """What the probes of the order measure, client by client on the device."""
+def _measured(
+    runtime: StackedRuntime, order: Order, trained: Trained | None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
+    """What the probes of the order measure, on the device, and the seconds that each took."""
     measured: dict[str, dict[str, Tensor]] = {}
-    learner = runtime.engine.learner
+    seconds: dict[str, float] = {}
+    groups = _groups(runtime, order) if order.probes and len(order.clients) else []
     for probe in order.probes:
-        rows = []
-        for position, client in enumerate(order.clients.tolist()):
-            received = order.start_of(position).to(runtime.engine.device)
-            held = runtime.federation.samples(client)
-            samples = Samples(held.x.to(runtime.engine.device), held.y.to(runtime.engine.device))
-            place = key(key(runtime._seed, order.round, client), probe.name)
-            rows.append(probe.measure(learner, received, trained.states[position], samples, place))
-        measured[probe.name] = {field: torch.stack([row[field].cpu() for row in rows]) for field in rows[0]}
-    return measured
+        begin = time.perf_counter()
+        parts = [_measured_group(runtime, order, trained, probe, positions) for positions in groups]
+        if parts:
+            measured[probe.name] = {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
+        seconds[probe.name] = time.perf_counter() - begin
+    return measured, seconds
+
+
+def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
+    """Positions of the cohort in groups whose samples are measured at once; each its own where starts differ."""
+    groups: list[list[int]] = []
+    room = 0
+    for position, client in enumerate(order.clients.tolist()):
+        size = int(runtime.federation.sizes[client])
+        if not groups or order.start.dim() == 2 or size > room:
+            groups.append([])
+            room = _MEASURED_AT_ONCE
+        groups[-1].append(position)
+        room -= size
+    return groups
+
+
+def _measured_group(
+    runtime: StackedRuntime, order: Order, trained: Trained | None, probe: Probe, positions: list[int]
+) -> dict[str, Tensor]:
+    """Field → `[positions, ...]` on the host."""
+    engine = runtime.engine
+    clients = order.clients[positions].tolist()
+    samples, counts = runtime._holdings.samples(clients, engine.gallery)
+    received = order.start_of(positions[0]).to(engine.device)
+    models = trained.states[positions].to(engine.device) if trained else received.expand(len(positions), -1)
+    if isinstance(probe, CohortProbe):
+        fields = probe.measure_cohort(engine.learner, received, models, samples, counts)
+        return {field: values.cpu().clone() for field, values in fields.items()}
+    rows = []
+    for model, part, client in zip(models, samples.split(counts), clients, strict=True):
+        place = key(key(runtime._seed, order.round, client), probe.name)
+        rows.append(probe.measure(engine.learner, received, model, part, place))
+    return {field: torch.stack([row[field].cpu().clone() for row in rows]) for field in rows[0]}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.data.dataset import Dataset
+from covey.data.dataset import Dataset, Samples
 from covey.environments.alterations import FEATURES, alter_images
 from covey.federations import Federation
 
@@ -42,8 +42,18 @@ class Holdings:
     """`[total]`, int64"""
     start: Tensor
     """`[clients]`, int64: where a client's samples begin."""
+    begins: np.ndarray
+    """The same on the host."""
     sizes: np.ndarray
     """`[clients]`"""
+
+    def samples(self, clients: list[int], gallery: Gallery) -> tuple[Samples, list[int]]:
+        """The samples of these clients one after another, on the device, and how many each has."""
+        counts = [int(self.sizes[client]) for client in clients]
+        begin = self.begins[clients]
+        places = np.concatenate([np.arange(at, at + count) for at, count in zip(begin, counts, strict=True)])
+        index = torch.from_numpy(places).to(gallery.device)
+        return Samples(gallery.x[self.sample[index]], self.label[index]), counts
 
     @classmethod
     def of(cls, federation: Federation, gallery: Gallery) -> "Holdings":
@@ -58,5 +68,6 @@ class Holdings:
             torch.cat(samples).to(torch.int32).to(gallery.device),
             torch.cat(labels).to(gallery.device),
             torch.from_numpy(begin).to(gallery.device),
+            begin,
             federation.sizes,
         )

@@ -1,0 +1,161 @@
+"""FedACS's insight against autograd, on one client and on a cohort, locally and stacked."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import covey
+from covey.client import Learner
+from covey.config import Config, Local
+from covey.data.dataset import Samples, load_dataset
+from covey.errors import Refusal
+from covey.federations import build_federation
+from covey.insight import Insight, vectors
+from covey.messages import Order
+from covey.models import build_model
+from covey.probes import Losses, Utility
+from covey.runtimes.local import LocalRuntime
+from covey.runtimes.stacked import StackedRuntime
+
+DATA = load_dataset("digits", None, {})
+
+
+def a_learner(model: str = "mlp", precision: str = "fp64") -> tuple[Learner, torch.Tensor]:
+    learner = Learner(build_model(model, {}, DATA.shape, DATA.classes, 0), DATA, precision)
+    return learner, learner.layout.read(learner.module).clone()
+
+
+def by_backpropagation(learner: Learner, state: torch.Tensor, samples: Samples) -> dict[str, torch.Tensor]:
+    """The gradient of the mean loss for every parameter, by a full backward pass in evaluation mode."""
+    learner.place(state)
+    named = dict(learner.module.named_parameters())
+    loss = F.cross_entropy(learner.module(learner.inputs(samples.x)), samples.y)
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def test_the_head_insight_is_rate_times_the_gradient_of_the_last_layer():
+    learner, state = a_learner()
+    learner.chunk = 64
+    samples = Samples(DATA.x[:150], DATA.y[:150])
+    gradient = by_backpropagation(learner, state, samples)
+    head = learner.module.head
+    measured = Insight(rate=0.3).measure(learner, state, state, samples, key=1)
+    assert set(measured) == {"weight", "bias"}
+    torch.testing.assert_close(measured["weight"], 0.3 * gradient[f"{head}.weight"], rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(measured["bias"], 0.3 * gradient[f"{head}.bias"], rtol=1e-10, atol=1e-14)
+
+
+def test_the_full_insight_is_the_gradient_of_all_parameters():
+    learner, state = a_learner()
+    learner.chunk = 64
+    samples = Samples(DATA.x[:150], DATA.y[:150])
+    gradient = by_backpropagation(learner, state, samples)
+    measured = Insight(rate=1.0, kind="full").measure(learner, state, state, samples, key=1)["change"]
+    torch.testing.assert_close(measured, torch.cat([value.flatten() for value in gradient.values()]))
+    learner.place(state)
+    assert all(parameter.requires_grad for parameter in learner.module.parameters())
+
+
+class ScaledHead(nn.Module):
+    """A model that does something after its last layer, so the product of residual and input is not its gradient."""
+
+    head = "last"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 8)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 3 * self.last(torch.relu(self.body(x.flatten(1))))
+
+
+class ConvolvedHead(nn.Module):
+    head = "last"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 4, 3)
+        self.last = nn.Conv2d(4, 10, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).flatten(1)
+
+
+@pytest.mark.parametrize("module", [ScaledHead, ConvolvedHead])
+def test_any_last_layer_has_its_insight(module):
+    learner = Learner(module(), DATA, "fp64")
+    state = learner.layout.read(learner.module).clone()
+    samples = Samples(DATA.x[:40], DATA.y[:40])
+    gradient = by_backpropagation(learner, state, samples)
+    measured = Insight(rate=1.0).measure(learner, state, state, samples, key=1)
+    torch.testing.assert_close(measured["weight"], gradient["last.weight"])
+    torch.testing.assert_close(measured["bias"], gradient["last.bias"])
+    assert all(parameter.requires_grad for parameter in learner.module.parameters())
+
+
+def test_a_head_without_bias_sends_none():
+    learner, state = a_learner("leaf-cnn")
+    measured = Insight(rate=1.0).measure(learner, state, state, Samples(DATA.x[:20], DATA.y[:20]), key=1)
+    assert set(measured) == {"weight"}
+    assert vectors({"weight": measured["weight"][None]}).shape == (1, measured["weight"].numel())
+
+
+def brightness(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.mean(dim=0).flatten()
+
+
+def test_a_function_of_the_user_shows_clients_whose_images_are_shifted():
+    """Section V-E: the labels are IID here and only the look of the images differs."""
+    config = Config.of(
+        {"environment": "iid", "clients": 20, "altered": {"shifted": 0.1}, "local": {"epochs": 1}, "runtime": "local"}
+    )
+    federation = build_federation(config)
+    assert federation.altered is not None
+    odd = {client for client, kind in enumerate(federation.altered.features) if kind}
+    assert len(odd) == 2
+    module = build_model("mlp", {}, DATA.shape, DATA.classes, 0)
+    runtime = LocalRuntime(federation, module, workers=1)
+    probe = Insight(rate=1.0, kind="tests.test_insight:brightness")
+    order = Order(1, np.arange(20), covey.layout.Layout.of(module).read(module), Local(), (probe,), train=False)
+    values = vectors(runtime.execute(order).probes["insight"])
+    runtime.close()
+    distance = (values - values.mean(dim=0)).norm(dim=1)
+    assert set(distance.topk(2).indices.tolist()) == odd
+
+
+@pytest.mark.parametrize("kind", ["heads", "no.such.module:thing", "math:pi"])
+def test_an_impossible_insight_is_refused(kind):
+    with pytest.raises(Refusal):
+        Insight(rate=1.0, kind=kind)
+
+
+@pytest.mark.parametrize("model", ["mlp", "tutorial-cnn"])
+@pytest.mark.parametrize("train", [True, False])
+def test_local_and_stacked_measure_the_same(model, train):
+    dataset = {"name": "synthetic", "shape": "3,32,32", "train": 400, "test": 50} if model != "mlp" else "digits"
+    given = {"dataset": dataset, "environment": "dirichlet", "clients": 6, "altered": {"poison": 0.2}}
+    federation = build_federation(Config.of(given))
+    data = federation.dataset
+    probes = (Losses(), Utility(), Insight(rate=0.1), Insight(rate=0.1, kind="full"))
+    replies = {}
+    for name in ("local", "stacked"):
+        module = build_model(model, {}, data.shape, data.classes, 0)
+        runtime = (
+            LocalRuntime(federation, module, workers=1, precision="fp64")
+            if name == "local"
+            else StackedRuntime(federation, module, precision="fp64")
+        )
+        start = covey.layout.Layout.of(module).read(module).double()
+        order = Order(1, np.array([0, 2, 3, 5]), start, Local(epochs=1, rate=0.01), probes, train=train)
+        replies[name] = runtime.execute(order)
+        runtime.close()
+    local, stacked = replies["local"], replies["stacked"]
+    assert local.states.shape == stacked.states.shape == (4, len(start) if train else 0)
+    assert local.bytes_up == stacked.bytes_up
+    assert local.probe_bytes == stacked.probe_bytes
+    for probe, fields in local.probes.items():
+        for field, values in fields.items():
+            torch.testing.assert_close(stacked.probes[probe][field], values, rtol=1e-9, atol=1e-12)
