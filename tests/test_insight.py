@@ -22,8 +22,8 @@ from covey.runtimes.stacked import StackedRuntime
 DATA = load_dataset("digits", None, {})
 
 
-def a_learner(model: str = "mlp", precision: str = "fp64") -> tuple[Learner, torch.Tensor]:
-    learner = Learner(build_model(model, {}, DATA.shape, DATA.classes, 0), DATA, precision)
+def a_learner(model: str = "mlp") -> tuple[Learner, torch.Tensor]:
+    learner = Learner(build_model(model, {}, DATA.shape, DATA.classes, 0), DATA, "fp64")
     return learner, learner.layout.read(learner.module).clone()
 
 
@@ -68,7 +68,7 @@ class ScaledHead(nn.Module):
         self.body = nn.Linear(64, 8)
         self.last = nn.Linear(8, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return 3 * self.last(torch.relu(self.body(x.flatten(1))))
 
 
@@ -80,7 +80,7 @@ class ConvolvedHead(nn.Module):
         self.body = nn.Conv2d(1, 4, 3)
         self.last = nn.Conv2d(4, 10, 6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).flatten(1)
 
 

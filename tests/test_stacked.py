@@ -49,7 +49,7 @@ def both(given, work, clients, model="mlp", precision="fp64", probes=(), options
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_the_same_run_in_five_rounds(method, tmp_path):
-    given = {**SKEWED, "rounds": 5, "precision": "fp64", "method": method}
+    given = {**SKEWED, "cohort": 0.3, "rounds": 5, "precision": "fp64", "method": method}
     local = run(given, out=tmp_path / "local")
     stacked = run(given, **STACKED, out=tmp_path / "stacked")
     assert [row["clients"] for row in local.metrics] == [row["clients"] for row in stacked.metrics]

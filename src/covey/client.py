@@ -125,7 +125,7 @@ class Learner:
             with self.arithmetic():
                 logits = self.module(self.inputs(x))
             loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
-            correct += torch.bincount(y[logits.argmax(dim=1) == y], minlength=self.classes)
+            correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
         return loss, correct
 
     def _mask_keys(self, place: int, steps: int) -> list[int]:

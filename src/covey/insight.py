@@ -70,7 +70,7 @@ class Insight(CohortProbe):
 def vectors(fields: Mapping[str, Tensor]) -> Tensor:
     """A cohort's insights as vectors: weight and bias side by side, `[k, h]`."""
     order = sorted(fields, key=lambda name: (name == "bias", name))
-    return torch.cat([fields[name].flatten(1) for name in order], dim=1).double()
+    return torch.cat([fields[name].flatten(1) for name in order], dim=1)
 
 
 def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int]) -> dict[str, Tensor]:

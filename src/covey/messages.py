@@ -243,7 +243,7 @@ def finite_rows(states: Tensor) -> Tensor:
 
     A finite sum proves it in one pass that writes nothing; one that is not may be an overflow, and is looked into.
     """
-    finite = torch.isfinite(states.sum(dim=1))
+    finite = torch.isfinite(states.sum(dim=1)).cpu()
     for row in torch.nonzero(~finite).flatten().tolist():
         finite[row] = torch.isfinite(states[row]).all()
     return finite

@@ -93,6 +93,10 @@ methods: Registry[Recipe] = Registry("method", "methods")
 for _name, _recipe in {
     "fedavg": Recipe("Uniform selection, average weighted by samples (McMahan et al. 2017)."),
     "fedprox": Recipe("FedAvg with a proximal term in the local objective (Li et al. 2020).", local={"proximal": 0.01}),
+    "fedacs": Recipe(
+        "Clients with little skew are found from last-layer insights and invited more often (Wang et al. 2022).",
+        selector="fedacs",
+    ),
     "central": Recipe(
         "SingleSet: all data in one place, plain SGD; what federation cannot expect to beat.",
         reshape=lambda federation, seed: federation.merged(),

@@ -6,9 +6,10 @@ draws (cohorts, Beta samples) comes from NumPy's Philox under the same kind of k
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,14 +44,22 @@ def key(*parts: int | str) -> int:
     return state
 
 
-def keys(places: Sequence[int], purpose: str, device: torch.device | str = "cpu") -> Tensor:
-    """`key(place, purpose)` for many places at once: int64 `[places]`."""
-    given = np.array(places, dtype=np.uint64)
+def keys(*parts: int | str | NDArray[Any]) -> NDArray[np.uint64]:
+    """`key` for many places at once: whole numbers and words, and arrays of whole numbers `[places]`."""
     golden = np.uint64(_GOLDEN)
-    state = np.zeros_like(given)
-    for value in (given, np.full_like(given, _word(purpose))):
+    state = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            value = part.astype(np.uint64)
+        else:
+            value = np.array([_word(part) if isinstance(part, str) else int(part) & _MASK], dtype=np.uint64)
         state = _mix_many(state + _mix_many(value + golden) + golden)
-    return torch.from_numpy(state.view(np.int64)).to(device)
+    return state
+
+
+def as_tensor(keys: NDArray[np.uint64], device: torch.device | str = "cpu") -> Tensor:
+    """Keys as the tensor functions below take them: int64 with the same bits."""
+    return torch.from_numpy(keys.view(np.int64)).to(device)
 
 
 @lru_cache(maxsize=1024)

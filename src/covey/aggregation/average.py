@@ -20,7 +20,10 @@ class Average(Aggregator):
 
 
 def weighted_sum(states: Tensor, weights: Tensor) -> Tensor:
-    """Σ_k weights_k · states_k over `[k, d]`, added in the clients' order, so that every machine gets the same bits."""
+    """Σ_k weights_k · states_k over `[k, d]`; on CPUs in the clients' order, to the same bits on every machine."""
+    if states.is_cuda:
+        # A matrix times a vector: one pass over the states, and never in tf32, as a matrix product would be.
+        return torch.mv(states.t(), weights.to(states.device, states.dtype))
     total = states[0] * float(weights[0])
     for state, weight in zip(states[1:], weights[1:].tolist(), strict=True):
         total.add_(state, alpha=weight)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -113,22 +113,22 @@ def candidate_ways(module: nn.Module) -> list[dict[str, Way]]:
     return [*candidates, {**grouped, names[0]: "windows"}] if len(names) > 1 else candidates
 
 
-def cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "covey" / "convolutions.json"
+def cache_file(kind: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "covey" / f"{kind}.json"
 
 
-def read_cache() -> dict[str, dict[str, Way]]:
-    """Measurements of earlier runs on this machine; none where they cannot be read."""
+def read_cache(kind: str) -> dict[str, Any]:
+    """What earlier runs on this machine measured to be fastest; nothing where it cannot be read."""
     try:
-        known = json.loads(cache_file().read_text(encoding="utf-8"))
+        known = json.loads(cache_file(kind).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
 
 
-def write_cache(known: Mapping[str, Mapping[str, Way]]) -> None:
+def write_cache(kind: str, known: Mapping[str, Any]) -> None:
     """Keep measurements for the next run; a cache that cannot be written is done without."""
-    file = cache_file()
+    file = cache_file(kind)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         beside = file.with_suffix(f".{os.getpid()}")

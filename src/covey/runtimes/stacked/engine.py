@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covey import randomness
 from covey.client import Learner, Precision
 from covey.config import Local
 from covey.data.dataset import Dataset
@@ -39,6 +40,9 @@ from covey.runtimes.stacked.tables import Gallery, Holdings
 
 MOST_LANES = 512
 """More lanes than this make no step faster, and every one of them takes memory."""
+
+FEW_LANES = 64
+"""A stack of no more lanes than this is not split; of a larger one it is measured whether parts are faster."""
 
 _COMPUTE = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -80,6 +84,11 @@ class Engine:
         self._launchers: dict[tuple[object, ...], Launcher] = {}
         self._lanes: dict[tuple[object, ...], int] = {}
 
+    @property
+    def for_speed(self) -> bool:
+        """Whether measuring pays: on a GPU, unless in double precision, which is for checking and not for speed."""
+        return self.device.type == "cuda" and self.precision != "fp64"
+
     def _first_guess(self) -> int:
         """Lanes that may fit: parameters, gradients, momentum, received models and copies in half the memory."""
         if self.device.type != "cuda":
@@ -101,10 +110,11 @@ class Engine:
         ]
         groups: dict[tuple[object, ...], list[Segment]] = {}
         for number, job in enumerate(jobs):
-            for position, client in enumerate(job.order.clients.tolist()):
-                one = segment(
-                    number, position, client, int(job.holdings.sizes[client]), job.order.work, job.order.round, job.seed
-                )
+            order = job.order
+            places = randomness.keys(job.seed, order.round, order.clients).tolist()
+            sizes = job.holdings.sizes[order.clients].tolist()
+            for position, client in enumerate(order.clients.tolist()):
+                one = segment(number, position, client, sizes[position], order.work, order.round, places[position])
                 groups.setdefault(_shape(one), []).append(one)
         for shape, segments in groups.items():
             for part in without_giants(segments):
@@ -134,9 +144,10 @@ class Engine:
         """Train clients that share a shape, in as many lanes as the memory holds."""
         batch = int(str(shape[0]))
         while True:
-            lanes = self._lanes_for(shape, segments)
-            visits = pack(segments, lanes)
+            lanes = self.most_lanes
             try:
+                lanes = self._lanes_for(shape, segments, jobs)
+                visits = pack(segments, lanes)
                 losses = self._launcher(shape, segments, lanes, batch).run(visits, jobs, results)
                 break
             except torch.OutOfMemoryError:
@@ -150,13 +161,32 @@ class Engine:
             one = visit.segment
             results[one.job].losses[one.position] = total / (one.samples * one.work.epochs)
 
-    def _lanes_for(self, shape: tuple[object, ...], segments: list[Segment]) -> int:
+    def _lanes_for(self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job]) -> int:
         """The number of lanes for launches of this shape and size, kept from then on: graphs are made for it."""
         key = (*shape, len(segments))
         if key not in self._lanes:
-            steps = np.array([one.steps for one in segments])
-            self._lanes[key] = lanes_for(steps, self.most_lanes)
+            most = lanes_for(np.array([one.steps for one in segments]), self.most_lanes)
+            splits = self.for_speed and most > FEW_LANES
+            self._lanes[key] = self._fastest_lanes(shape, segments, jobs, most) if splits else most
         return self._lanes[key]
+
+    def _fastest_lanes(self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job], most: int) -> int:
+        """All at once, or half of them at a time, or a quarter: halved as long as the whole takes less time."""
+        batch = int(str(shape[0]))
+        signature = self._launcher(shape, segments, most, batch).signature(len(segments))
+        known = read_cache("lanes")
+        if signature not in known:
+            lanes, best = most, self._launcher(shape, segments, most, batch).trial(pack(segments, most), jobs)
+            while lanes > FEW_LANES:
+                fewer = -(-lanes // 2)
+                seconds = self._launcher(shape, segments, fewer, batch).trial(pack(segments, fewer), jobs)
+                if seconds > 0.97 * best:
+                    break
+                lanes, best = fewer, seconds
+            known = {**read_cache("lanes"), signature: lanes}
+            write_cache("lanes", known)
+            self._launchers.clear()
+        return int(known[signature])
 
     def _launcher(self, shape: tuple[object, ...], segments: list[Segment], lanes: int, batch: int) -> "Launcher":
         works = [one.work for one in segments]
@@ -203,13 +233,31 @@ class Launcher:
         step = make_step(module, self._terms, learner.scale, learner.shift, engine.dtype, _COMPUTE[engine.precision])
         return torch.compile(step, dynamic=False) if self.on_gpu else step
 
+    def trial(self, visits: list[Visit], jobs: Sequence[Job]) -> float:
+        """Seconds that these visits would take; nothing has changed afterwards."""
+        steps = max(visit.end for visit in visits)
+        self._load(self._plan(visits, jobs, steps), steps)
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        before = {name: value.clone() for name, value in self._state().items()}
+        self._counter.zero_()
+        seconds = replay_seconds(self._graph, min(10, steps - 1))
+        for name, value in self._state().items():
+            value.copy_(before[name])
+        return seconds * steps
+
+    def _plan(self, visits: list[Visit], jobs: Sequence[Job], steps: int) -> Schedule:
+        engine = self.engine
+        return schedule(
+            visits, [job.holdings for job in jobs], self.count, self.batch, engine.dtype, engine.device, steps
+        )
+
     def run(self, visits: list[Visit], jobs: Sequence[Job], results: list[Trained]) -> Tensor:
         """Train all visits; their summed losses `[visits]`, in order."""
         steps = max(visit.end for visit in visits)
         engine = self.engine
-        plan = schedule(
-            visits, [job.holdings for job in jobs], self.count, self.batch, engine.dtype, engine.device, steps
-        )
+        plan = self._plan(visits, jobs, steps)
         losses = torch.zeros(len(visits), dtype=torch.float64, device=engine.device)
         # Begin and end of segments, in order of time; between two of these, steps need nothing from the host.
         begins: dict[int, list[int]] = {}
@@ -299,14 +347,14 @@ class Launcher:
     def _capture(self) -> None:
         """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
         before = {name: value.clone() for name, value in self._state().items()}
-        known, place = read_cache(), self._signature()
-        if not self.ways and convolutions(self.engine.module):
+        known, place = read_cache("convolutions"), self.signature(self.count)
+        if not self.ways and self.engine.for_speed and convolutions(self.engine.module):
             if place in known:
                 self.ways = known[place]
                 self._step = self._make_step(self.ways)
             else:
                 self._graph = self._fastest()
-                write_cache({**read_cache(), place: self.ways})
+                write_cache("convolutions", {**read_cache("convolutions"), place: self.ways})
         if self._graph is None:
             self._graph = self._record()
         for name, value in self._state().items():
@@ -350,12 +398,12 @@ class Launcher:
             once()
         return graph
 
-    def _signature(self) -> str:
-        """What the choice of ways depends on."""
+    def signature(self, count: int) -> str:
+        """What the fastest way to compute `count` clients depends on."""
         engine = self.engine
         shapes = [slot.shape for slot in engine.layout.parameters]
         sample = tuple(engine.gallery.x.shape[1:])
-        about = (type(engine.module).__name__, shapes, sample, self.count, self.batch, engine.precision)
+        about = (type(engine.module).__name__, shapes, sample, count, self.batch, engine.precision)
         return f"{torch.cuda.get_device_name(engine.device)} torch {torch.__version__} {about}"
 
     def _state(self) -> dict[str, Tensor]:

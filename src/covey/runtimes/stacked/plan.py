@@ -45,17 +45,19 @@ class Visit(NamedTuple):
     segment: Segment
 
 
-def segment(job: int, position: int, client: int, samples: int, work: Local, round: int, seed: int) -> Segment:
+def segment(job: int, position: int, client: int, samples: int, work: Local, round: int, place: int) -> Segment:
     """The segment of a client that holds so many samples."""
-    steps = work.epochs * steps_of(samples, work)
-    return Segment(job, position, client, samples, steps, randomness.key(seed, round, client), work, round)
+    return Segment(job, position, client, samples, work.epochs * steps_of(samples, work), place, work, round)
 
 
 def pack(segments: list[Segment], lanes: int) -> list[Visit]:
     """Longest processing time first: visits in order of lane and time."""
+    longest_first = sorted(segments, key=lambda one: (-one.steps, one.job, one.position))
+    if len(segments) <= lanes:
+        return [Visit(lane, 0, one.steps, one) for lane, one in enumerate(longest_first)]
     load = np.zeros(lanes, dtype=np.int64)
     visits = []
-    for one in sorted(segments, key=lambda one: (-one.steps, one.job, one.position)):
+    for one in longest_first:
         lane = int(np.argmin(load))
         visits.append(Visit(lane, int(load[lane]), int(load[lane]) + one.steps, one))
         load[lane] += one.steps
@@ -116,13 +118,18 @@ def schedule(
     same first n numbers however many are asked for.
     """
     rows = [(visit, epoch) for visit in visits for epoch in range(visit.segment.work.epochs)]
-    epochs = [randomness.key(visit.segment.place, epoch) for visit, epoch in rows]
+    clients_keys = np.array([visit.segment.place for visit, _ in rows], dtype=np.uint64)
+    epochs = randomness.keys(clients_keys, np.array([epoch for _, epoch in rows]))
+
+    def keys(purpose: str) -> Tensor:
+        return randomness.as_tensor(randomness.keys(epochs, purpose), device)
+
     sizes = torch.tensor([visit.segment.samples for visit, _ in rows], device=device)
     longest = max(visit.segment.samples for visit in visits)
     per_epoch = -(-longest // batch)
     padded = per_epoch * batch
 
-    order = _orders(randomness.keys(epochs, "batches", device), sizes, longest)
+    order = _orders(keys("batches"), sizes, longest)
     slots = torch.arange(padded, device=device)
     real = slots < sizes[:, None]
     within = _padded(order, padded).masked_fill(~real, 0)
@@ -140,7 +147,7 @@ def schedule(
     counts = real.view(len(rows), per_epoch, batch).sum(dim=2)
     weight = real.view(len(rows), per_epoch, batch).to(dtype) / counts.clamp_min(1).to(dtype)[:, :, None]
     rates = torch.tensor([one.segment.work.rate_at(one.segment.round, epoch) for one, epoch in rows], dtype=dtype)
-    masks = randomness.bits(randomness.keys(epochs, "dropout", device), per_epoch)
+    masks = randomness.bits(keys("dropout"), per_epoch)
 
     # Rows (visit, epoch) and batches within them → (step, lane).
     row_of, batch_of, step_of, lane_of = _places(rows, device)
@@ -154,10 +161,10 @@ def schedule(
     by_batch = (len(rows), per_epoch, batch)
     work, crops, flips = visits[0].segment.work, None, None
     if work.crop or work.flip:
-        drawn = randomness.integers(randomness.keys(epochs, "crop", device), 2 * longest, 2 * work.crop + 1)
+        drawn = randomness.integers(keys("crop"), 2 * longest, 2 * work.crop + 1)
         shifts = _padded(drawn.view(len(rows), longest, 2).to(torch.int32), padded)
         crops = spread(shifts.view(*by_batch, 2))
-        drawn = randomness.integers(randomness.keys(epochs, "flip", device), longest, 2)
+        drawn = randomness.integers(keys("flip"), longest, 2)
         flips = spread(_padded(drawn.bool() & work.flip, padded).view(by_batch))
     return Schedule(
         sample=spread(sample.view(by_batch)),

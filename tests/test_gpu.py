@@ -1,0 +1,112 @@
+"""What only a GPU can show: graphs, splits and resident data, against the local runtime."""
+
+import numpy as np
+import pytest
+import torch
+
+import covey
+from covey.config import Config, Local
+from covey.federations import build_federation
+from covey.layout import Layout
+from covey.messages import Order
+from covey.models import build_model
+from covey.runtimes.local import LocalRuntime
+from covey.runtimes.stacked import StackedRuntime
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+COLOUR = {"name": "synthetic", "shape": (3, 16, 16), "train": 300, "test": 60}
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "dataset"),
+    [("fedacs", "mlp", "digits"), ("fedprox", "mlp", "digits"), ("fedavg", "tutorial-cnn", COLOUR)],
+)
+def test_five_rounds_in_double_precision_are_those_of_the_local_runtime(tmp_path, method, model, dataset):
+    given = {
+        "method": method,
+        "dataset": dataset,
+        "model": model,
+        "environment": {"name": "dirichlet", "alpha": 0.5},
+        "clients": 20,
+        "cohort": 5,
+        "rounds": 5,
+        "precision": "fp64",
+        "local": {"epochs": 1, "batch": 8, "rate": 0.05, "momentum": 0.5},
+    }
+    local = covey.run(given, workers=1, out=tmp_path / "local")
+    stacked = covey.run(given, runtime="stacked", device="cuda", out=tmp_path / "stacked")
+    assert [row["clients"] for row in local.metrics] == [row["clients"] for row in stacked.metrics]
+    one, other = (Layout.of(result.model()).read(result.model()).cpu() for result in (local, stacked))
+    assert (one - other).norm() <= 1e-9 * one.norm()
+
+
+@pytest.mark.parametrize(("model", "shape"), [("tutorial-cnn", (3, 32, 32)), ("mcmahan-cnn", (1, 28, 28))])
+def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
+    dataset = {"name": "synthetic", "shape": shape, "train": 200, "test": 20}
+    federation = build_federation(Config.of({"dataset": dataset, "environment": "iid", "clients": 4}))
+    data = federation.dataset
+    order_of = {}
+    for name, make in (("local", LocalRuntime), ("stacked", StackedRuntime)):
+        module = build_model(model, {}, data.shape, data.classes, 0)
+        start = Layout.of(module).read(module)
+        more = {"workers": 1} if name == "local" else {"device": "cuda"}
+        runtime = make(federation, module, **more)
+        order = Order(1, np.arange(4), start, Local(epochs=1, batch=0, rate=1.0))
+        order_of[name] = start - runtime.execute(order).states.cpu()
+        runtime.close()
+    local, stacked = order_of["local"], order_of["stacked"]
+    assert (local - stacked).norm() <= 1e-5 * local.norm()
+
+
+def test_a_thousand_large_models_under_a_memory_limit_give_the_same_result():
+    dataset = {"name": "synthetic", "shape": (1, 28, 28), "train": 2_000, "test": 20}
+    given = {"dataset": dataset, "environment": {"name": "iid", "samples": 10}, "clients": 1_000}
+    federation = build_federation(Config.of(given))
+    data = federation.dataset
+    module = build_model("mcmahan-cnn", {}, data.shape, data.classes, 0)
+    start = Layout.of(module).read(module).double()
+    order = Order(1, np.arange(1_000), start, Local(epochs=1, batch=10, rate=0.05))
+    local = LocalRuntime(federation, build_model("mcmahan-cnn", {}, data.shape, data.classes, 0), precision="fp64")
+    expected = local.execute(order).states.mean(dim=0)
+    local.close()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    limited = StackedRuntime(federation, module, precision="fp64", device="cuda", memory=8 << 30)
+    states = limited.execute(order).states
+    assert torch.cuda.max_memory_reserved() <= 8 << 30
+    assert limited.engine.most_lanes < 1_000
+    found = states.mean(dim=0).cpu()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (found - expected).norm() <= 1e-9 * expected.norm()
+
+
+def test_a_guess_that_does_not_fit_is_halved_until_it_does():
+    dataset = {"name": "synthetic", "shape": (1, 28, 28), "train": 1_000, "test": 20}
+    given = {"dataset": dataset, "environment": {"name": "iid", "samples": 100}, "clients": 64}
+    federation = build_federation(Config.of(given))
+    data = federation.dataset
+    module = build_model("mcmahan-cnn", {}, data.shape, data.classes, 0)
+    start = Layout.of(module).read(module).double()
+    order = Order(1, np.arange(64), start, Local(epochs=1, batch=100, rate=0.05))
+    torch.cuda.empty_cache()
+    runtime = StackedRuntime(federation, module, precision="fp64", device="cuda", memory=3 << 30)
+    runtime.engine.most_lanes = 64
+    states = runtime.execute(order).states
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert runtime.engine.most_lanes < 64
+    assert torch.isfinite(states).all()
+
+
+def test_ten_thousand_clients_of_six_hundred_images_are_resident():
+    dataset = {"name": "synthetic", "shape": (1, 28, 28), "train": 60_000, "test": 100}
+    given = {"dataset": dataset, "environment": {"name": "iid", "samples": 600}, "clients": 10_000}
+    federation = build_federation(Config.of(given))
+    torch.cuda.reset_peak_memory_stats()
+    module = build_model("mlp", {}, federation.dataset.shape, 10, 0)
+    runtime = StackedRuntime(federation, module, device="cuda")
+    assert runtime._holdings.sample.is_cuda
+    assert len(runtime._holdings.sample) == 6_000_000
+    assert torch.cuda.max_memory_allocated() < 1 << 30
+    replies = runtime.execute(Order(1, np.arange(0, 10_000, 100), Layout.of(module).read(module), Local(epochs=1)))
+    assert len(replies) == 100
