@@ -24,14 +24,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.ceiling import bound, measured_ceiling
 from benchmarks.workloads import CLASSES, DEVIATION, MEAN, WORKLOADS, Workload, network
 
 ROWS = [
+    "ceiling",
     "plain-W1", "pfl-W1", "covey-W1-bf16-1", "covey-W1-bf16-10",
     "plain-W2", "pfl-W2", "covey-W2-bf16-6", "covey-W2-bf16-1",
     "plain-W3", "pfl-W3", "covey-W3-bf16-1", "covey-W3-bf16-10",
     "covey-W1-tf32-1", "covey-W2-tf32-1", "covey-W3-tf32-1",
-    "covey-W2-bf16-10", "covey-W1-tf32-10", "covey-W3-tf32-10", "covey-W2-tf32-10",
+    "plain-W4", "pfl-W4", "covey-W4-bf16-1", "covey-W4-bf16-10",
+    "covey-W2-bf16-10", "covey-W4-tf32-1", "covey-W1-tf32-10", "covey-W3-tf32-10", "covey-W2-tf32-10",
+    "covey-W4-tf32-10",
 ]  # fmt: skip
 
 
@@ -209,6 +213,8 @@ def summary(workload: Workload, taken: list[float]) -> dict[str, Any]:
 
 
 def one_row(name: str, seconds: float) -> dict[str, Any]:
+    if name == "ceiling":
+        return measured_ceiling()
     contender, workload, *rest = name.split("-")
     if contender == "covey":
         return covey_compare(WORKLOADS[workload], rest[0], int(rest[1]), seconds)
@@ -231,7 +237,9 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def table(path: Path) -> None:
     """All rows that were measured, with their ratio to the peers on the same workload."""
     rows = read(path)
-    print(f"{'row':22} {'samples/s':>12} {'s/round':>9} {'x pfl':>7} {'x plain':>8} {'outside':>8} {'GB':>6}")
+    ceiling = rows.pop("ceiling", None)
+    heads = f"{'x pfl':>7} {'x plain':>8} {'outside':>8} {'GB':>6} {'of the ceiling':>18}"
+    print(f"{'row':22} {'samples/s':>12} {'s/round':>9} {heads}")
     for name in sorted(rows, key=lambda name: (name.split("-")[1], name)):
         row, workload = rows[name], name.split("-")[1]
         ratios = [
@@ -240,10 +248,14 @@ def table(path: Path) -> None:
             else "-"
             for peer in ("pfl", "plain")
         ]
+        share = "-"
+        if ceiling and name.startswith("covey"):
+            best, binds = bound(WORKLOADS[workload], name.split("-")[2], workload == "W2", ceiling)
+            share = f"{row['samples_per_second'] / best:.0%} ({binds})"
         outside = f"{row['outside_clients']:.1%}" if "outside_clients" in row else "-"
         print(
             f"{name:22} {row['samples_per_second']:12,.0f} {row['seconds_per_round']:9.4f} {ratios[0]:>7} "
-            f"{ratios[1]:>8} {outside:>8} {row['peak_memory'] / 1e9:6.1f}"
+            f"{ratios[1]:>8} {outside:>8} {row['peak_memory'] / 1e9:6.1f} {share:>18}"
         )
 
 

@@ -104,6 +104,20 @@ WORKLOADS = {
             parameters=1_663_370,
             yardstick=785,
         ),
+        Workload(
+            name="W4",
+            about="FedDRL's VGG-11: small batches, a deep network",
+            clients=100,
+            samples=160,
+            shape=(3, 32, 32),
+            images=16_000,
+            cohort=10,
+            epochs=5,
+            batch=10,
+            rate=0.01,
+            model="vgg11",
+            parameters=9_750_922,
+        ),
     )
 }
 
@@ -181,6 +195,17 @@ def network(workload: Workload) -> nn.Module:
             *(nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU()),
             *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(12_544, 128), nn.ReLU()),
             *(nn.Dropout(0.5), nn.Linear(128, CLASSES)),
+        )
+    if workload.model == "vgg11":
+        layers: list[nn.Module] = []
+        for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+            for wide in stage:
+                layers += [nn.Conv2d(channels, wide, 3, padding=1), nn.ReLU()]
+                channels = wide
+            layers.append(nn.MaxPool2d(2))
+        return nn.Sequential(
+            *(*layers, nn.Flatten(), nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU()),
+            *(nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
         )
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),

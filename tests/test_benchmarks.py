@@ -165,7 +165,7 @@ def test_laps_leave_out_the_warm_up_round():
     assert laps.enough
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", "W3"])
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4"])
 def test_peers_train_the_model_that_covey_trains(name):
     workload = WORKLOADS[name]
     ours = build_model(workload.model, {}, workload.shape, 10, seed=0).eval()
@@ -215,7 +215,7 @@ def test_a_contender_that_breaks_is_reported_with_its_last_words(tmp_path):
 def test_unknown_names_are_refused_and_missing_packages_named(capsys):
     with pytest.raises(SystemExit):
         cpu.main(["--workloads", "W9"])
-    assert "there is no workload 'W9'; known: W0, W1, W2, W3" in capsys.readouterr().err
+    assert "there is no workload 'W9'; known: W0, W1, W2, W3, W4" in capsys.readouterr().err
     absent = cpu.Contender("flower", "absent", "flower_simulation", needs=("a-package-that-is-not-there",))
     assert absent.missing() == ["a-package-that-is-not-there"]
     assert CONTENDERS["plain"].missing() == []
