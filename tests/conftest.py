@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from covey.cli import main
+from covey.records import TIMINGS
 
 
 @pytest.fixture(autouse=True)
@@ -61,4 +62,4 @@ SMALL: dict[str, Any] = {
 
 
 def without_timings(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in metrics]
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in metrics]

@@ -97,6 +97,30 @@ for _name, _recipe in {
         "Clients with little skew are found from last-layer insights and invited more often (Wang et al. 2022).",
         selector="fedacs",
     ),
+    "oort": Recipe(
+        "Clients that are useful and fast, with exploration (Lai et al. 2021), in full.",
+        selector="oort",
+    ),
+    "oort-simple": Recipe(
+        "Oort as the FedACS and NCCB papers compare with it: the highest training losses, once everyone was seen.",
+        selector="oort-simple",
+    ),
+    "rexp3": Recipe(
+        "An adversarial bandit with restarts (Besbes et al. 2014) on FedACS's rewards.",
+        selector="rexp3",
+    ),
+    "power-of-choice": Recipe(
+        "Of some candidates, those with the highest loss (Cho et al. 2020).",
+        selector="power-of-choice",
+    ),
+    "cmfl": Recipe(
+        "Clients upload only updates that point where the last global one did (Wang et al. 2019).",
+        aggregator="cmfl",
+    ),
+    "cmfl-server": Recipe(
+        "CMFL as the FedACS paper compares with it: updates that disagree with the round's mean are left out.",
+        aggregator="cmfl-server",
+    ),
     "central": Recipe(
         "SingleSet: all data in one place, plain SGD; what federation cannot expect to beat.",
         reshape=lambda federation, seed: federation.merged(),

@@ -2,6 +2,10 @@
 
 from covey.roles import Selector, selectors
 from covey.selection.fedacs import FedACS
+from covey.selection.oort import Oort
+from covey.selection.oort_simple import OortSimple
+from covey.selection.power_of_choice import PowerOfChoice
+from covey.selection.rexp3 import Rexp3
 from covey.selection.uniform import Uniform
 
-__all__ = ["FedACS", "Selector", "Uniform", "selectors"]
+__all__ = ["FedACS", "Oort", "OortSimple", "PowerOfChoice", "Rexp3", "Selector", "Uniform", "selectors"]

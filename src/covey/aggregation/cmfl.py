@@ -1,0 +1,129 @@
+"""CMFL (Wang, Wang and Li, "CMFL: Mitigating Communication Overhead for Federated Learning", ICDCS 2019).
+
+An update is relevant if its signs agree with those of the whole federation's update in enough coordinates.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.aggregation.average import Average
+from covey.errors import require
+from covey.messages import Gate, Replies
+from covey.probes import CohortProbe, Probe
+from covey.roles import Setting, State, aggregators
+
+if TYPE_CHECKING:
+    from covey.client import Learner
+    from covey.data.dataset import Samples
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance(CohortProbe):
+    """The share of parameters in which a client's update has the sign of the last global update."""
+
+    update: Tensor
+    """ū, the last global update of the trainable parameters: `[parameters]`."""
+
+    name = "relevance"
+
+    def measure_cohort(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        update = self.update.to(received.device)
+        return {"share": torch.stack([sign_agreement(state - received, update) for state in trained])}
+
+    def payload(self) -> dict[str, Tensor]:
+        return {"update": self.update}
+
+
+@aggregators.add("cmfl")
+class CMFL(Average):
+    """Clients upload only updates that agree in sign with the last global update; the server averages those.
+
+    The last global update ū travels to the clients with the model. A client with update u sends its model if
+    e = (1/d) Σ_j 1[sgn u_j = sgn ū_j] ≥ v_t, and otherwise only e. As long as there is no global update, everyone is
+    relevant. Where nobody is relevant, the model and ū stay as they are.
+
+    threshold: v_0. Updates of clients that differ, or of a model that has nearly converged, agree in little more than
+        half of the coordinates: a constant threshold above what they reach ends the training.
+    decay: none keeps v_t = v_0; sqrt is v_t = v_0/√t.
+    weighted: whether the average weighs clients by their samples.
+    """
+
+    def __init__(
+        self, *, threshold: float = 0.8, decay: Literal["none", "sqrt"] = "sqrt", weighted: bool = True
+    ) -> None:
+        super().__init__(weighted=weighted)
+        require(0 <= threshold <= 1, f"aggregator.threshold is a share in [0, 1], not {threshold:g}.")
+        require(decay in ("none", "sqrt"), f"aggregator.decay is none or sqrt, not '{decay}'.")
+        self.threshold = threshold
+        self.decay = decay
+
+    def begin(self, setting: Setting) -> None:
+        super().begin(setting)
+        self.update: Tensor | None = None
+        """ū `[parameters]`; None before the first."""
+
+    def probes(self, round: int) -> tuple[Probe, ...]:
+        return () if self.update is None else (Relevance(self.update),)
+
+    def gate(self, round: int) -> Gate | None:
+        return None if self.update is None else Gate(Relevance.name, "share", self.threshold_at(round))
+
+    def threshold_at(self, round: int) -> float:
+        """v_t."""
+        return self.threshold / math.sqrt(round) if self.decay == "sqrt" else self.threshold
+
+    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+        combined = super().combine(round, model, replies)
+        trainable = self.setting.layout.trainable
+        self.update = combined[:trainable] - model[:trainable].to(combined.device)
+        return combined
+
+    def state_dict(self) -> State:
+        return {"update": self.update}
+
+    def load_state_dict(self, state: State) -> None:
+        self.update = state["update"]
+
+
+@aggregators.add("cmfl-server")
+class ServerCMFL(Average):
+    """The server averages only updates that agree in sign with this round's mean update: CMFL as FedACS compared it.
+
+    Every client uploads. With ū the mean update of the round, those of whose coordinates at least `threshold` have the
+    sign of ū are averaged; where none reaches it, the model of the one that agrees most is taken.
+
+    threshold: v, constant.
+    weighted: whether both averages weigh clients by their samples.
+    """
+
+    def __init__(self, *, threshold: float = 0.7, weighted: bool = True) -> None:
+        super().__init__(weighted=weighted)
+        require(0 <= threshold <= 1, f"aggregator.threshold is a share in [0, 1], not {threshold:g}.")
+        self.threshold = threshold
+
+    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+        shares = self.relevance(round, model, replies)
+        keep = np.flatnonzero(shares.numpy() >= self.threshold)
+        if not len(keep):
+            keep = np.array([int(shares.argmax())])
+        return super().combine(round, model, replies.take(keep))
+
+    def relevance(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+        """How far each client's update agrees with the mean of all: `[k]`."""
+        before = model.to(replies.states.device)
+        mean = (super().combine(round, model, replies) - before)[: self.setting.layout.trainable]
+        return torch.stack([sign_agreement(state - before, mean) for state in replies.states]).cpu()
+
+
+def sign_agreement(update: Tensor, reference: Tensor) -> Tensor:
+    """The share of `reference`'s coordinates `[p]` in which `update` (`[p]`, or longer) has the same sign; float64."""
+    agree = (update[: len(reference)].sign() == reference.sign()).sum()
+    return agree.double() / len(reference)

@@ -1,0 +1,80 @@
+"""Power-of-choice (Cho, Wang and Joshi, "Client Selection in Federated Learning: Convergence Analysis and
+Power-of-Choice Selection Strategies", 2020, algorithm π_pow-d).
+"""
+
+import numpy as np
+
+from covey.environments import FloatArray, IntArray
+from covey.errors import require
+from covey.messages import Replies
+from covey.probes import Probe, Utility
+from covey.randomness import generator
+from covey.roles import Selector, Setting, State, selectors
+
+
+@selectors.add("power-of-choice")
+class PowerOfChoice(Selector):
+    """Asks d clients for the loss of the present model on their samples and invites those where it is highest.
+
+    The d clients are drawn without replacement in proportion to their numbers of samples. The server learns a number
+    when a client first answers; until then the client counts as one of average size, so that the first draws are
+    uniform. Ties are broken at random. Where fewer than a cohort answer, others that were not asked take the places.
+    What the answers cost is in the bytes and on the clock: a round asks, waits, and then trains.
+
+    candidates: d, at least the cohort (uniform selection by size) and at most all clients (always the highest losses).
+        None is twice the cohort, or all clients where there are fewer.
+    """
+
+    def __init__(self, *, candidates: int | None = None) -> None:
+        require(candidates is None or candidates >= 1, f"selector.candidates must be at least 1, not {candidates}.")
+        self.candidates = candidates
+
+    def begin(self, setting: Setting) -> None:
+        super().begin(setting)
+        self.asking = min(2 * setting.cohort, setting.clients) if self.candidates is None else self.candidates
+        require(
+            setting.cohort <= self.asking <= setting.clients,
+            f"selector.candidates must be from the cohort, {setting.cohort}, to the number of clients, "
+            f"{setting.clients}, not {self.asking}.",
+        )
+        self.sizes: FloatArray = np.full(setting.clients, np.nan)
+        """`[clients]`: numbers of samples; NaN is unknown."""
+        self._asked: IntArray = np.empty(0, dtype=np.int64)
+        self._losses: FloatArray = np.empty(0)
+        self._answered: IntArray = np.empty(0, dtype=np.int64)
+
+    def survey(self, round: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]]:
+        """The candidate set of size d, and the loss that each shall report."""
+        rng = generator(self.setting.seed, round, "candidates")
+        known = np.isfinite(self.sizes)
+        sizes = np.where(known, self.sizes, self.sizes[known].mean() if known.any() else 1.0)[candidates]
+        count = min(self.asking, len(candidates))
+        self._asked = np.asarray(rng.choice(candidates, size=count, replace=False, p=sizes / sizes.sum()))
+        self._answered, self._losses = np.empty(0, dtype=np.int64), np.empty(0)
+        return self._asked, (Utility(),)
+
+    def surveyed(self, round: int, replies: Replies) -> None:
+        self._learn_sizes(replies)
+        rows = replies.observed(Utility.name)
+        self._answered = replies.clients[rows]
+        self._losses = replies.probes[Utility.name]["loss"].double().numpy()[rows] if len(rows) else np.empty(0)
+
+    def select(self, round: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, round, "cohort")
+        shuffled = rng.permutation(len(self._answered))
+        highest = self._answered[shuffled][np.argsort(-self._losses[shuffled], kind="stable")]
+        unasked = rng.permutation(np.setdiff1d(candidates, self._asked))
+        silent = rng.permutation(np.setdiff1d(self._asked, self._answered))
+        return np.concatenate([highest, unasked, silent])[: self.setting.cohort]
+
+    def observe(self, round: int, replies: Replies) -> None:
+        self._learn_sizes(replies)
+
+    def state_dict(self) -> State:
+        return {"sizes": self.sizes.copy()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.sizes = np.array(state["sizes"], dtype=np.float64)
+
+    def _learn_sizes(self, replies: Replies) -> None:
+        self.sizes[replies.clients] = replies.samples.double().numpy()

@@ -1,0 +1,137 @@
+"""Rexp3 (Besbes, Gur and Zeevi, "Stochastic Multi-Armed-Bandit Problem with Non-stationary Rewards", NeurIPS 2014).
+
+FedACS's paper feeds it with its own rewards (section VII), so that what remains of a difference is the bandit's.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from covey.environments import FloatArray, IntArray
+from covey.errors import require
+from covey.insight import Insight, vectors
+from covey.messages import Replies
+from covey.probes import Probe
+from covey.randomness import generator
+from covey.roles import Selector, Setting, State, selectors
+from covey.selection.fedacs import skewness_scores
+
+
+@selectors.add("rexp3")
+class Rexp3(Selector):
+    """Exp3 on FedACS's skewness rewards, begun afresh every `batch` rounds because rewards drift.
+
+    Clients are arms with weights w_i = 1 at the start of each batch. A cohort is drawn without replacement, one client
+    after another, by
+
+        p_i = (1-γ) w_i / Σ w + γ/N,
+
+    over those that can be reached. Each client of the cohort whose insight arrived has the reward R_i = -Q_i (FedACS,
+    eq. 16), brought to r_i in [0, 1] by the least and the greatest reward seen in this batch, and its weight becomes
+    w_i · exp(γ r_i / (p_i N)). A single insight lies on its own mean and says nothing, so it is not used.
+
+    batch: Δ, rounds between two restarts. 250 is FedACS's value; its authors' code never advances the counter and so
+        never restarts.
+    exploration: γ, the share of invitations that is uniform.
+    variation: V_T, by how much the best mean reward may change over the run (at most its number of rounds). Where
+        given, it decides both of the above: Δ = ⌈(N ln N)^(1/3) (T/V_T)^(2/3)⌉ and
+        γ = min(1, √(N ln N / ((e-1) Δ))).
+    insight: head (last layer), full (all parameters) or package.module:function.
+    """
+
+    log_weights: FloatArray
+    """`[clients]`: ln w_i, since the weights themselves may grow beyond any float."""
+    least: float | None
+    """The least reward of the present batch, None before the first."""
+    greatest: float | None
+
+    def __init__(
+        self, *, batch: int = 250, exploration: float = 0.2, variation: float | None = None, insight: str = "head"
+    ) -> None:
+        require(batch >= 1, f"selector.batch must be at least 1 round, not {batch}.")
+        require(0 < exploration <= 1, f"selector.exploration is a fraction in (0, 1], not {exploration:g}.")
+        require(variation is None or variation > 0, f"selector.variation must be above 0, not {variation}.")
+        self.batch = batch
+        self.exploration = exploration
+        self.variation = variation
+        self.insight = insight
+
+    def begin(self, setting: Setting) -> None:
+        super().begin(setting)
+        if self.variation is not None:
+            require(
+                self.variation <= setting.rounds,
+                f"selector.variation = {self.variation:g} is more than rewards in [0, 1] can change in "
+                f"{setting.rounds} rounds: give at most {setting.rounds}.",
+            )
+            self.batch, self.exploration = tuned(setting.clients, setting.rounds, self.variation)
+        self.probe = Insight(rate=setting.work.rate, kind=self.insight)
+        self._restart(0)
+
+    def probes(self, round: int) -> tuple[Probe, ...]:
+        return (self.probe,)
+
+    def select(self, round: int, candidates: IntArray) -> IntArray:
+        self._enter(round)
+        rng = generator(self.setting.seed, round, "cohort")
+        chances = self.probabilities()[candidates]
+        size = min(self.setting.cohort, len(candidates))
+        return np.asarray(rng.choice(candidates, size=size, replace=False, p=chances / chances.sum()))
+
+    def probabilities(self) -> FloatArray:
+        """p_i of each client to be drawn first, with everyone in reach: `[clients]`, adding up to 1."""
+        weights = np.exp(self.log_weights - self.log_weights.max())
+        mixed: FloatArray = (1 - self.exploration) * weights / weights.sum() + self.exploration / len(weights)
+        return mixed
+
+    def observe(self, round: int, replies: Replies) -> None:
+        rows = replies.observed(self.probe.name)
+        if len(rows) < 2:
+            return
+        index = torch.from_numpy(rows)
+        fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
+        self.learn(round, replies.clients[rows], -skewness_scores(vectors(fields), replies.samples[index]))
+
+    def learn(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
+        """Exp3's update with any rewards of clients that were invited, each divided by its chance."""
+        self._enter(round)
+        self.least = float(rewards.min()) if self.least is None else min(self.least, float(rewards.min()))
+        self.greatest = float(rewards.max()) if self.greatest is None else max(self.greatest, float(rewards.max()))
+        reach = self.greatest - self.least
+        # As long as all rewards were equal, each is neither good nor bad.
+        scaled = (rewards - self.least) / reach if reach > 0 else np.full(len(rewards), 0.5)
+        estimates = scaled / self.probabilities()[clients]
+        self.log_weights[clients] += self.exploration * estimates / len(self.log_weights)
+
+    def state_dict(self) -> State:
+        return {
+            "log_weights": self.log_weights.copy(),
+            "least": self.least,
+            "greatest": self.greatest,
+            "batches": self.batches,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.log_weights = np.array(state["log_weights"], dtype=np.float64)
+        self.least = state["least"]
+        self.greatest = state["greatest"]
+        self.batches = int(state["batches"])
+
+    def _enter(self, round: int) -> None:
+        """Restart where the round is the first one of a batch."""
+        batches = (round - 1) // self.batch
+        if batches != self.batches:
+            self._restart(batches)
+
+    def _restart(self, batches: int) -> None:
+        self.batches = batches
+        self.log_weights = np.zeros(self.setting.clients)
+        self.least = self.greatest = None
+
+
+def tuned(clients: int, rounds: int, variation: float) -> tuple[int, float]:
+    """Δ and γ for N clients, T rounds and the variation V_T (Besbes et al., Theorem 2)."""
+    arms = clients * math.log(clients)
+    batch = max(1, math.ceil(arms ** (1 / 3) * (rounds / variation) ** (2 / 3)))
+    return batch, min(1.0, math.sqrt(arms / ((math.e - 1) * batch)))
