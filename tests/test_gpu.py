@@ -56,7 +56,8 @@ def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
         order_of[name] = start - runtime.execute(order).states.cpu()
         runtime.close()
     local, stacked = order_of["local"], order_of["stacked"]
-    assert (local - stacked).norm() <= 1e-5 * local.norm()
+    for mine, theirs in zip(local, stacked, strict=True):
+        assert (mine - theirs).norm() / mine.norm() <= 1e-5
 
 
 def test_a_thousand_large_models_under_a_memory_limit_give_the_same_result():
@@ -105,8 +106,8 @@ def test_ten_thousand_clients_of_six_hundred_images_are_resident():
     torch.cuda.reset_peak_memory_stats()
     module = build_model("mlp", {}, federation.dataset.shape, 10, 0)
     runtime = StackedRuntime(federation, module, device="cuda")
-    assert runtime._holdings.sample.is_cuda
-    assert len(runtime._holdings.sample) == 6_000_000
+    assert runtime._holdings.resident.sample.is_cuda
+    assert len(runtime._holdings.resident.sample) == 6_000_000
     assert torch.cuda.max_memory_allocated() < 1 << 30
     replies = runtime.execute(Order(1, np.arange(0, 10_000, 100), Layout.of(module).read(module), Local(epochs=1)))
     assert len(replies) == 100

@@ -44,6 +44,9 @@ MOST_LANES = 512
 FEW_LANES = 64
 """A stack of no more lanes than this is not split; of a larger one it is measured whether parts are faster."""
 
+SMALL_PLAN = 1 << 14
+"""Samples over all epochs and clients, up to which batches are drawn on the host."""
+
 _COMPUTE = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
@@ -248,10 +251,11 @@ class Launcher:
         return seconds * steps
 
     def _plan(self, visits: list[Visit], jobs: Sequence[Job], steps: int) -> Schedule:
-        engine = self.engine
-        return schedule(
-            visits, [job.holdings for job in jobs], self.count, self.batch, engine.dtype, engine.device, steps
-        )
+        """What every lane does when; a small plan is made on the host, where it takes no launches."""
+        slots = sum(visit.segment.work.epochs * visit.segment.samples for visit in visits)
+        device = self.engine.device if slots > SMALL_PLAN else torch.device("cpu")
+        holdings = [job.holdings for job in jobs]
+        return schedule(visits, holdings, self.count, self.batch, self.engine.dtype, device, steps)
 
     def run(self, visits: list[Visit], jobs: Sequence[Job], results: list[Trained]) -> Tensor:
         """Train all visits; their summed losses `[visits]`, in order."""
@@ -295,9 +299,8 @@ class Launcher:
             for slot in layout.buffers:
                 stack.buffers[slot.name][run.lanes] = slot.of(states)
         works: list[Local] = [visits[number].segment.work for number in numbers]
-        for name in ("momentum", "weight_decay", "proximal"):
-            values = torch.tensor([getattr(work, name) for work in works], dtype=self.engine.dtype)
-            getattr(stack, name).index_copy_(0, lanes, values.to(self.engine.device))
+        values = [[work.momentum, work.weight_decay, work.proximal] for work in works]
+        stack.settings[lanes] = torch.tensor(values, dtype=self.engine.dtype).to(self.engine.device)
         stack.loss.index_fill_(0, lanes, 0.0)
 
     def _store(self, numbers: list[int], visits: list[Visit], results: list[Trained], losses: Tensor) -> None:
@@ -324,12 +327,12 @@ class Launcher:
         if not self._buffers or len(self._buffers["rate"]) < steps:
             room = 1 << (steps - 1).bit_length()
             self._buffers = {
-                name: torch.zeros(room, *value.shape[1:], dtype=value.dtype, device=value.device)
+                name: torch.zeros(room, *value.shape[1:], dtype=value.dtype, device=self.engine.device)
                 for name, value in tensors.items()
             }
             self._graph = None
         for name, value in tensors.items():
-            self._buffers[name][:steps] = value
+            self._buffers[name][:steps].copy_(value, non_blocking=True)
         self._counter.zero_()
 
     def _advance(self, begin: int, end: int) -> None:

@@ -141,8 +141,9 @@ def schedule(
         if not (jobs == job).any():
             continue
         mine = torch.from_numpy(np.flatnonzero(jobs == job)).to(device)
-        places = held.start[clients[mine]][:, None] + within[mine]
-        sample[mine], label[mine] = held.sample[places], held.label[places]
+        table = held.on(device)
+        places = table.start[clients[mine]][:, None] + within[mine]
+        sample[mine], label[mine] = table.sample[places], table.label[places]
 
     counts = real.view(len(rows), per_epoch, batch).sum(dim=2)
     weight = real.view(len(rows), per_epoch, batch).to(dtype) / counts.clamp_min(1).to(dtype)[:, :, None]

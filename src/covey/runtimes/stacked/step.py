@@ -36,9 +36,8 @@ class Lanes:
     velocity: Named
     received: Named
     buffers: Named
-    momentum: Tensor
-    weight_decay: Tensor
-    proximal: Tensor
+    settings: Tensor
+    """`[lanes, 3]`: momentum, weight decay, proximal term."""
     loss: Tensor
     """`[lanes]`, float64: summed over the samples of the present segment."""
 
@@ -67,9 +66,7 @@ class Lanes:
             velocity=zeros(terms.momentum),
             received=zeros(terms.proximal),
             buffers=buffers,
-            momentum=torch.zeros(count, dtype=dtype, device=device),
-            weight_decay=torch.zeros(count, dtype=dtype, device=device),
-            proximal=torch.zeros(count, dtype=dtype, device=device),
+            settings=torch.zeros(count, 3, dtype=dtype, device=device),
             loss=torch.zeros(count, dtype=torch.float64, device=device),
         )
 
@@ -120,14 +117,15 @@ def make_step(
         if x.dtype == torch.uint8 or x.is_floating_point():
             x = torch.addcmul(shift, x.to(dtype), scale).to(compute)
         gradients, (loss, statistics) = differentiate(lanes.working, lanes.buffers, x, label, weight, key)
+        momentum, weight_decay, proximal = lanes.settings.unbind(dim=1)
         for name, parameter in lanes.parameters.items():
             gradient = gradients[name].to(dtype)
             if terms.weight_decay:
-                gradient = gradient + _broad(lanes.weight_decay, parameter) * parameter
+                gradient = gradient + _broad(weight_decay, parameter) * parameter
             if terms.proximal:
-                gradient = gradient + _broad(lanes.proximal, parameter) * (parameter - lanes.received[name])
+                gradient = gradient + _broad(proximal, parameter) * (parameter - lanes.received[name])
             if terms.momentum:
-                gradient = _broad(lanes.momentum, parameter) * lanes.velocity[name] + gradient
+                gradient = _broad(momentum, parameter) * lanes.velocity[name] + gradient
                 lanes.velocity[name].copy_(gradient)
             parameter.sub_(_broad(rate, parameter) * gradient)
             if compute != dtype:
@@ -142,7 +140,7 @@ def make_step(
 
 def _broad(values: Tensor, like: Tensor) -> Tensor:
     """`[lanes]` shaped to go with `[lanes, ...]`."""
-    return values.view(-1, *(1,) * (like.dim() - 1))
+    return values.reshape(-1, *(1,) * (like.dim() - 1))
 
 
 class masking:  # noqa: N801 (reads as a verb)

@@ -33,8 +33,8 @@ class Gallery:
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
-    """Who holds what: each client's samples one after another."""
+class Table:
+    """Each client's samples one after another."""
 
     sample: Tensor
     """`[total]`, int32: place in the gallery."""
@@ -42,18 +42,30 @@ class Holdings:
     """`[total]`, int64"""
     start: Tensor
     """`[clients]`, int64: where a client's samples begin."""
-    begins: np.ndarray
-    """The same on the host."""
+
+    def to(self, device: torch.device) -> "Table":
+        return Table(self.sample.to(device), self.label.to(device), self.start.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Who holds what, on the device and on the host."""
+
+    resident: Table
+    host: Table
     sizes: np.ndarray
     """`[clients]`"""
+
+    def on(self, device: torch.device) -> Table:
+        return self.host if device.type == "cpu" else self.resident
 
     def samples(self, clients: list[int], gallery: Gallery) -> tuple[Samples, list[int]]:
         """The samples of these clients one after another, on the device, and how many each has."""
         counts = [int(self.sizes[client]) for client in clients]
-        begin = self.begins[clients]
+        begin = self.host.start[clients].tolist()
         places = np.concatenate([np.arange(at, at + count) for at, count in zip(begin, counts, strict=True)])
         index = torch.from_numpy(places).to(gallery.device)
-        return Samples(gallery.x[self.sample[index]], self.label[index]), counts
+        return Samples(gallery.x[self.resident.sample[index]], self.resident.label[index]), counts
 
     @classmethod
     def of(cls, federation: Federation, gallery: Gallery) -> "Holdings":
@@ -64,10 +76,5 @@ class Holdings:
         else:
             labels = [federation.dataset.y[part] for part in federation.parts]
         begin = np.concatenate([[0], np.cumsum(federation.sizes)[:-1]])
-        return cls(
-            torch.cat(samples).to(torch.int32).to(gallery.device),
-            torch.cat(labels).to(gallery.device),
-            torch.from_numpy(begin).to(gallery.device),
-            begin,
-            federation.sizes,
-        )
+        host = Table(torch.cat(samples).to(torch.int32), torch.cat(labels), torch.from_numpy(begin))
+        return cls(host.to(gallery.device), host, federation.sizes)
