@@ -248,12 +248,14 @@ def _game(experiment: Experiment, records: Records, on_round: OnRound | None) ->
 
 
 def run_together(
-    pending: Sequence[tuple[Config, Path]], on_round: Callable[[int, dict[str, object]], None] | None = None
+    pending: Sequence[tuple[Config, Path]],
+    on_round: Callable[[int, dict[str, object]], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> list[Run]:
     """Run (or go on with) many runs in lockstep: each round, the clients of all of them are trained together.
 
     `on_round(number, record)` is told whose round ended. Each run is kept about once in `LOCKSTEP_CHECKPOINT`
-    seconds rather than every round.
+    seconds rather than every round. Once `stop` says so, every run ends after its round, and is kept.
     """
     games, opened = [], []
     try:
@@ -268,8 +270,8 @@ def run_together(
             records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
             opened.append((experiment, records))
             games.append(_game(experiment, records, _numbered(on_round, number)))
-        with finishing_the_round() as stop:
-            play(games, execute_in_lockstep, stop)
+        with finishing_the_round() as asked:
+            play(games, execute_in_lockstep, lambda: asked() or (stop is not None and stop()))
     finally:
         for experiment, records in opened:
             records.close()

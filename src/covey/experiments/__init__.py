@@ -1,0 +1,39 @@
+"""Papers, reproduced: each says in a file of its own what to run, and what its tables and figures are made of.
+
+plan        runs, groups and scales as data
+playing     runs what is missing, over as many occasions as it takes
+store       a small file for each run; all that tables and figures are made from
+statistics  what stored runs say
+pages       tables and charts as a page, drawing its pictures
+fedacs      the first of them, and fedacs_page its tables and figures
+"""
+
+from covey.errors import require
+from covey.experiments.fedacs import PAPER as FEDACS
+from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted
+from covey.experiments.playing import Outcome, machine_settings, reproduce
+from covey.experiments.store import Result, Store
+
+papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS,)}
+"""Papers that can be reproduced, by name."""
+
+
+def paper_called(name: str) -> Paper:
+    require(name in papers, f"There is no paper '{name}' to reproduce. Papers: {', '.join(papers)}.")
+    return papers[name]
+
+
+__all__ = [
+    "Group",
+    "Outcome",
+    "Paper",
+    "Planned",
+    "Result",
+    "Scale",
+    "Store",
+    "Wanted",
+    "machine_settings",
+    "paper_called",
+    "papers",
+    "reproduce",
+]

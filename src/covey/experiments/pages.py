@@ -1,0 +1,202 @@
+"""Pages: tables and charts as Markdown, their data as CSV, their pictures as SVG where matplotlib is installed.
+
+A page is made from stored results alone. A picture carries the digest of the data that it was drawn from, and a page
+shows it only while that is still its data.
+"""
+
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from covey.comparison import Estimate
+from covey.errors import Refusal
+from covey.experiments.drawing import can_draw, draw, drawn_from
+from covey.experiments.plan import Planned, differences
+from covey.experiments.statistics import Line, reached, scored
+from covey.experiments.store import Store
+from covey.records import replace_file
+
+MISSING = "not run yet"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: cells are Markdown already."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart, or one kind of points."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float | None] = ()
+    """With `high`: a band, or a bar where there are only points."""
+    high: Sequence[float | None] = ()
+    place: int | None = None
+    """Which colour it has, where that shall be the same in several charts; else by its place in the chart."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture and the numbers in it."""
+
+    name: str
+    """Of its files."""
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    style: Literal["lines", "points", "both"] = "lines"
+
+    def csv(self) -> str:
+        """One line for each point."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["line", self.x_label, self.y_label, "low", "high"])
+        for one in self.series:
+            nothing: list[float | None] = [None] * len(one.x)
+            for row in zip(one.x, one.y, one.low or nothing, one.high or nothing, strict=True):
+                writer.writerow([one.label, *("" if value is None else f"{value:.6g}" for value in row)])
+        return text.getvalue()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.blake2b(f"{self.title}\n{self.style}\n{self.csv()}".encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is said and shown, in order."""
+
+    name: str
+    title: str
+    parts: Sequence[str | Table | Chart]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page that was written."""
+
+    path: Path
+    charts: int
+    undrawn: list[str] = field(default_factory=list)
+    """Charts without a picture of their present data."""
+
+
+def write_page(page: Page, folder: Path, *, pictures: bool = True) -> Written:
+    """Write `<name>.md`, and beside it a folder of data and pictures; pictures that are up to date are left alone."""
+    beside = folder / page.name
+    charts = [part for part in page.parts if isinstance(part, Chart)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        undrawn = []
+        for chart in charts:
+            beside.mkdir(exist_ok=True)
+            replace_file(beside / f"{chart.name}.csv", chart.csv().encode())
+            picture = beside / f"{chart.name}.svg"
+            if drawn_from(picture) != chart.digest:
+                if pictures and can_draw():
+                    replace_file(picture, draw(chart).encode())
+                else:
+                    undrawn.append(chart.name)
+        path = folder / f"{page.name}.md"
+        replace_file(path, markdown(page, undrawn).encode())
+    except OSError as error:
+        raise Refusal(f"The page in {folder} cannot be written: {error.strerror or error}.") from error
+    return Written(path, len(charts), undrawn)
+
+
+def markdown(page: Page, undrawn: Sequence[str] = ()) -> str:
+    """The page's text."""
+    blocks = [f"# {page.title}"]
+    for part in page.parts:
+        if isinstance(part, Table):
+            blocks.append(part.markdown())
+        elif isinstance(part, Chart):
+            data = f"[{part.name}.csv]({page.name}/{part.name}.csv)"
+            if part.name in undrawn:
+                blocks.append(f"{part.title}: {data} (the picture is not drawn; that needs matplotlib).")
+            else:
+                blocks.append(f"![{part.title}]({page.name}/{part.name}.svg)\n\n{part.title}. Data: {data}")
+        else:
+            blocks.append(part)
+    return "\n\n".join(blocks) + "\n"
+
+
+def usable(store: Store, planned: Sequence[Planned]) -> tuple[Store, list[str]]:
+    """The results that were made as planned, and a sentence on each that was not and is left out."""
+    settings = {(run.environment, run.method, run.variant): run.settings for run in planned}
+    kept, notes = [], []
+    for result in store:
+        place = (result.environment, result.method, result.variant)
+        if place not in settings:
+            notes.append(f"{result.name} is not part of this page's plan.")
+            continue
+        other = differences(settings[place], result.config)
+        if other:
+            notes.append(f"{result.name} was made with other settings: {'; '.join(other)}.")
+        else:
+            kept.append(result)
+    return Store(store.folder, kept), notes
+
+
+def percent(value: float | None, missing: str = "-") -> str:
+    """A fraction in percent, without the sign."""
+    return missing if value is None else f"{100 * value:.1f}"
+
+
+def spread(estimate: Estimate, form: str = "{:.1f}", factor: float = 100.0) -> str:
+    """Mean ± half the 95 % interval; the mean alone where one seed gives no interval."""
+    text = form.format(factor * estimate.mean)
+    if float(text) == 0:
+        text = form.format(0.0)  # never a minus before nothing
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} ± {form.replace('+', '').format(factor * (estimate.high - estimate.low) / 2)}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def seeds_text(line: Line) -> str:
+    return str(len(scored(line)))
+
+
+def rounds_text(line: Line, planned: int) -> str:
+    """How far the runs of a line have come: `1,000`, `300 of 1,000` or `300 to 450 of 1,000`."""
+    runs = scored(line).values()
+    if not runs:
+        return "0"
+    low, high = min(map(reached, runs)), max(map(reached, runs))
+    if low >= planned:
+        return f"{low:,}"
+    return f"{low:,} of {planned:,}" if low == high else f"{low:,} to {high:,} of {planned:,}"
+
+
+def so_far(line: Line, planned: int) -> str:
+    """What to add to a figure of runs that are not at their end."""
+    runs = scored(line).values()
+    return "" if runs and min(map(reached, runs)) >= planned else " so far"
+
+
+def not_yet(what: str, command: str) -> str:
+    return f"{what}: {MISSING}. To run it: `{command}`"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Some of them in a row: `a, b and c`."""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

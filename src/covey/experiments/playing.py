@@ -1,0 +1,238 @@
+"""A reproduction in motion: what is missing is run, group by group, and what is there is kept.
+
+Every run has a folder under the work folder, from which it goes on after any stop, and a file in the store, which
+holds what it came to so far. A run that the store holds in full needs no folder.
+"""
+
+import itertools
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from covey.comparison import OnRun
+from covey.config import Config
+from covey.data.dataset import load_dataset
+from covey.errors import Refusal, require
+from covey.experiment import Experiment, run_together
+from covey.experiments.measuring import measure, measured_rounds
+from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted, differences
+from covey.experiments.store import Store, result_of
+from covey.loop import OnRound
+from covey.records import FORMAT, read_checkpoint, read_config, read_metrics, write_json
+
+LOCKSTEP_RUNS = 12
+"""Runs that are played together on a GPU: more fill it no better, and take longer to come to an end."""
+
+Stop = Literal["", "time", "interrupt"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an occasion came to."""
+
+    runs: int
+    """Runs that were asked for."""
+    finished: int
+    """Of these, how many the store now holds in full."""
+    rounds: int
+    """Rounds played on this occasion, over all runs."""
+    seconds: float
+    stopped: Stop
+    """Why it ended early, where it did."""
+
+    def as_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def machine_settings(scale: Scale, runtime: str | None, data_dir: str | None) -> dict[str, Any]:
+    """What the machine decides: the stack in bf16 where there is a GPU, else the local runtime in fp32."""
+    gpu = torch.cuda.is_available()
+    chosen = runtime or ("stacked" if gpu and not scale.local_only else "local")
+    settings: dict[str, Any] = {"runtime": chosen, "precision": "bf16" if gpu and chosen == "stacked" else "fp32"}
+    if scale.local_only:
+        settings["workers"] = 1
+    if data_dir is not None:
+        settings["data_dir"] = data_dir
+    return settings
+
+
+def reproduce(
+    paper: Paper,
+    scale: Scale,
+    wanted: Wanted,
+    *,
+    results: Path,
+    work: Path,
+    machine: Mapping[str, Any],
+    minutes: float | None = None,
+    on_run: OnRun | None = None,
+    on_round: OnRound | None = None,
+) -> Outcome:
+    """Run what the store does not hold yet, for at most so many minutes; call again to go on.
+
+    Whatever is impossible (a method that is not there, data that cannot be read, a damaged result) is refused before
+    anything starts.
+    """
+    begin = time.monotonic()
+    require(minutes is None or minutes > 0, f"minutes must be above 0, not {minutes}.")
+    plan = paper.plan(scale, wanted)
+    configs = {run.name: run.config(machine) for group in plan for run in group.runs}
+    store = Store.read(results)
+    deadline = None if minutes is None else begin + 60 * minutes
+    player = _Player(paper, store, work, configs, deadline, on_run, on_round)
+    player.check(plan)
+    stopped = player.play(plan)
+    runs = [run for group in plan for run in group.runs]
+    return Outcome(
+        runs=len(runs),
+        finished=sum(store.holds(run) for run in runs),
+        rounds=player.played,
+        seconds=round(time.monotonic() - begin, 1),
+        stopped=stopped,
+    )
+
+
+class _Player:
+    """Plays the groups of one reproduction."""
+
+    def __init__(
+        self,
+        paper: Paper,
+        store: Store,
+        work: Path,
+        configs: Mapping[str, Config],
+        deadline: float | None,
+        on_run: OnRun | None,
+        on_round: OnRound | None,
+    ) -> None:
+        self.paper = paper
+        self.store = store
+        self.work = work
+        self.configs = configs
+        self.deadline = deadline
+        self.played = 0
+        self._on_run = on_run
+        self._on_round = on_round
+
+    def check(self, plan: Sequence[Group]) -> None:
+        """Refuse data that cannot be read, and folders that hold something else."""
+        missing = [run for group in plan for run in group.runs if not self.store.holds(run)]
+        for config in {str(c.dataset.as_mapping()): c for c in (self.configs[run.name] for run in missing)}.values():
+            load_dataset(
+                config.dataset.name, Path(config.data_dir) if config.data_dir else None, dict(config.dataset.options)
+            )
+        for run in missing:
+            held = self.store.get(run.name)
+            if held is not None:
+                _require_same(run, held.config, f"{self.store.folder / run.name}.json", "results")
+            if self._begun(run):
+                folder = self.work / run.name
+                _require_same(run, read_config(folder).as_mapping(), f"The folder {folder}", "work")
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refusal(f"The work folder {self.work} cannot be written: {error.strerror or error}.") from error
+
+    def play(self, plan: Sequence[Group]) -> Stop:
+        """All groups in turn; says what stopped it, if anything did."""
+        lockstep = all(_stacks(config) for config in self.configs.values())
+        kept: Experiment | None = None
+        # An earlier occasion that was killed has left rounds behind that the store does not know of.
+        self._export([run for group in plan for run in group.runs])
+        for group in plan:
+            for block in group.blocks(LOCKSTEP_RUNS if lockstep else 1):
+                missing = [run for run in block if not self.store.holds(run)]
+                for part in [missing] if lockstep and missing else [[run] for run in missing]:
+                    if self._over():
+                        return "time"
+                    if lockstep and kept is None:
+                        # Runs share compiled steps while one of them is alive: this one is, until the end.
+                        kept = Experiment.of(self.configs[part[0].name])
+                    stopped = self._advance(group, part)
+                    if stopped:
+                        return stopped
+        return ""
+
+    def _advance(self, group: Group, runs: Sequence[Planned]) -> Stop:
+        """Play runs together to their end, with a halt wherever clients are to be measured."""
+        target = max(run.rounds for run in runs)
+        halts = sorted({at for run in runs for at in run.measured if at < target} | {run.rounds for run in runs})
+        if self._on_run:
+            label = f"{group.title}, {len(runs)} runs in lockstep" if len(runs) > 1 else runs[0].name
+            self._on_run(label, None, sum(run.rounds - self._done(run) for run in runs))
+        count = itertools.count(1)
+
+        def told(number: int, record: dict[str, object]) -> None:
+            self.played += 1
+            if self._on_round:
+                self._on_round({**record, "round": next(count)})
+
+        try:
+            for halt in halts:
+                pending = [run for run in runs if self._done(run) < min(halt, run.rounds)]
+                if pending:
+                    run_together([self._opened(run, min(halt, run.rounds)) for run in pending], told, self._over)
+                if any(self._done(run) < min(halt, run.rounds) for run in pending):
+                    return "time" if self._over() else "interrupt"
+                for run in runs:
+                    folder = self.work / run.name
+                    if halt in run.measured and halt == self._done(run) and halt not in measured_rounds(folder):
+                        measure(self._config(run), folder)
+        finally:
+            self._export(runs)
+        return ""
+
+    def _over(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _begun(self, run: Planned) -> bool:
+        return (self.work / run.name / "config.json").is_file()
+
+    def _done(self, run: Planned) -> int:
+        """Rounds that a run can go on from."""
+        return read_checkpoint(self.work / run.name)[0] if self._begun(run) else 0
+
+    def _config(self, run: Planned) -> Config:
+        """The configuration to go on with: arithmetic stays as the run began."""
+        config = self.configs[run.name]
+        if not self._begun(run):
+            return config
+        return replace(config, precision=read_config(self.work / run.name).precision)
+
+    def _opened(self, run: Planned, rounds: int) -> tuple[Config, Path]:
+        """A run's configuration up to so many rounds, and its folder, ready to go on."""
+        folder = self.work / run.name
+        config = replace(self._config(run), rounds=rounds)
+        if self._begun(run):
+            write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
+        elif folder.exists():
+            # A run that was killed before it had begun: there is nothing to go on from.
+            shutil.rmtree(folder)
+        return config, folder
+
+    def _export(self, runs: Sequence[Planned]) -> None:
+        """Put into the store what the runs' folders hold."""
+        for run in runs:
+            folder = self.work / run.name
+            if self.store.holds(run) or not self._begun(run) or not read_metrics(folder):
+                continue
+            before = self.store.get(run.name)
+            self.store.write(result_of(self.paper.name, run, folder, before.skew if before else None))
+
+
+def _stacks(config: Config) -> bool:
+    """Whether a run's clients are really stacked, and not left to the local runtime for want of a GPU."""
+    return config.runtime == "stacked" and (config.device == "cpu" or torch.cuda.is_available())
+
+
+def _require_same(run: Planned, found: Mapping[str, Any], where: str, flag: str) -> None:
+    other = differences(run.settings, found)
+    require(
+        not other,
+        f"{where} holds a run with other settings ({'; '.join(other[:3])}); move it away, or choose another --{flag}.",
+    )

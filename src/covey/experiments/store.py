@@ -1,0 +1,252 @@
+"""The store: a small JSON file for each run, from which tables and figures are made, and nothing else.
+
+A file holds what a run was (configuration, commit, machine) and what came of it in columns: accuracy, loss and
+bytes so far at the rounds that were evaluated, the mean true skew of every cohort, how often each client was invited.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.environments import FloatArray
+from covey.errors import Refusal, require
+from covey.experiments.plan import Planned, differences, run_name
+from covey.federations import build_federation
+from covey.methods import methods
+from covey.records import read_config, read_metrics, replace_file
+
+FORMAT = 1
+"""Version of a result's file; a file with a higher one is refused."""
+
+MEASUREMENTS = "measurements.json"
+"""Where a run folder keeps what was measured of its clients besides the run."""
+
+_COLUMNS = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """One run as the store keeps it, finished or not."""
+
+    paper: str
+    environment: str
+    method: str
+    seed: int
+    variant: str
+    commit: str | None
+    date: str
+    """When the run began."""
+    device: str
+    torch: str
+    config: Mapping[str, Any]
+    rounds: int
+    """Rounds done."""
+    finished: bool
+    evaluated: Mapping[str, list[Any]]
+    """`round`, `accuracy`, `loss`, and `bytes_up`, `bytes_down`, `probe_bytes` (the part of bytes up that
+    measurements take) summed up to that round."""
+    cohort_skew: list[float | None]
+    """`[rounds]`"""
+    skew: list[float]
+    """`[clients]`: the true skew of each client."""
+    hits: list[int]
+    """`[clients]`: rounds to which each was invited."""
+    dropped: int
+    """Replies that were lost or thrown away."""
+    withheld: int
+    """Models that clients kept to themselves."""
+    seconds: Mapping[str, float]
+    """Wall-clock seconds: `clients`, `probes` (their part for measurements) and `total`."""
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+    """`{"round", "cohort", "scores"}`: what was measured of all clients after a round, for evaluation only."""
+
+    @property
+    def name(self) -> str:
+        return run_name(self.environment, self.method, self.seed, self.variant)
+
+    @cached_property
+    def evaluations(self) -> FloatArray:
+        """Rounds that were evaluated, ascending."""
+        return np.array(self.evaluated["round"], dtype=np.float64)
+
+    @cached_property
+    def accuracy(self) -> FloatArray:
+        """Test accuracy at these rounds."""
+        return np.array(self.evaluated["accuracy"], dtype=np.float64)
+
+    def as_text(self) -> str:
+        """The file: one line for each field."""
+        values = {"format": FORMAT, **{spec.name: getattr(self, spec.name) for spec in fields(self)}}
+        lines = (
+            f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+            for key, value in values.items()
+        )
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+class Store:
+    """Results of one paper at one scale, in one folder."""
+
+    def __init__(self, folder: Path, results: Sequence[Result]) -> None:
+        self.folder = folder
+        self._results = {result.name: result for result in results}
+
+    @classmethod
+    def read(cls, folder: Path) -> "Store":
+        """All results of a folder; none where there is no such folder."""
+        return cls(folder, [read_result(path) for path in sorted(folder.glob("*.json"))])
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results.values())
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def get(self, name: str) -> Result | None:
+        return self._results.get(name)
+
+    def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
+        """Seed → result, of one line of a table."""
+        wanted = (environment, method, variant)
+        found = [result for result in self if (result.environment, result.method, result.variant) == wanted]
+        return {result.seed: result for result in sorted(found, key=lambda result: result.seed)}
+
+    def holds(self, run: Planned) -> bool:
+        """Whether nothing of a run is missing."""
+        found = self.get(run.name)
+        if found is None or found.rounds < run.rounds:
+            return False
+        return {at for at in run.measured if at <= run.rounds} <= {one["round"] for one in found.measurements}
+
+    def write(self, result: Result) -> bool:
+        """Keep a result, unless there is already one that is as long; says whether it was written."""
+        before = self.get(result.name)
+        if before is not None:
+            other = differences(result.config, before.config, common=True)
+            require(
+                not other,
+                f"{self.folder / result.name}.json holds a run with other settings ({'; '.join(other[:3])}); "
+                "move it away, or choose another --results.",
+            )
+            if (before.rounds, len(before.measurements)) >= (result.rounds, len(result.measurements)):
+                return False
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self.folder / f"{result.name}.json", result.as_text().encode())
+        except OSError as error:
+            raise Refusal(f"The results in {self.folder} cannot be written: {error.strerror or error}.") from error
+        self._results[result.name] = result
+        return True
+
+
+def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | None = None) -> Result:
+    """What a run folder holds so far; `skew` where it is known already saves dealing the data again."""
+    config = read_config(folder)
+    # While clients are measured on the way, a run folder asks for the rounds up to there and no more.
+    config = replace(config, rounds=max(config.rounds, run.rounds))
+    rows = read_metrics(folder)
+    machine = _read_json(folder / "environment.json")
+    measured = _read_json(folder / MEASUREMENTS) if (folder / MEASUREMENTS).is_file() else []
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    up = down = probes = 0
+    for row in rows:
+        up += row["bytes_up"]
+        down += row["bytes_down"]
+        probes += sum(row.get("probe_bytes", {}).values())
+        if "accuracy" in row:
+            values = (row["round"], round(row["accuracy"], 4), _rounded(row["loss"], 4), up, down, probes)
+            for name, value in zip(_COLUMNS, values, strict=True):
+                columns[name].append(value)
+    invited = Counter(client for row in rows for client in row["clients"])
+    settings = config.as_mapping()
+    settings.pop("data_dir", None)
+    truth = true_skew(folder) if skew is None else skew
+    return Result(
+        paper=paper,
+        environment=run.environment,
+        method=run.method,
+        seed=run.seed,
+        variant=run.variant,
+        commit=machine.get("commit"),
+        date=machine["started"],
+        device=machine.get("gpu") or "CPU",
+        torch=machine["versions"]["torch"],
+        config=settings,
+        rounds=len(rows),
+        finished=len(rows) >= config.rounds,
+        evaluated=columns,
+        cohort_skew=[_rounded(row["cohort_skew"], 3) for row in rows],
+        skew=[round(float(value), 3) for value in truth],
+        hits=[invited[client] for client in range(len(truth))],
+        dropped=sum(len(row["dropped"]) for row in rows),
+        withheld=sum(len(row.get("withheld", ())) for row in rows),
+        seconds={
+            "clients": round(sum(row["seconds"].get("clients", 0.0) for row in rows), 1),
+            "probes": round(sum(sum(row.get("probe_seconds", {}).values()) for row in rows), 1),
+            "total": round(sum(sum(row["seconds"].values()) for row in rows), 1),
+        },
+        measurements=measured,
+    )
+
+
+def true_skew(folder: Path) -> FloatArray:
+    """The skew of each client of a run `[clients]`, its data dealt again."""
+    config = read_config(folder)
+    recipe = methods[config.method].part
+    dealt = build_federation(config)
+    federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
+    return federation.truth.skew
+
+
+def read_result(path: Path) -> Result:
+    """A result's file, or the sentence that says what is wrong with it."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"The result {path} is damaged and cannot be read ({error}).") from error
+    try:
+        found = int(data.pop("format"))
+        require(found <= FORMAT, f"it was made by a newer version of Covey: format {found}, this one reads {FORMAT}")
+        result = Result(**data)
+        _check(result)
+        require(path.stem == result.name, f"it holds the run {result.name}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Refusal(f"The result {path} is damaged and cannot be used ({error}).") from error
+    return result
+
+
+def _check(result: Result) -> None:
+    """Refuse columns that do not belong together."""
+    columns, rounds = result.evaluated, result.rounds
+    require(set(columns) == set(_COLUMNS), f"its columns are {', '.join(columns)}")
+    lengths = {len(columns[name]) for name in _COLUMNS}
+    require(len(lengths) == 1, f"its columns have different lengths, {sorted(lengths)}")
+    at = np.array(columns["round"], dtype=np.float64)
+    require(bool((np.diff(at) > 0).all()), "its evaluated rounds do not ascend")
+    require(len(at) == 0 or (at[0] >= 1 and at[-1] <= rounds), f"it has {rounds} rounds but evaluations beyond them")
+    accuracy = np.array(columns["accuracy"], dtype=np.float64)
+    require(bool(((accuracy >= 0) & (accuracy <= 1)).all()), "an accuracy is not a fraction")
+    require(len(result.cohort_skew) == rounds, f"it has {rounds} rounds but {len(result.cohort_skew)} cohort skews")
+    clients = int(result.config["clients"])
+    require(len(result.skew) == clients, f"it has {clients} clients but the skew of {len(result.skew)}")
+    require(len(result.hits) == clients, f"it has {clients} clients but the hits of {len(result.hits)}")
+    require(result.finished == (rounds >= int(result.config["rounds"])), "it is not as finished as it says")
+    for one in result.measurements:
+        require(len(one["scores"]) == clients, f"the scores after round {one['round']} are not of {clients} clients")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"The file {path} cannot be read ({error}).") from error
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
