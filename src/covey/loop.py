@@ -52,6 +52,7 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, No
             with watch("evaluation"):
                 scores = summary(runtime.evaluate(method.models()), game.truth.shares, method.model_of_client)
         record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock, asked)
+        record |= {"figures": figures} if (figures := method.figures()) else {}
         stopping = stop()
         records.write(record, method.state_dict, now=stopping or t == game.rounds)
         if game.on_round:

@@ -51,6 +51,9 @@ class OneModel:
         if len(replies):
             self.model = self.aggregator.combine(round, self.model, replies)
 
+    def figures(self) -> dict[str, object]:
+        return {**self.selector.figures(), **self.aggregator.figures()}
+
     def models(self) -> Tensor:
         return self.model.unsqueeze(0)
 

@@ -50,6 +50,10 @@ class Part(ABC):
         """What this round's clients shall measure for it."""
         return ()
 
+    def figures(self) -> dict[str, object]:
+        """What records shall say of the last round besides (JSON values)."""
+        return {}
+
     def state_dict(self) -> State:
         """Everything that decides what it does next; randomness is stateless and not part of it."""
         return {}
@@ -104,6 +108,10 @@ class Method(Protocol):
     def order(self, round: int, candidates: IntArray) -> Order: ...
 
     def absorb(self, round: int, replies: Replies) -> None: ...
+
+    def figures(self) -> dict[str, object]:
+        """What records shall say of the last round besides."""
+        ...
 
     def models(self) -> Tensor:
         """The models to evaluate: `[m, d]`; clients use row `model_of_client`."""

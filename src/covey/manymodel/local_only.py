@@ -30,6 +30,9 @@ class LocalOnly:
         self.personal = self.personal.to(replies.states.device)
         self.personal[torch.from_numpy(replies.clients)] = replies.states
 
+    def figures(self) -> dict[str, object]:
+        return {}
+
     def models(self) -> Tensor:
         return self.personal
 
