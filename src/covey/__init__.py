@@ -1,5 +1,6 @@
 """Covey: federated learning for clients whose data differ."""
 
+from covey.analytics import Analysis, analyze
 from covey.comparison import Comparison, compare
 from covey.config import Config, Local
 from covey.data import Dataset, datasets
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aggregator",
+    "Analysis",
     "Comparison",
     "Config",
     "Dataset",
@@ -28,6 +30,7 @@ __all__ = [
     "Run",
     "Selector",
     "aggregators",
+    "analyze",
     "compare",
     "datasets",
     "environments",

@@ -10,13 +10,15 @@ import typer
 
 import covey
 from covey import display
+from covey.analytics import ROUNDS
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
 from covey.config import assignment, overlay, read_toml
 from covey.data import download as fetch
 from covey.description import describe as description_of
 from covey.errors import Refusal
 from covey.experiment import Run
-from covey.registry import Registry
+from covey.experiments.command import reproduce
+from covey.registry import Registry, coerce
 from covey.report import report as write_report
 from covey.report.tensorboard import tensorboard as write_tensorboard
 from covey.runtimes import runtimes
@@ -267,6 +269,67 @@ def describe(
 
 
 @app.command()
+def analyze(
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    model: ModelFlag = None,
+    clients: ClientsFlag = None,
+    seed: SeedFlag = None,
+    insight: Annotated[
+        str, typer.Option("--insight", help="What clients send: head, full, or package.module:function.")
+    ] = "head",
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", metavar="N", help="Insight rounds, each from a fresh model; by default 3.")
+    ] = None,
+    level: Annotated[
+        str, typer.Option("--level", metavar="P", help="Chance of calling any client odd if all were alike.")
+    ] = "0.05",
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Use the model, and the federation, of a run.")
+    ] = None,
+    runtime: RuntimeFlag = None,
+    device: DeviceFlag = None,
+    data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write a line for each client to this file.")] = None,
+    draw: Annotated[Path | None, typer.Option("--draw", help="Also draw it as an HTML page.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """How skewed is each client, and which ones are odd? Without their data, and without training."""
+    flags = {
+        "environment": environment,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "seed": seed,
+        "runtime": runtime,
+        "device": device,
+        "data_dir": data_dir,
+        "altered": None if poison is None else {"poison": poison},
+    }
+    count = None if rounds is None else coerce(rounds, int, "rounds")
+    with display.run_progress("analyze", count or (1 if from_ else ROUNDS), 0) as on_round:
+        analysis = covey.analyze(
+            _settings(config, flags, set_),
+            model_of=from_,
+            insight=insight,
+            rounds=count,
+            level=coerce(level, float, "level"),
+            on_round=on_round,
+        )
+    if json_:
+        _print_json(analysis.as_mapping())
+    else:
+        display.analysis(analysis)
+    if csv is not None:
+        print(f"Written: {analysis.write_csv(csv)}", file=sys.stderr)
+    if draw is not None:
+        print(f"Drawn: {analysis.draw(draw)}", file=sys.stderr)
+
+
+@app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of comparisons.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write; else report.html in the folder.")] = None,
@@ -331,6 +394,9 @@ def export(
         _print_json(result)
     else:
         print(f"{result['file']}: {result['parameters']:,} parameters, {result['bytes']:,} bytes")
+
+
+app.command()(reproduce)
 
 
 _LISTS: dict[str, Registry[Any]] = {

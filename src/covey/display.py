@@ -18,9 +18,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from covey.analytics import Analysis
 from covey.comparison import Comparison, OnRun
 from covey.experiment import Run
 from covey.loop import OnRound
+
+_MOST_SKEWED, _LEAST_SKEWED = 15, 5
+"""Clients of an analysis that are shown, from either end."""
 
 console = Console()
 _progress = Console(stderr=True)
@@ -205,6 +209,64 @@ def evaluation(result: dict[str, Any]) -> None:
     table.add_row("clients' own mix", percent(result["own_accuracy"]))
     table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")
     console.print(table, highlight=False)
+
+
+def analysis(result: Analysis) -> None:
+    """What an analysis found, and the most and the least skewed clients."""
+    summary = Table(box=box.SIMPLE, show_header=False)
+    for name, figure in analysis_rows(result):
+        summary.add_row(name, figure)
+    console.print(summary, highlight=False)
+    rows = result.each()
+    hidden = max(0, len(rows) - _MOST_SKEWED - _LEAST_SKEWED)
+    table = Table(box=box.SIMPLE_HEAD, title="Most skewed first")
+    truly = [] if result.truth is None else ["truly"]
+    for name in ("client", "samples", "skew", "score Q", "sure", "strange", *truly, "finding"):
+        table.add_column(name, justify="left" if name in ("client", "finding") else "right", no_wrap=True)
+    for place, row in enumerate(rows):
+        if hidden and place == _MOST_SKEWED:
+            table.add_section()
+        if place < _MOST_SKEWED or place >= _MOST_SKEWED + hidden:
+            table.add_row(
+                row["name"],
+                f"{row['samples']:,}",
+                f"{row['skew']:.2f}",
+                f"{row['score']:.3g}",
+                _or_dash(row["confidence"], "{:.1%}"),
+                _or_dash(row["strangeness"], "{:.1f}"),
+                *(f"{row['true_skew']:.2f}" for _ in truly),
+                ", ".join(flag for flag in ("odd", "outlier") if row[flag]),
+            )
+    console.print(table, highlight=False)
+    if hidden:
+        say(f"{hidden:,} clients between them are not shown.")
+    say(result.verdict)
+    for note in result.notes:
+        say(note)
+
+
+def analysis_rows(result: Analysis) -> list[tuple[str, str]]:
+    """An analysis in figures: name and figure."""
+    config = result.config
+    silent = f"; {len(result.missing):,} more gave no usable answer" if result.missing else ""
+    rows = [
+        ("data set", f"{config.dataset.name}, environment {config.environment.name}, seed {config.seed}"),
+        ("clients", f"{len(result.clients):,}{silent}"),
+        ("samples", f"{int(result.samples.sum()):,}"),
+        ("insight", f"{result.insight}, {result.rounds} round{'s' if result.rounds > 1 else ''}"),
+        ("model", f"{config.model.name}, {f'of {result.model_of}' if result.model_of else 'freshly initialised'}"),
+        ("odd class mix", "-" if result.confidence is None else f"{int(result.odd.sum()):,} at level {result.level:g}"),
+        ("outliers", "-" if result.strangeness is None else f"{int(result.outlier.sum()):,}"),
+        ("rounds agree", _or_dash(result.agreement, "{:.2f} (Spearman)")),
+    ]
+    if result.truth is not None:
+        rows.append(("true skew agrees", _or_dash(result.spearman, "{:.2f} (Spearman)")))
+        rows.append(("  with score Q", _or_dash(result.spearman_score, "{:.2f} (Spearman)")))
+    return [
+        *rows,
+        ("sent up / down", f"{size(result.bytes_up)} / {size(result.bytes_down)}"),
+        ("time", f"{result.seconds:.1f} s"),
+    ]
 
 
 def entries(kind: str, rows: Sequence[dict[str, Any]]) -> None:
