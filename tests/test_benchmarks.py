@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from benchmarks import cpu, processes
+from benchmarks import cpu, processes, server
 from benchmarks.cpu import CONTENDERS, Outcome, rows, table_of, verdict
 from benchmarks.laps import Laps
 from benchmarks.workloads import WORKLOADS, load, network, prepare
@@ -219,3 +219,9 @@ def test_unknown_names_are_refused_and_missing_packages_named(capsys):
     absent = cpu.Contender("flower", "absent", "flower_simulation", needs=("a-package-that-is-not-there",))
     assert absent.missing() == ["a-package-that-is-not-there"]
     assert CONTENDERS["plain"].missing() == []
+
+
+def test_fedacs_selects_ten_of_a_million_clients_in_a_quarter_of_a_second():
+    row = server.measured(server.CASES["fedacs-1m"][1], repeats=3)
+    assert row["best_seconds"] < 0.25
+    assert row["extra_bytes"] < 200e6
