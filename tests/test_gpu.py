@@ -52,7 +52,7 @@ def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
         start = Layout.of(module).read(module)
         more = {"workers": 1} if name == "local" else {"device": "cuda"}
         runtime = make(federation, module, **more)
-        order = Order(1, np.arange(4), start, Local(epochs=1, batch=0, rate=1.0))
+        order = Order(1, np.arange(4), start, Local(epochs=1, batch=0, rate=1_000.0))
         order_of[name] = start - runtime.execute(order).states.cpu()
         runtime.close()
     local, stacked = order_of["local"], order_of["stacked"]

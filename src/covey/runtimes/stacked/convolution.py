@@ -1,8 +1,9 @@
 """Convolutions of a stack: every lane has its own kernels, so cuDNN's fast paths for shared ones do not apply.
 
-Two ways: one grouped convolution over all lanes (what vmap makes of a convolution), or the patches of every
-image laid out as a matrix and one batched matrix product (im2col). Which is faster depends on channels, kernel
-and image, so whole steps are measured on the device at hand, and what was found is kept for the next run.
+Three kinds of ways: one grouped convolution over all lanes (what vmap makes of a convolution), the patches of every
+image laid out as a matrix and one batched matrix product (im2col), or a kernel of our own that never writes patches
+to memory. Which is faster depends on channels, kernel and image, so whole steps are measured on the device at hand,
+and what was found is kept for the next run.
 """
 
 import contextlib
@@ -17,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Way = Literal["grouped", "slices", "windows"]
-"""One grouped convolution; patches as slices side by side; patches as windows of a view.
+from covey.runtimes.stacked.kernels import image_convolution
+
+Way = Literal["grouped", "slices", "windows", "kernel"]
+"""One grouped convolution; patches as slices side by side; patches as windows of a view; our own kernel.
 
 Windows make the patches fastest, but their gradient for the image is a scatter: for the first layer, which
 needs none. The gradient of slices is a sum of slices.
@@ -26,7 +29,7 @@ needs none. The gradient of slices is a sum of slices.
 
 
 class StackConv2d(nn.Module):
-    """A convolution computed in one of the two ways; parameters as in `nn.Conv2d`."""
+    """A convolution computed in one of these ways; parameters as in `nn.Conv2d`."""
 
     def __init__(self, layer: nn.Conv2d, way: Way) -> None:
         super().__init__()
@@ -40,9 +43,19 @@ class StackConv2d(nn.Module):
         self.way = way
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.way == "kernel":
+            x, weight, bias = _cast(x, self.weight, self.bias)
+            return image_convolution(x, weight, bias, self.stride, self.padding)
         if self.way == "grouped":
             return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         return patches_convolution(x, self.weight, self.bias, self.stride, self.padding, windows=self.way == "windows")
+
+
+def _cast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Tensors in the arithmetic of autocast, where that is on; operators of our own do not take part in it."""
+    if not torch.is_autocast_enabled("cuda"):
+        return tensors
+    return tuple(None if tensor is None else tensor.to(torch.get_autocast_dtype("cuda")) for tensor in tensors)
 
 
 def patches_convolution(
@@ -104,13 +117,31 @@ def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module
                 setattr(parent, child_name, fresh)
 
 
-def candidate_ways(module: nn.Module) -> list[dict[str, Way]]:
-    """Ways worth a measurement: windows for the first layer, and either way for the others; or all grouped."""
-    names = list(convolutions(module))
+def candidate_ways(module: nn.Module, kernels: bool = False) -> list[dict[str, Way]]:
+    """Ways worth a measurement: our kernel or windows for the first layer, any way for the others; or all grouped."""
+    layers = convolutions(module)
+    names = list(layers)
+    first: dict[str, Way] = {names[0]: "kernel" if kernels else "windows"}
     grouped: dict[str, Way] = dict.fromkeys(names, "grouped")
     slices: dict[str, Way] = dict.fromkeys(names, "slices")
-    candidates: list[dict[str, Way]] = [{**slices, names[0]: "windows"}, grouped]
-    return [*candidates, {**grouped, names[0]: "windows"}] if len(names) > 1 else candidates
+    candidates = [{**slices, **first}, {**grouped, **first}] if len(names) > 1 else [first]
+    # Its gradient for the images is there for stride 1; the first layer needs none.
+    own: dict[str, Way] = {name: "kernel" for name in names[1:] if layers[name].stride == (1, 1)}
+    if kernels:
+        return [*candidates, {**slices, **first, **own}] if own else candidates
+    return [*candidates, grouped]
+
+
+def with_kernels(module: nn.Module, widest: int = 8) -> nn.Module:
+    """The module with convolutions of few channels computed by our kernel, as evaluation on a GPU wants them."""
+    layers = convolutions(module)
+    replace_layers(
+        module,
+        lambda name, layer: (
+            StackConv2d(layers[name], "kernel") if name in layers and layers[name].in_channels <= widest else None
+        ),
+    )
+    return module
 
 
 def cache_file(kind: str) -> Path:

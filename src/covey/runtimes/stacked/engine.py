@@ -23,8 +23,10 @@ from covey.runtimes.stacked.convolution import (
     read_cache,
     replace_layers,
     replay_seconds,
+    with_kernels,
     write_cache,
 )
+from covey.runtimes.stacked.kernels import available
 from covey.runtimes.stacked.plan import (
     Schedule,
     Segment,
@@ -78,7 +80,9 @@ class Engine:
         self.device = device
         self.precision = precision
         self.gallery = Gallery(dataset, device)
-        self.learner = Learner(copy.deepcopy(module).to(device), dataset, precision, device)
+        scored = copy.deepcopy(module).to(device)
+        self.has_kernels = available(torch.empty(0, dtype=_COMPUTE[precision], device=device))
+        self.learner = Learner(with_kernels(scored) if self.has_kernels else scored, dataset, precision, device)
         self.layout = Layout.of(module)
         self.dtype = self.learner.dtype
         self.memory = memory
@@ -98,7 +102,7 @@ class Engine:
             return MOST_LANES
         total = torch.cuda.get_device_properties(self.device).total_memory
         if self.memory:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total), self.device)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total))
         return max(1, min(MOST_LANES, (self.memory or total) // (12 * self.layout.size * self.dtype.itemsize)))
 
     def execute(self, jobs: Sequence[Job]) -> list[Trained]:
@@ -350,14 +354,14 @@ class Launcher:
     def _capture(self) -> None:
         """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
         before = {name: value.clone() for name, value in self._state().items()}
-        known, place = read_cache("convolutions"), self.signature(self.count)
+        known, place = read_cache("ways"), self.signature(self.count)
         if not self.ways and self.engine.for_speed and convolutions(self.engine.module):
             if place in known:
                 self.ways = known[place]
                 self._step = self._make_step(self.ways)
             else:
                 self._graph = self._fastest()
-                write_cache("convolutions", {**read_cache("convolutions"), place: self.ways})
+                write_cache("ways", {**read_cache("ways"), place: self.ways})
         if self._graph is None:
             self._graph = self._record()
         for name, value in self._state().items():
@@ -367,15 +371,24 @@ class Launcher:
     def _fastest(self) -> torch.cuda.CUDAGraph:
         """The graph of the candidate that takes the least time, all of them measured."""
         best: tuple[float, torch.cuda.CUDAGraph] | None = None
-        for ways in candidate_ways(self.engine.module):
+        failed: Exception | None = None
+        for ways in candidate_ways(self.engine.module, self.engine.has_kernels):
             step = self._step = self._make_step(ways)
-            graph = self._record()
+            try:
+                graph = self._record()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # A compiler that stumbles over one way leaves the others.
+                failed = error
+                continue
             self._counter.zero_()
             seconds = replay_seconds(graph, min(10, len(self._buffers["rate"]) - 1))
             self.measured.append((ways, seconds))
             if best is None or seconds < best[0]:
                 best, self.ways, fastest = (seconds, graph), ways, step
-        assert best is not None
+        if best is None:
+            raise RuntimeError("No way to compute this model's convolutions works on this device.") from failed
         self._step = fastest
         return best[1]
 
