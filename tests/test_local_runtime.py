@@ -14,7 +14,7 @@ from covey.config import Local
 from covey.federations import Federation, build_federation
 from covey.messages import Order
 from covey.models import build_model
-from covey.probes import Losses
+from covey.probes import Losses, Probe
 from covey.runtimes import LocalRuntime
 from covey.runtimes.pool import WorkerError
 from tests.conftest import SMALL, without_timings
@@ -110,7 +110,7 @@ def test_a_single_client_with_a_single_sample_trains():
     assert torch.isfinite(replies.states).all()
 
 
-class Dies:
+class Dies(Probe):
     """A probe whose client's process is killed."""
 
     name = "dies"
@@ -141,7 +141,7 @@ def test_a_worker_that_dies_costs_one_reply_and_is_replaced():
     assert after.clients.tolist() == list(range(8))
 
 
-class Raises:
+class Raises(Probe):
     name = "raises"
 
     def measure(self, learner, received, trained, samples, key):

@@ -78,8 +78,8 @@ def images(*shape: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------- the models
 
 
-def test_this_file_knows_every_model():
-    assert {name for name, _ in VARIANTS} == set(models.names()) == set(HEADS)
+def test_this_file_knows_every_model_but_that_of_words():
+    assert {name for name, _ in VARIANTS} == {*models.names()} - {"lstm"} == set(HEADS)
 
 
 @pytest.mark.parametrize(("name", "options", "shape", "classes", "parameters"), SIZES)

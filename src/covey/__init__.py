@@ -8,8 +8,10 @@ from covey.environments import Deal, environments
 from covey.errors import Refusal
 from covey.experiment import Experiment, Run, resume, run
 from covey.federations import Federation
+from covey.manymodel import manymodels
 from covey.methods import Recipe, methods
 from covey.models import models
+from covey.ondemand import OnDemand, ondemand
 from covey.own import federation
 from covey.roles import Aggregator, Selector, aggregators, selectors
 
@@ -25,6 +27,7 @@ __all__ = [
     "Experiment",
     "Federation",
     "Local",
+    "OnDemand",
     "Recipe",
     "Refusal",
     "Run",
@@ -35,8 +38,10 @@ __all__ = [
     "datasets",
     "environments",
     "federation",
+    "manymodels",
     "methods",
     "models",
+    "ondemand",
     "resume",
     "run",
     "selectors",

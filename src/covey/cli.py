@@ -11,6 +11,7 @@ import typer
 import covey
 from covey import display
 from covey.analytics import ROUNDS
+from covey.commands_ondemand import go_on, ondemand
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
 from covey.config import assignment, overlay, read_toml
 from covey.data import download as fetch
@@ -18,6 +19,7 @@ from covey.description import describe as description_of
 from covey.errors import Refusal
 from covey.experiment import Run
 from covey.experiments.command import reproduce
+from covey.ondemand import is_ondemand
 from covey.registry import Registry, coerce
 from covey.report import report as write_report
 from covey.report.tensorboard import tensorboard as write_tensorboard
@@ -225,6 +227,9 @@ def resume(
     json_: JsonFlag = False,
 ) -> None:
     """Go on with a run or a comparison that was stopped, from its last finished round."""
+    if is_ondemand(folder):
+        go_on(folder, json_)
+        return
     if is_comparison(folder):
         with display.comparison_progress() as (on_run, on_round):
             comparison = resume_comparison(folder, on_run=on_run, on_round=on_round)
@@ -397,6 +402,7 @@ def export(
 
 
 app.command()(reproduce)
+app.command()(ondemand)
 
 
 _LISTS: dict[str, Registry[Any]] = {
@@ -408,6 +414,7 @@ _LISTS: dict[str, Registry[Any]] = {
         covey.models,
         covey.selectors,
         covey.aggregators,
+        covey.manymodels,
         runtimes,
     )
 }
@@ -416,7 +423,8 @@ _LISTS: dict[str, Registry[Any]] = {
 @app.command("list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="methods, environments, datasets, models, selectors, aggregators or runtimes.")
+        str,
+        typer.Argument(help="methods, environments, datasets, models, selectors, aggregators, manymodels or runtimes."),
     ],
     json_: JsonFlag = False,
 ) -> None:

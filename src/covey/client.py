@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from covey import randomness
 from covey.config import Local
 from covey.data.dataset import Dataset, Samples
+from covey.errors import require
 from covey.layout import Layout
 from covey.models.dropout import dropout_layers, set_dropout_key
 
@@ -34,11 +35,13 @@ class Learner:
         precision: Precision = "fp32",
         device: torch.device | str = "cpu",
     ) -> None:
+        _fits(module, dataset)
         self.device = torch.device(device)
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
         self.module = module.to(self.device, self.dtype)
         self.layout = Layout.of(module)
         self.classes = dataset.classes
+        self.never = torch.tensor(dataset.never, dtype=torch.int64, device=self.device)
         self.chunk = 500 if self.device.type == "cpu" else 5_000
         self._bf16 = precision == "bf16"
         self._parameters = list(module.parameters())
@@ -57,17 +60,20 @@ class Learner:
         x = torch.addcmul(self.shift, x.to(self.dtype), self.scale)
         return channels_last(x) if self._channels_last and x.dim() == 4 else x
 
-    def fit(self, start: Tensor, samples: Samples, work: Local, round: int, key: int) -> tuple[Tensor, float]:
+    def fit(
+        self, start: Tensor, samples: Samples, work: Local, round: int, key: int, anchor: Tensor | None = None
+    ) -> tuple[Tensor, float]:
         """Local SGD: the trained state `[d]` and the mean training loss over all steps.
 
-        One step on batch b from parameters w, with w⁰ the parameters received:
+        One step on batch b from parameters w, with w⁰ the parameters received (or those of `anchor`):
         g = ∇loss_b(w) + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v.
         """
         state = start.to(self.dtype, copy=True)
         self.layout.bind(self.module, state)
         self.module.train()
         parameters = [slot.of(state) for slot in self.layout.parameters]
-        received = [parameter.clone() for parameter in parameters] if work.proximal else None
+        pulled_to = start if anchor is None else anchor
+        received = [slot.of(pulled_to.to(self.dtype)) for slot in self.layout.parameters] if work.proximal else None
         velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum else None
         total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         # Crops and flips are of the stored images, so those are normalised in the batch.
@@ -82,11 +88,13 @@ class Learner:
                 if masks:
                     set_dropout_key(self.module, masks[step])
                 loss = self._loss(x if ready else self.inputs(x), y)
+                # Parameters that are added to each other have one tensor as gradient: it is not written to.
                 gradients: tuple[Tensor, ...] | list[Tensor] = torch.autograd.grad(loss, self._parameters)
                 if work.weight_decay:
-                    torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
+                    gradients = torch._foreach_add(gradients, parameters, alpha=work.weight_decay)
                 if received is not None:
-                    torch._foreach_add_(gradients, torch._foreach_sub(parameters, received), alpha=work.proximal)
+                    away = torch._foreach_sub(parameters, received)
+                    gradients = torch._foreach_add(gradients, away, alpha=work.proximal)
                 if velocity is not None:
                     torch._foreach_mul_(velocity, work.momentum)
                     torch._foreach_add_(velocity, gradients)
@@ -125,6 +133,8 @@ class Learner:
             with self.arithmetic():
                 logits = self.module(self.inputs(x))
             loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
+            if len(self.never):
+                logits = logits.index_fill(1, self.never, -torch.inf)
             correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
         return loss, correct
 
@@ -143,6 +153,43 @@ class Learner:
 
     def arithmetic(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
+
+
+def _fits(module: nn.Module, dataset: Dataset) -> None:
+    """Refuse words for a model that takes measurements, and the reverse, where the model says which it takes."""
+    given = not (dataset.x.dtype == torch.uint8 or dataset.x.is_floating_point())
+    taken = getattr(module, "tokens", given)
+    kinds = {True: "words (tokens)", False: "measurements or images"}
+    require(
+        taken == given,
+        f"The model {type(module).__name__} takes {kinds[taken]}, and the samples of '{dataset.name}' are "
+        f"{kinds[given]}; choose another model{' (lstm)' if given else ''} or another dataset.",
+    )
+
+
+def trained_on(count: int, holdout: int) -> int:
+    """How many of so many samples are trained on where every `holdout`-th is kept for validation (0: none is)."""
+    return count - count // holdout if holdout else count
+
+
+def training_places(numbers: Tensor, holdout: Tensor | int) -> Tensor:
+    """Where the samples that are trained on lie: numbers 0, 1, … over those alone → places among all samples."""
+    return numbers + numbers // (holdout - 1)
+
+
+def training_part(samples: Samples, holdout: int) -> Samples:
+    """All samples but every `holdout`-th; all of them where that is 0."""
+    if not holdout:
+        return samples
+    places = training_places(torch.arange(trained_on(len(samples), holdout), device=samples.y.device), holdout)
+    return Samples(samples.x[places], samples.y[places])
+
+
+def validation_part(samples: Samples, holdout: int) -> Samples:
+    """Every `holdout`-th sample; all of them where a client has too few to keep any out of its training."""
+    if not holdout or len(samples) < holdout:
+        return samples
+    return Samples(samples.x[holdout - 1 :: holdout], samples.y[holdout - 1 :: holdout])
 
 
 def steps_of(samples: int, work: Local) -> int:

@@ -107,7 +107,7 @@ class Choice:
         return {"name": self.name, **self.options}
 
 
-_PARTS = ("dataset", "environment", "model", "selector", "aggregator")
+_PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +120,7 @@ class Config:
     model: Choice
     selector: Choice | None
     aggregator: Choice | None
+    many: Choice | None
     local: Local
     altered: Alterations = field(default_factory=Alterations)
     """Clients whose images look different, or whose labels are wrong."""

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from covey.config import Config
 from covey.environments import FloatArray, IntArray
+from covey.evaluation import LISTED_CLASSES
 from covey.experiment import as_config, describing
 from covey.federations import Federation, build_federation
 
@@ -94,7 +95,7 @@ class Description:
             "shared": self.shared,
             "sizes": _range(self.sizes),
             "classes": len(self.class_names),
-            "class_names": list(self.class_names),
+            **({"class_names": list(self.class_names)} if self.lists_classes else {}),
             "skew": _range(self.skew),
             "altered": dict(self.altered),
             "label_noise": self.config.altered.noise,
@@ -104,11 +105,16 @@ class Description:
                     "name": self.name(client),
                     "samples": int(self.sizes[client]),
                     "skew": float(self.skew[client]),
-                    "shares": self.shares[client].tolist(),
+                    **({"shares": self.shares[client].tolist()} if self.lists_classes else {}),
                 }
                 for client in range(self.clients)
             ],
         }
+
+    @property
+    def lists_classes(self) -> bool:
+        """Whether there are few enough classes (words of a language are not) to say something of each."""
+        return len(self.class_names) <= LISTED_CLASSES
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary: name and figure."""

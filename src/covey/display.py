@@ -202,9 +202,10 @@ def evaluation(result: dict[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD, title=f"After round {result['round']}")
     table.add_column("class")
     table.add_column("accuracy", justify="right")
-    for name, accuracy in zip(result["class_names"], result["class_accuracy"], strict=True):
-        table.add_row(name, percent(accuracy))
-    table.add_section()
+    if "class_accuracy" in result:
+        for name, accuracy in zip(result["class_names"], result["class_accuracy"], strict=True):
+            table.add_row(name, percent(accuracy))
+        table.add_section()
     table.add_row("all", percent(result["accuracy"]))
     table.add_row("clients' own mix", percent(result["own_accuracy"]))
     table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 from covey.environments import FloatArray, IntArray
 
+LISTED_CLASSES = 200
+"""Records list the accuracy of every class up to so many; a vocabulary's thousands would bury everything else."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scores:
@@ -33,15 +36,19 @@ class Scores:
 
 
 def summary(scores: Scores, shares: FloatArray, model_of_client: IntArray) -> dict[str, object]:
-    """What a record says of an evaluation: means over models, and the accuracy clients see on their own mix.
+    """What a record says of an evaluation: means over clients, each with its model; and how they do on their own mix.
 
     `shares` are the clients' true class shares `[clients, classes]`.
     """
-    own = (scores.class_accuracy[model_of_client] * shares).sum(axis=1)
+    by_class = scores.class_accuracy
+    own = (by_class[model_of_client] * shares).sum(axis=1)
+    # How many of the clients use each model; one model for all counts once, exactly.
+    users = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
+    listed = {"class_accuracy": (users @ by_class).tolist()} if len(scores.totals) <= LISTED_CLASSES else {}
     return {
-        "accuracy": float(scores.accuracy.mean()),
-        "loss": finite(float(scores.loss.mean())),
-        "class_accuracy": scores.class_accuracy.mean(axis=0).tolist(),
+        "accuracy": float(users @ scores.accuracy),
+        "loss": finite(float(users @ scores.loss)),
+        **listed,
         "own_accuracy": float(own.mean()),
     }
 

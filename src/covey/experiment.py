@@ -22,6 +22,7 @@ from covey.federations import GIVEN, Federation, Truth, altered_federation, buil
 from covey.interrupt import finishing_the_round
 from covey.layout import Layout
 from covey.loop import Game, OnRound, one_by_one, play
+from covey.manymodel import manymodels
 from covey.methods import OneModel, methods
 from covey.models import build_model
 from covey.records import Records, read_checkpoint, read_config, read_metrics
@@ -71,8 +72,8 @@ class Experiment:
             work=config.local,
         )
         method: Method
-        if recipe and recipe.many:
-            method = recipe.many(setting, model)
+        if config.many is not None:
+            method = manymodels[config.many.name].part(setting, model, **config.many.options)
         else:
             assert config.selector is not None
             assert config.aggregator is not None

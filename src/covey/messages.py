@@ -52,17 +52,49 @@ class Order:
     """Without it clients only measure, on the model they received, and send no model back."""
     gate: Gate | None = None
     """When clients keep their model to themselves and send only what they measured."""
+    held: bool = False
+    """Clients hold the model they start from: it is not sent, but what they make of it is returned."""
+    anchor: Tensor | None = None
+    """What the proximal term pulls to, where not to the start: `[d]` for all, or `[cohort, d]`."""
+    holdout: int = 0
+    """Every so many-th sample of a client is kept out of its training, to validate models on; 0 keeps none."""
 
     def start_of(self, position: int) -> Tensor:
         return self.start if self.start.dim() == 1 else self.start[position]
 
+    def take(self, keep: IntArray) -> "Order":
+        """The order for the clients at positions `keep`."""
+
+        def of(rows: Tensor) -> Tensor:
+            return rows if rows.dim() == 1 else rows[torch.from_numpy(keep).to(rows.device)]
+
+        anchor = None if self.anchor is None else of(self.anchor)
+        return replace(self, clients=self.clients[keep], start=of(self.start), anchor=anchor)
+
+    def tensors(self, position: int) -> dict[str, Tensor]:
+        """What the server sends to one client besides instructions."""
+        tensors = {} if self.resident or self.held else {"state": self.start_of(position)}
+        if self.anchor is not None:
+            tensors["anchor"] = self.anchor if self.anchor.dim() == 1 else self.anchor[position]
+        for probe in self.probes:
+            payload = probe.for_client(int(self.clients[position])).payload()
+            tensors |= {f"{probe.name}.{name}": value for name, value in payload.items()}
+        return tensors
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients are sent messages of different sizes."""
+        return any(probe.for_client(int(client)) is not probe for probe in self.probes for client in self.clients[:1])
+
     def bytes_down(self) -> int:
         """What the server sends, over all clients of the round."""
-        tensors = {} if self.resident else {"state": self.start_of(0)}
-        for probe in self.probes:
-            tensors |= {f"{probe.name}.{name}": value for name, value in probe.payload().items()}
-        instructions = {"work": json.dumps(asdict(self.work)), "probes": ",".join(probe.name for probe in self.probes)}
-        return packed_size(tensors, {"round": str(self.round), **instructions}) * len(self.clients)
+        about = {"round": str(self.round), "work": json.dumps(asdict(self.work))}
+        about["probes"] = ",".join(probe.name for probe in self.probes)
+        if self.holdout:
+            about["holdout"] = str(self.holdout)
+        if self.personal:
+            return sum(packed_size(self.tensors(position), about) for position in range(len(self.clients)))
+        return packed_size(self.tensors(0), about) * len(self.clients) if len(self.clients) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +109,8 @@ class Reply:
     """Mean training loss over the local steps."""
     probes: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """Probe → field → value."""
+    kept: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Probe → field → value of what stays on the client; it does not travel."""
 
     def tensors(self, order: Order) -> dict[str, Tensor]:
         """The fields as they travel in answer to an order: no model where none is asked for."""
@@ -126,6 +160,11 @@ class Replies:
     """What the server waited for the round, on the same clock."""
     wall_seconds: float = 0.0
     """What it really took to compute them; with many runs in lockstep, this run's share."""
+    kept: Mapping[str, Mapping[int, Mapping[str, Tensor]]] = field(default_factory=dict)
+    """Probe → client → field: what stays on the clients, here only because the simulation has nowhere else to put it.
+
+    A method hands it back with the next order and must not learn from it.
+    """
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -137,6 +176,8 @@ class Replies:
         usable = torch.ones(len(self), dtype=torch.bool)
         for values in self.probes[probe].values():
             usable &= finite_rows(values.flatten(1) if values.dim() > 1 else values[:, None])
+        lacking = [fault.client for fault in self.faults if fault.measurement == probe]
+        usable &= torch.from_numpy(~np.isin(self.clients, lacking))
         return torch.nonzero(usable).flatten().numpy()
 
     def take(self, keep: IntArray) -> "Replies":
@@ -203,6 +244,11 @@ def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], 
         samples=torch.tensor([reply.samples for reply in rows], dtype=torch.int64),
         losses=torch.tensor([reply.loss for reply in rows], dtype=torch.float64),
         probes=measured,
+        kept={
+            probe.name: {reply.client: reply.kept[probe.name] for reply in rows if probe.name in reply.kept}
+            for probe in order.probes
+            if probe.kept
+        },
         faults=(*faults, *lacking),
         withheld=np.array([reply.client for reply in withheld], dtype=np.int64),
         bytes_up=sent,

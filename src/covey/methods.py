@@ -9,10 +9,9 @@ from torch import Tensor
 
 from covey.environments import IntArray
 from covey.federations import Federation
-from covey.manymodel import LocalOnly
 from covey.messages import Order, Replies
 from covey.registry import Registry
-from covey.roles import Aggregator, Method, Selector, Setting, State
+from covey.roles import Aggregator, Selector, Setting, State
 
 
 class OneModel:
@@ -34,7 +33,8 @@ class OneModel:
         if asked is None:
             return None
         clients, probes = asked
-        return Order(round, np.sort(clients), self.model, self.setting.work, probes, train=False)
+        unsent = not any(probe.uses_model for probe in probes)
+        return Order(round, np.sort(clients), self.model, self.setting.work, probes, unsent, train=False)
 
     def surveyed(self, round: int, replies: Replies) -> None:
         self.selector.surveyed(round, replies)
@@ -79,7 +79,7 @@ class Recipe:
     """How a method is made.
 
     `local` prescribes values of local SGD that differ from the defaults; `reshape` replaces the
-    federation (references do that); `many` builds a many-model method instead of `OneModel`.
+    federation (references do that); `many` names a method with many models, instead of `OneModel`.
     """
 
     summary: str
@@ -88,7 +88,7 @@ class Recipe:
     local: Mapping[str, Any] = field(default_factory=dict)
     reshape: Callable[[Federation, int], Federation] | None = None
     resident: bool = False
-    many: Callable[[Setting, Tensor], Method] | None = None
+    many: str | None = None
 
 
 methods: Registry[Recipe] = Registry("method", "methods")
@@ -107,6 +107,15 @@ for _name, _recipe in {
     "oort-simple": Recipe(
         "Oort as the FedACS and NCCB papers compare with it: the highest training losses, once everyone was seen.",
         selector="oort-simple",
+    ),
+    "nccb": Recipe(
+        "Clients that resemble each other teach about each other: a neural bandit on SimHash contexts (Cao et al.).",
+        selector="nccb",
+    ),
+    "k-linucb": Recipe("A linear bandit on the same contexts.", selector="k-linucb"),
+    "ondemand": Recipe(
+        "FedAvg that also learns its clients' class shares, for models on demand (Jeong et al.).",
+        aggregator="ondemand",
     ),
     "rexp3": Recipe(
         "An adversarial bandit with restarts (Besbes et al. 2014) on FedACS's rewards.",
@@ -137,7 +146,31 @@ for _name, _recipe in {
         "Every client trains alone, nothing is sent; what federation has to beat.",
         selector=None,
         aggregator=None,
-        many=LocalOnly,
+        many="local-only",
+    ),
+    "cfl": Recipe(
+        "Clustered federated learning: groups of clients whose updates disagree part (Sattler et al. 2019).",
+        selector=None,
+        aggregator=None,
+        many="cfl",
+    ),
+    "mocha": Recipe(
+        "Multi-task learning, convex: a last layer for each client, pulled together in the dual (Smith et al. 2017).",
+        selector=None,
+        aggregator=None,
+        many="mocha",
+    ),
+    "mocha-deep": Recipe(
+        "MOCHA's mean-regularised objective for any model: each client its own, pulled towards the mean of all.",
+        selector=None,
+        aggregator=None,
+        many="mocha-deep",
+    ),
+    "fedfomo": Recipe(
+        "Each client mixes the models of others that do better on its own validation samples (Zhang et al. 2021).",
+        selector=None,
+        aggregator=None,
+        many="fedfomo",
     ),
 }.items():
     methods.add(_name)(_recipe)

@@ -21,6 +21,10 @@ class Probe(ABC):
     """A named measurement on the client. Must be picklable: it travels to worker processes."""
 
     name: str
+    kept: tuple[str, ...] = ()
+    """Fields that stay on the client. A simulation carries them to the next order and counts them nowhere."""
+    uses_model: bool = True
+    """Whether it looks at the model; where no probe of a survey does, none is sent."""
 
     @abstractmethod
     def measure(
@@ -31,6 +35,10 @@ class Probe(ABC):
     def payload(self) -> dict[str, Tensor]:
         """What the server has to send along for it."""
         return {}
+
+    def for_client(self, client: int) -> "Probe":
+        """The probe as one client gets it: itself, unless what is sent along differs from client to client."""
+        return self
 
 
 class CohortProbe(Probe):

@@ -77,7 +77,8 @@ def round_record(
         probe_seconds.update(answer.probe_seconds)
     faults = [fault for answer in answers for fault in answer.faults]
     samples = replies.samples.double()
-    loss = float((replies.losses * samples).sum() / samples.sum()) if len(replies) else float("nan")
+    trained = order.train and len(replies) > 0
+    loss = float((replies.losses * samples).sum() / samples.sum()) if trained else float("nan")
     return {
         "round": order.round,
         **(scores or {}),

@@ -67,9 +67,11 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """Parts of one kind by name, those of other packages included."""
 
-    def __init__(self, kind: str, plural: str, parts_of_users: bool = False) -> None:
+    def __init__(self, kind: str, plural: str, parts_of_users: bool = False, section: str | None = None) -> None:
         self.kind = kind
         self.plural = plural
+        self.section = section or kind
+        """The part's key in a configuration."""
         self._parts_of_users = parts_of_users
         self._entries: dict[str, Entry[T]] = {}
 
@@ -105,8 +107,9 @@ class Registry(Generic[T]):
         for option in given:
             if option not in known:
                 raise Refusal(_unknown_option(self.kind, name, option, sorted(known)))
+        where = self.section
         return {
-            option: coerce(given[option], spec.annotation, f"{self.kind}.{option}") if option in given else spec.default
+            option: coerce(given[option], spec.annotation, f"{where}.{option}") if option in given else spec.default
             for option, spec in known.items()
         }
 

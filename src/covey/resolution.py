@@ -23,6 +23,7 @@ from covey.environments import environments
 from covey.environments.alterations import Alterations
 from covey.errors import Refusal, require
 from covey.federations import NATURAL, natural_clients
+from covey.manymodel import manymodels
 from covey.methods import Recipe, methods
 from covey.models import models
 from covey.registry import Registry, coerce
@@ -53,6 +54,7 @@ def resolve(given: Mapping[str, Any]) -> Config:
         model=_choice(models, given.get("model"), "mlp"),
         selector=_choice(selectors, given.get("selector"), recipe.selector),
         aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator),
+        many=_many(method, recipe, given.get("many")),
         local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
         altered=Alterations(**section_values("altered", given.get("altered") or {})),
         devices=Devices(**section_values("devices", given.get("devices") or {})),
@@ -96,9 +98,20 @@ def _recipe(given: Mapping[str, Any]) -> tuple[str, Recipe]:
     return name, recipe
 
 
+def _many(method: str, recipe: Recipe, given: Any) -> Choice | None:
+    """The method with many models that the recipe stands for, with its options."""
+    name, _ = chosen(manymodels.section, given)
+    if given is not None and recipe.many is None:
+        raise Refusal(f"The method '{method}' keeps one model; there is nothing to set under many.")
+    if name is not None and name != recipe.many:
+        raise Refusal(f"The method '{method}' stands for '{recipe.many}' under many, not for '{name}'.")
+    choice: Choice | None = _choice(manymodels, given, recipe.many)
+    return choice
+
+
 def _choice(registry: Registry[Any], given: Any, default: str | None) -> Any:
     """The part that was chosen, or the default one, with all of its options; None where there is no such part."""
-    name, options = chosen(registry.kind, given)
+    name, options = chosen(registry.section, given)
     name = name or default
     return None if name is None else Choice(name, registry.options(name, options))
 

@@ -2,6 +2,8 @@
 
 from covey.aggregation.average import Average, weighted_sum
 from covey.aggregation.cmfl import CMFL, ServerCMFL
+from covey.aggregation.ondemand import WithPredictor
+from covey.aggregation.ratios import Ratios
 from covey.roles import Aggregator, aggregators
 
-__all__ = ["CMFL", "Aggregator", "Average", "ServerCMFL", "aggregators", "weighted_sum"]
+__all__ = ["CMFL", "Aggregator", "Average", "Ratios", "ServerCMFL", "WithPredictor", "aggregators", "weighted_sum"]

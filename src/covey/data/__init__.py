@@ -8,11 +8,13 @@ from covey.data.given import given
 from covey.data.idx import fashion_mnist, mnist
 from covey.data.synthetic import synthetic
 from covey.data.table import csv, from_arrays, npz
+from covey.data.text import blogs, text, tweets
 
 __all__ = [
     "Dataset",
     "DatasetLoader",
     "Samples",
+    "blogs",
     "cifar10",
     "cifar100",
     "csv",
@@ -25,4 +27,6 @@ __all__ = [
     "mnist",
     "npz",
     "synthetic",
+    "text",
+    "tweets",
 ]

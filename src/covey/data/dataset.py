@@ -38,6 +38,8 @@ class Samples:
 class Dataset:
     """Samples and labels. Images live as uint8 `[n, channels, height, width]` and are normalised in the batch.
 
+    Tokens are int64 `[n, length]`, and go to the model as they are.
+
     `mean` and `deviation` are per channel, in the unit of the stored values (0-255 for most images).
     """
 
@@ -53,6 +55,8 @@ class Dataset:
     """Natural client of each training sample `[n]`, 0 … m-1, where the data has one (a user, a site)."""
     group_names: tuple[str, ...] = ()
     """What the data calls its natural clients."""
+    never: tuple[int, ...] = ()
+    """Classes that are never a right answer (padding, unknown words): evaluation neither gives nor accepts them."""
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):

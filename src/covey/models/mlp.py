@@ -13,6 +13,7 @@ class MLP(nn.Module):
     """Fully connected layers with ReLU between; `hidden` gives their widths."""
 
     head = "layers.head"
+    tokens = False
 
     def __init__(self, shape: tuple[int, ...], classes: int, *, hidden: tuple[int, ...] = (64,)) -> None:
         super().__init__()

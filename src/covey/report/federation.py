@@ -79,6 +79,9 @@ def mix_chart(description: Description, title: str = "") -> Chart:
             "hovertemplate": "%{customdata}: %{z:.0f} %<extra></extra>",
         },
     ]
+    if not description.lists_classes:
+        data.pop()
+        names = []
     some = "" if len(x) == description.clients else f" ({len(x)} of {description.clients} shown)"
     step = 1 + (len(names) - 1) // _NAMES_UP_TO
     layout = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.client import Learner
+from covey.client import Learner, training_part
 from covey.config import Local
 from covey.data.dataset import Samples
 from covey.federations import Federation
@@ -28,7 +28,11 @@ class FitTask:
     round: int
     work: Local
     probes: tuple[Probe, ...]
+    """As this client gets them."""
     train: bool = True
+    anchor: int | None = None
+    """Where in `starts` the model is that the proximal term pulls to, if not to the start."""
+    holdout: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class ScoreTask:
 
 
 Task = FitTask | ScoreTask
+Measured = dict[str, dict[str, Tensor]]
+"""Probe → field → value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +74,8 @@ class Bench:
     def perform(self, task: Task) -> Any:
         return self._fit(task) if isinstance(task, FitTask) else self._score(task)
 
-    def _fit(self, task: FitTask) -> tuple[int, float, dict[str, dict[str, Tensor]], dict[str, float]]:
-        """The client's number of samples, training loss, measurements and what they took in seconds.
+    def _fit(self, task: FitTask) -> tuple[int, float, Measured, Measured, dict[str, float]]:
+        """The client's number of samples, training loss, measurements, what it keeps, and what those took in seconds.
 
         Its model goes into the arena.
         """
@@ -78,15 +84,20 @@ class Bench:
         received = self.arena.starts[task.start]
         trained, loss = received, 0.0
         if task.train:
-            trained, loss = self.learner.fit(received, samples, task.work, task.round, place)
+            anchor = None if task.anchor is None else self.arena.starts[task.anchor]
+            to_train_on = training_part(samples, task.holdout)
+            trained, loss = self.learner.fit(received, to_train_on, task.work, task.round, place, anchor)
             self.arena.ends[task.end] = trained
-        measured, seconds = {}, {}
+        measured: Measured = {}
+        kept: Measured = {}
+        seconds = {}
         for probe in task.probes:
             begin = time.perf_counter()
             fields = probe.measure(self.learner, received, trained, samples, key(place, probe.name))
-            measured[probe.name] = {name: value.clone() for name, value in fields.items()}
+            measured[probe.name] = {name: value.clone() for name, value in fields.items() if name not in probe.kept}
+            kept[probe.name] = {name: fields[name].clone() for name in probe.kept}
             seconds[probe.name] = time.perf_counter() - begin
-        return len(samples), loss, measured, seconds
+        return len(samples), loss, measured, kept, seconds
 
     def _score(self, task: ScoreTask) -> tuple[float, Any]:
         dataset = self.federation.dataset

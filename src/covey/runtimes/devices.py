@@ -50,8 +50,7 @@ class OnDevices:
         if not lost:
             return order
         keep = np.flatnonzero([client not in lost for client in order.clients.tolist()])
-        start = order.start if order.start.dim() == 1 else order.start[torch.from_numpy(keep)]
-        return replace(order, clients=order.clients[keep], start=start)
+        return order.take(keep)
 
     def timed(self, order: Order, replies: Replies) -> Replies:
         """The replies with the seconds that they took, and those that did not arrive as faults."""
@@ -75,12 +74,11 @@ class OnDevices:
     def _seconds(self, order: Order) -> FloatArray:
         """`[cohort]`: download, local epochs, upload."""
         clients = order.clients
-        carried = 0 if order.resident else order.start_of(0).numel() * order.start.element_size()
         # A pass forward alone is about a third of one forward and back.
         passes = order.work.epochs if order.train else 1 / 3
         trained = self._sizes[clients] * passes / self.speeds[clients]
-        ways = 2 if order.train else 1
-        seconds: FloatArray = trained + ways * carried / self.bandwidths[clients]
+        returned = order.start.shape[-1] * order.start.element_size() if order.train and not order.resident else 0
+        seconds: FloatArray = trained + (_received(order) + returned) / self.bandwidths[clients]
         return seconds
 
     def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:
@@ -94,6 +92,13 @@ class OnDevices:
             elif deadline and needed > deadline:
                 lost[client] = f"it needed {needed:.1f} s and the deadline is {deadline:g} s"
         return lost
+
+
+def _received(order: Order) -> FloatArray:
+    """`[cohort]`: bytes of the tensors that each client is sent; all alike unless the order is personal."""
+    positions = range(len(order.clients) if order.personal else min(1, len(order.clients)))
+    sizes = [sum(value.numel() * value.element_size() for value in order.tensors(at).values()) for at in positions]
+    return np.array(sizes if order.personal else sizes * len(order.clients), dtype=np.float64)
 
 
 def no_replies(order: Order) -> Replies:

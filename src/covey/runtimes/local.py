@@ -60,8 +60,12 @@ class LocalRuntime:
 
     def execute(self, order: Order) -> Replies:
         cohort = len(order.clients)
-        bench = self._reserve(starts=1 if order.start.dim() == 1 else cohort, ends=cohort)
-        bench.arena.starts[: len(order.start) if order.start.dim() == 2 else 1] = order.start
+        size = order.start.shape[-1]
+        starts = order.start.reshape(-1, size)
+        anchors = starts[:0] if order.anchor is None else order.anchor.reshape(-1, size)
+        bench = self._reserve(starts=len(starts) + len(anchors), ends=cohort)
+        bench.arena.starts[: len(starts)] = starts
+        bench.arena.starts[len(starts) : len(starts) + len(anchors)] = anchors
         tasks = [
             FitTask(
                 int(client),
@@ -69,8 +73,10 @@ class LocalRuntime:
                 position,
                 order.round,
                 order.work,
-                order.probes,
+                tuple(probe.for_client(int(client)) for probe in order.probes),
                 order.train,
+                len(starts) + (position if len(anchors) > 1 else 0) if len(anchors) else None,
+                order.holdout,
             )
             for position, client in enumerate(order.clients)
         ]
@@ -85,8 +91,8 @@ class LocalRuntime:
             if isinstance(result, Fault):
                 faults.append(result)
             else:
-                samples, loss, probes, taken = result
-                replies.append(Reply(task.client, bench.arena.ends[task.end], samples, loss, probes))
+                samples, loss, probes, kept, taken = result
+                replies.append(Reply(task.client, bench.arena.ends[task.end], samples, loss, probes, kept))
                 for name, value in taken.items():
                     seconds[name] += value
         return replace(gathered(order, replies, tuple(faults), self._learner.layout.size), probe_seconds=seconds)

@@ -124,7 +124,7 @@ def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> 
     clients, samples = order.clients, runtime.federation.sizes[order.clients]
     states = trained.states if trained else torch.empty(len(clients), 0)
     losses = trained.losses if trained else np.zeros(len(clients))
-    measured, seconds = _measured(runtime, order, trained)
+    measured, kept, seconds = _measured(runtime, order, trained)
     withheld = np.zeros(len(clients), dtype=bool)
     sent = 0
     apart = dict.fromkeys(measured, 0)
@@ -148,6 +148,7 @@ def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> 
         torch.from_numpy(samples),
         torch.from_numpy(losses),
         measured,
+        kept=kept,
         bytes_up=sent,
         probe_bytes=apart,
         probe_seconds=seconds,
@@ -158,18 +159,19 @@ def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> 
 
 def _measured(
     runtime: StackedRuntime, order: Order, trained: Trained | None
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
-    """What the probes of the order measure, on the device, and the seconds that each took."""
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[int, dict[str, Tensor]]], dict[str, float]]:
+    """What the probes of the order measure on the device, what stays on the clients, and the seconds each took."""
     measured: dict[str, dict[str, Tensor]] = {}
+    kept: dict[str, dict[int, dict[str, Tensor]]] = {probe.name: {} for probe in order.probes if probe.kept}
     seconds: dict[str, float] = {}
     groups = _groups(runtime, order) if order.probes and len(order.clients) else []
     for probe in order.probes:
         begin = time.perf_counter()
-        parts = [_measured_group(runtime, order, trained, probe, positions) for positions in groups]
+        parts = [_measured_group(runtime, order, trained, probe, positions, kept) for positions in groups]
         if parts:
             measured[probe.name] = {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
         seconds[probe.name] = time.perf_counter() - begin
-    return measured, seconds
+    return measured, kept, seconds
 
 
 def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
@@ -187,9 +189,14 @@ def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
 
 
 def _measured_group(
-    runtime: StackedRuntime, order: Order, trained: Trained | None, probe: Probe, positions: list[int]
+    runtime: StackedRuntime,
+    order: Order,
+    trained: Trained | None,
+    probe: Probe,
+    positions: list[int],
+    kept: dict[str, dict[int, dict[str, Tensor]]],
 ) -> dict[str, Tensor]:
-    """Field → `[positions, ...]` on the host."""
+    """Field → `[positions, ...]` on the host; what stays on the clients goes into `kept`."""
     engine = runtime.engine
     clients = order.clients[positions].tolist()
     samples, counts = runtime._holdings.samples(clients, engine.gallery)
@@ -201,5 +208,8 @@ def _measured_group(
     rows = []
     for model, part, client in zip(models, samples.split(counts), clients, strict=True):
         place = key(key(runtime._seed, order.round, client), probe.name)
-        rows.append(probe.measure(engine.learner, received, model, part, place))
+        fields = probe.for_client(client).measure(engine.learner, received, model, part, place)
+        if probe.kept:
+            kept[probe.name][client] = {field: fields.pop(field).cpu().clone() for field in probe.kept}
+        rows.append(fields)
     return {field: torch.stack([row[field].cpu().clone() for row in rows]) for field in rows[0]}

@@ -121,7 +121,8 @@ class Engine:
             places = randomness.keys(job.seed, order.round, order.clients).tolist()
             sizes = job.holdings.sizes[order.clients].tolist()
             for position, client in enumerate(order.clients.tolist()):
-                one = segment(number, position, client, sizes[position], order.work, order.round, places[position])
+                place, held = places[position], order.holdout
+                one = segment(number, position, client, sizes[position], order.work, order.round, place, held)
                 groups.setdefault(_shape(one), []).append(one)
         for shape, segments in groups.items():
             for part in without_giants(segments):
@@ -293,11 +294,15 @@ class Launcher:
             order = jobs[run.job].order
             start = order.start.to(self.engine.device, self.engine.dtype)
             states = start.expand(run.lanes.stop - run.lanes.start, -1) if start.dim() == 1 else start[run.positions]
+            anchors = states
+            if order.anchor is not None:
+                anchor = order.anchor.to(self.engine.device, self.engine.dtype)
+                anchors = anchor.expand(len(states), -1) if anchor.dim() == 1 else anchor[run.positions]
             for slot in layout.parameters:
                 stack.parameters[slot.name][run.lanes] = slot.of(states)
                 stack.working[slot.name][run.lanes] = slot.of(states).to(stack.working[slot.name].dtype)
                 if slot.name in stack.received:
-                    stack.received[slot.name][run.lanes] = slot.of(states)
+                    stack.received[slot.name][run.lanes] = slot.of(anchors)
                 if slot.name in stack.velocity:
                     stack.velocity[slot.name][run.lanes] = 0.0
             for slot in layout.buffers:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey import randomness
-from covey.client import steps_of
+from covey.client import steps_of, trained_on, training_places
 from covey.config import Local
 from covey.runtimes.stacked.tables import Holdings
 
@@ -28,12 +28,14 @@ class Segment:
     """Its place in that order's cohort."""
     client: int
     samples: int
+    """Those that are trained on."""
     steps: int
     """Over all epochs."""
     place: int
     """Its key: (seed, round, client)."""
     work: Local
     round: int
+    holdout: int = 0
 
 
 class Visit(NamedTuple):
@@ -45,9 +47,12 @@ class Visit(NamedTuple):
     segment: Segment
 
 
-def segment(job: int, position: int, client: int, samples: int, work: Local, round: int, place: int) -> Segment:
+def segment(
+    job: int, position: int, client: int, samples: int, work: Local, round: int, place: int, holdout: int = 0
+) -> Segment:
     """The segment of a client that holds so many samples."""
-    return Segment(job, position, client, samples, work.epochs * steps_of(samples, work), place, work, round)
+    samples = trained_on(samples, holdout)
+    return Segment(job, position, client, samples, work.epochs * steps_of(samples, work), place, work, round, holdout)
 
 
 def pack(segments: list[Segment], lanes: int) -> list[Visit]:
@@ -133,6 +138,10 @@ def schedule(
     slots = torch.arange(padded, device=device)
     real = slots < sizes[:, None]
     within = _padded(order, padded).masked_fill(~real, 0)
+    if any(visit.segment.holdout for visit in visits):
+        # A client that holds nothing out skips none: its samples are fewer than so large a stride.
+        strides = [visit.segment.holdout or padded + 2 for visit, _ in rows]
+        within = training_places(within, torch.tensor(strides, device=device)[:, None])
     sample = torch.zeros(len(rows), padded, dtype=torch.int32, device=device)
     label = torch.zeros(len(rows), padded, dtype=torch.int64, device=device)
     jobs = np.array([visit.segment.job for visit, _ in rows])

@@ -1,0 +1,170 @@
+"""`covey ondemand`: a thin layer over `covey.ondemand`."""
+
+import json
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.table import Table
+
+from covey import display
+from covey.composition import Pairing
+from covey.config import assignment, overlay
+from covey.display import percent
+from covey.errors import Refusal
+from covey.mixes import Target
+from covey.ondemand import ROUNDS, Composed, OnDemand, resume_ondemand
+from covey.ondemand import ondemand as run_ondemand
+from covey.registry import coerce
+from covey.report.ondemand import job_rows
+from covey.surveys import Estimator
+
+_SHOWN = 12
+"""Targets whose composition is shown in full."""
+
+_CLASSES = 12
+"""Classes of a mix that are shown."""
+
+
+def ondemand(
+    base: Annotated[Path, typer.Argument(metavar="BASE_RUN", help="Folder of the base run.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", metavar="MIX", help="Class mix such as '0=0.5,3=0.3,7=0.2'; td1, td2, td3; local:7. Repeatable."
+        ),
+    ] = None,
+    target_csv: Annotated[
+        list[Path] | None, typer.Option("--target-csv", help="File of labels whose mix is the target. Repeatable.")
+    ] = None,
+    estimator: Annotated[
+        str,
+        typer.Option("--estimator", help="Where class shares come from: learned, analytic, or ground-truth."),
+    ] = "learned",
+    rounds: Annotated[str, typer.Option("--rounds", metavar="N", help="Rounds of fine-tuning.")] = str(ROUNDS),
+    pairing: Annotated[
+        str, typer.Option("--pairing", help="Columns and weights: unscaled, scaled_rn, or scaled_r (the authors').")
+    ] = "unscaled",
+    survey: Annotated[
+        bool, typer.Option("--survey", help="Ask all clients for a fresh estimate first (learned).")
+    ] = False,
+    insight_dp: Annotated[
+        str | None,
+        typer.Option("--insight-dp", metavar="EPSILON,DELTA", help="Noise on what clients are asked for (analytic)."),
+    ] = None,
+    continued: Annotated[
+        bool, typer.Option("--continued", help="Also go on with the base run, to compare with.")
+    ] = False,
+    runtime: Annotated[str | None, typer.Option("--runtime", help="What executes the clients' work.")] = None,
+    workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Worker processes.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda, for the stacked runtime.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as local.rate=0.01.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """A model for the class mix you ask for: fine-tune a run's model on clients that make that mix."""
+    targets: list[Target] = [*(target or []), *(target_csv or [])]
+    if not targets:
+        raise Refusal("Say what mix the model is for: --target '0=0.5,3=0.5', or --target-csv FILE with labels.")
+    settings: dict[str, Any] = {"runtime": runtime, "workers": workers, "device": device}
+    settings = {key: value for key, value in settings.items() if value is not None}
+    for text in set_ or []:
+        settings = overlay(settings, assignment(text))
+    for key in settings:
+        if key in signature(run_ondemand).parameters:
+            raise Refusal(f"{key} has a flag of its own: --{key.replace('_', '-')}")
+    with display.comparison_progress() as (on_run, on_round):
+        job = run_ondemand(
+            base,
+            targets,
+            estimator=coerce(estimator, Estimator, "estimator"),
+            rounds=coerce(rounds, int, "rounds"),
+            pairing=coerce(pairing, Pairing, "pairing"),
+            survey=survey,
+            insight_dp=insight_dp,
+            continued=continued,
+            out=out,
+            on_composed=None if json_ else show_composed,
+            on_run=on_run,
+            on_round=on_round,
+            **settings,
+        )
+    tell(job, json_)
+
+
+def go_on(folder: Path, json_: bool) -> None:
+    """`covey resume` of a job."""
+    with display.comparison_progress() as (on_run, on_round):
+        job = resume_ondemand(folder, on_composed=None if json_ else show_composed, on_run=on_run, on_round=on_round)
+    tell(job, json_)
+
+
+def tell(job: OnDemand, json_: bool) -> None:
+    """What came of a job; the page is written where it can be."""
+    page: Path | None = None
+    why = ""
+    try:
+        page = job.draw(job.folder / "report.html")
+    except Refusal as refusal:
+        why = str(refusal)
+    if json_:
+        print(json.dumps({**job.as_mapping(), "report": None if page is None else str(page)}, indent=2))
+        return
+    show(job)
+    display.say(f"Report: {page}" if page else f"No report: {why}")
+
+
+def show_composed(composed: Composed) -> None:
+    """The composed mix beside the target, and the chosen clients with their ratios."""
+    for note in composed.notes:
+        display.say(note)
+    for wish, composition, notes in composed.targets[:_SHOWN]:
+        weight = np.maximum(wish.mix, composition.mix)
+        most = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
+        table = Table(box=box.SIMPLE_HEAD, title=f"Target {wish.name}")
+        table.add_column("class")
+        for name in ("target", "composed"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for label in most[weight[most] > 0].tolist():
+            table.add_row(composed.class_names[label], f"{wish.mix[label]:.1%}", f"{composition.mix[label]:.1%}")
+        display.console.print(table, highlight=False)
+        order = np.argsort(-composition.ratios, kind="stable").tolist()
+        who, ratios = composition.clients, composition.ratios
+        chosen = [f"{composed.client_name(int(who[at]))} ({ratios[at]:.1%})" for at in order]
+        display.say(
+            f"{len(chosen)} of {composed.clients} clients, n·MAE {composition.distance:.2f} from the target: "
+            + ", ".join(chosen)
+        )
+        for note in notes:
+            display.say(note)
+    if len(composed.targets) > _SHOWN:
+        display.say(f"{len(composed.targets) - _SHOWN} more targets are not shown.")
+
+
+def show(job: OnDemand) -> None:
+    """What each target gained."""
+    summary = Table(box=box.SIMPLE, show_header=False)
+    for name, figure in job_rows(job):
+        summary.add_row(name, figure)
+    display.console.print(summary, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, title="Accuracy on the target")
+    table.add_column("target")
+    for name in ("at the end", "best", "on its test set"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in job.tailored[:_SHOWN]:
+        table.add_section()
+        table.add_row(one.wanted.name, "", "", f"{one.test_samples:,} samples")
+        models = [("base model", one.base), (f"on demand, {len(one.composition.clients)} clients", one.scored)]
+        if one.continued is not None:
+            models.insert(1, ("base run gone on with", one.continued))
+        for name, scored in models:
+            table.add_row(f"  {name}", percent(scored.accuracy), percent(scored.peak), percent(scored.tested))
+    display.console.print(table, highlight=False)
+    display.say(job.verdict)
+    for one in job.tailored[:_SHOWN]:
+        display.say(f"Model: {one.model}")

@@ -1,0 +1,233 @@
+"""Class shares of clients from gradients of the last layer: what is known of them, in closed form, and with noise.
+
+With softmax outputs p_j and labels y_j the gradient for the last layer's bias is ∇b = mean_j (p_j - 1[y_j]), so a
+client's class shares are d = p̄ - ∇b, with p̄ its mean softmax (Jeong and Lee 2024, eq. 3, for the bias). The server
+does not know p̄ unless it chooses the model: where the last layer is all zeros, every output is 1/n, and
+d = 1/n - ∇b exactly (`ClassQuery` at `zero_head`). That is as much as asking for the shares outright; the protection
+that remains is noise (`Privacy`).
+
+Without a zero head p̄ has to be assumed. `shares_at_any_head` takes it to be the same for all clients, and their
+classes to be balanced overall. That is nearly right at a freshly initialised model, and wrong at a trained one, whose
+outputs follow the client's labels: there the gradient vanishes where the model is right, whatever the shares.
+
+Without a bias, ∇W_c = μ/n - d_c·μ_c at a zero head, with μ_c the client's mean features of class c and μ those of all
+its samples. Summed over features (A_c and A for μ_c and μ), d_c·A_c/A = 1/n - Σ∇W_c/A: the shares, as far as all
+classes have the same mean feature, which they nearly have before training and not after. A is told by the gradient
+that the same samples would have with one label for all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+from torch import Tensor
+
+from covey.client import Learner
+from covey.data.dataset import Samples
+from covey.environments import FloatArray, IntArray
+from covey.errors import Refusal, require
+from covey.insight import head_gradients
+from covey.layout import Layout
+from covey.probes import Probe
+from covey.randomness import generator
+
+_AT_ONCE = 1 << 22
+"""Numbers of per-sample gradients that are in memory at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What a server believes of its clients' class shares."""
+
+    shares: FloatArray
+    """`[clients, classes]`, rows sum to one; uniform where nothing is known."""
+    seen: IntArray
+    """`[clients]`: the round that an estimate is from; 0 where the client was never heard of."""
+    sizes: FloatArray
+    """`[clients]`: numbers of samples; NaN where unknown."""
+
+    @classmethod
+    def unknown(cls, clients: int, classes: int) -> "Estimates":
+        """Before anybody was heard of."""
+        shares = np.full((clients, classes), 1 / classes)
+        return cls(shares, np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
+
+    def learn(self, round: int, clients: IntArray, shares: FloatArray, sizes: IntArray) -> None:
+        """Put what was just heard in the place of what was known before."""
+        self.shares[clients] = shares
+        self.seen[clients] = round
+        self.sizes[clients] = sizes
+
+    def errors(self, truth: FloatArray) -> FloatArray:
+        """n·MAE of each client's estimate, given the true shares: `[clients]`. For evaluation only."""
+        errors: FloatArray = np.abs(self.shares - truth).sum(axis=1)
+        return errors
+
+
+@runtime_checkable
+class Estimating(Protocol):
+    """A selector or aggregator that keeps estimates of class shares."""
+
+    def class_estimates(self) -> Estimates: ...
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """(ε, δ)-differential privacy of what one answer says about any one of the client's samples.
+
+    Neighbouring data sets differ in one sample; their number is known. The noise is Gaussian, as little as is needed:
+    with sensitivity 1 and standard deviation σ, the Gaussian mechanism is (ε, δ)-private exactly if
+
+        Φ(1/(2σ) - εσ) - e^ε·Φ(-1/(2σ) - εσ) ≤ δ     (Balle and Wang 2018, theorem 8).
+
+    The guarantee is about this answer alone. The model that a client trains and sends says more about its samples, and
+    k answers compose to `after(k)`. In a simulation the noise comes from the run's seed, so that runs can be repeated;
+    a real client must draw it where nobody can look.
+
+    What it costs: n·MAE of the shares of 100 clients of Dirichlet(0.1) with 3 to 1,921 samples, 600 on average, in 10
+    classes, asked once at a zero head with δ = 1e-5. A uniform guess is off by 1.43, and the last line weighs clients
+    by their samples, for it is the small ones whose noise is large.
+
+        ε               0.1     0.5     1       2       4       8
+        σ               30.7    7.03    3.73    1.99    1.08    0.60
+        n·MAE           0.51    0.19    0.12    0.071   0.043   0.025
+        by samples      0.24    0.069   0.039   0.022   0.013   0.007
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0, f"insight_dp: epsilon must be above 0, not {self.epsilon:g}.")
+        require(0 < self.delta < 1, f"insight_dp: delta must be between 0 and 1, not {self.delta:g}.")
+
+    @classmethod
+    def of(cls, text: str) -> "Privacy":
+        """`"1,1e-5"`: epsilon and delta."""
+        try:
+            epsilon, delta = (float(part) for part in text.split(","))
+        except ValueError:
+            raise Refusal(f"insight_dp is epsilon and delta, such as 1,1e-5, not '{text}'.") from None
+        return cls(epsilon, delta)
+
+    @cached_property
+    def deviation(self) -> float:
+        """σ for sensitivity 1."""
+        low, high = 1e-3, 1.0
+        while _log_delta(high, self.epsilon) > np.log(self.delta):
+            high *= 2
+        return float(brentq(lambda sigma: _log_delta(sigma, self.epsilon) - np.log(self.delta), low, high, xtol=1e-12))
+
+    def after(self, answers: int) -> float:
+        """ε of so many answers together, at the same δ: Gaussians compose to one with √k times the sensitivity."""
+        sigma = self.deviation / np.sqrt(answers)
+        high = self.epsilon
+        while _log_delta(sigma, high) > np.log(self.delta):
+            high *= 2
+        if high == self.epsilon:
+            return self.epsilon
+        return float(brentq(lambda epsilon: _log_delta(sigma, epsilon) - np.log(self.delta), 0.0, high))
+
+    def noisy(self, values: Tensor, sensitivity: float, key: int) -> Tensor:
+        """`values` with noise; `sensitivity` is how far one other sample can move them (Euclidean)."""
+        noise = generator(key, "privacy").standard_normal(tuple(values.shape))
+        return values + torch.from_numpy(noise * sensitivity * self.deviation).to(values.device, values.dtype)
+
+
+def _log_delta(sigma: float, epsilon: float) -> float:
+    """The logarithm of the least δ at noise σ; both terms may be too small for floating point."""
+    above = log_ndtr(0.5 / sigma - epsilon * sigma)
+    below = epsilon + log_ndtr(-0.5 / sigma - epsilon * sigma)
+    return float(above + np.log1p(-np.exp(below - above))) if below < above else -np.inf
+
+
+@dataclass(frozen=True)
+class ClassQuery(Probe):
+    """The gradient of the last layer from which shares are computed in closed form: one number for each class."""
+
+    kind: Literal["bias", "weight"] = "bias"
+    """weight: summed over features, with what it is measured against; for models whose last layer has no bias."""
+    privacy: Privacy | None = None
+
+    name = "class query"
+
+    def __post_init__(self) -> None:
+        require(
+            self.privacy is None or self.kind == "bias",
+            "insight_dp needs a model whose last layer has a bias: what one sample can move is not known without.",
+        )
+
+    def measure(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, key: int
+    ) -> dict[str, Tensor]:
+        count = len(samples)
+        gradients = head_gradients(learner, received, samples, [count])
+        if self.kind == "bias":
+            gradient = gradients["bias"][0].double()
+            # At a zero head, samples of two labels differ by 1 in two classes: a sample moves the mean by √2/count.
+            return {"gradient": self.privacy.noisy(gradient, np.sqrt(2) / count, key) if self.privacy else gradient}
+        one_label = Samples(samples.x, torch.zeros_like(samples.y))
+        reference = head_gradients(learner, received, one_label, [count])["weight"][0, 0]
+        return {
+            "gradient": gradients["weight"][0].flatten(1).double().sum(dim=1),
+            "reference": reference.double().sum(),
+        }
+
+
+def zero_head(layout: Layout, model: Tensor) -> Tensor:
+    """The model `[d]` with its last layer set to zero, so that all classes are as likely for every sample."""
+    model = model.clone()
+    for slot in layout.head:
+        model[slot.start : slot.start + slot.size] = 0.0
+    return model
+
+
+def shares_at_zero_head(answers: Mapping[str, Tensor]) -> FloatArray:
+    """Class shares `[k, classes]` from `ClassQuery`'s answers at a zero head; exact with a bias and without noise."""
+    gradient = answers["gradient"].double().numpy()
+    classes = gradient.shape[1]
+    if "reference" in answers:
+        # With class 0 as everyone's label its row is (1/n - 1)·A.
+        mass = answers["reference"].double().numpy() * classes / (1 - classes)
+        gradient = np.divide(gradient, mass[:, None], out=np.zeros_like(gradient), where=mass[:, None] > 0)
+    return nearest_mix(1 / classes - gradient)
+
+
+def shares_at_any_head(answers: Mapping[str, Tensor], samples: IntArray) -> FloatArray:
+    """Class shares `[k, classes]` from a bias gradient at any model, under the two assumptions that this needs.
+
+    With the same p̄ for all clients and a balanced mix overall, p̄ = 1/n + mean ∇b, so d_i = 1/n - (∇b_i - mean ∇b).
+    """
+    gradient = answers["gradient"].double().numpy()
+    overall = samples @ gradient / samples.sum()
+    return nearest_mix(1 / gradient.shape[1] - (gradient - overall))
+
+
+def nearest_mix(values: FloatArray) -> FloatArray:
+    """The nearest mixes (not negative, summing to one) to rows `[k, classes]`, in Euclidean distance."""
+    descending = -np.sort(-values, axis=1)
+    excess = (np.cumsum(descending, axis=1) - 1) / np.arange(1, values.shape[1] + 1)
+    last = (descending > excess).sum(axis=1) - 1
+    mixes: FloatArray = np.maximum(values - np.take_along_axis(excess, last[:, None], axis=1), 0.0)
+    mixes /= mixes.sum(axis=1, keepdims=True)
+    return mixes
+
+
+def clipped_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> Tensor:
+    """The mean over samples of the last layer's weight gradient `[h]`, each sample's no longer than `clip`.
+
+    One other sample moves it by at most 2·clip/samples.
+    """
+    inputs = learner.layout.head[0].size
+    total = torch.zeros(inputs, dtype=torch.float64, device=learner.device)
+    step = max(1, _AT_ONCE // inputs)
+    for at in range(0, len(samples), step):
+        part = Samples(samples.x[at : at + step], samples.y[at : at + step])
+        each = head_gradients(learner, received, part, [1] * len(part))["weight"].flatten(1)
+        total += (each * (clip / each.norm(dim=1).clamp(min=clip))[:, None]).sum(dim=0)
+    return total / len(samples)

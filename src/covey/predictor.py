@@ -1,0 +1,245 @@
+"""On-Demand FL's class distribution predictor, and what a client does for it (Jeong and Lee 2024, section 3.2).
+
+A client pairs the gradient g of the last layer's weight on a mini-batch with the label shares d of that mini-batch, and
+trains the predictor C_p on these pairs, loss MSE(n·C_p(g), n·d). Applied to a client's gradients, C_p tells its class
+shares.
+
+The paper takes g at every step of local training. Here it is a pass over the client's mini-batches at the model that it
+received, in evaluation mode: what clients measure is then a matter of their data alone and not of how far each has
+drifted while training, the gradients need no backward pass, and a client measures the same on every runtime.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covey import randomness
+from covey.client import Learner
+from covey.data.dataset import Samples
+from covey.estimation import Privacy, clipped_gradient
+from covey.insight import head_gradients
+from covey.layout import Layout
+from covey.probes import CohortProbe, Probe, means
+from covey.randomness import torch_seed
+
+Sends = Literal["shares", "gradient"]
+
+
+class ClassPredictor(nn.Module):
+    """C_p: gradients `[b, inputs]` to class shares `[b, classes]`, three layers with batch norm before each.
+
+    The authors' network; 1,390,602 parameters for 512 features and 10 classes.
+    """
+
+    head = "out"
+
+    def __init__(self, inputs: int, classes: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm1d(inputs),
+            nn.Linear(inputs, hidden),
+            nn.ReLU(),
+            nn.BatchNorm1d(hidden),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.BatchNorm1d(hidden),
+        )
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, gradients: Tensor) -> Tensor:
+        return F.softmax(self.out(self.body(gradients)), dim=1)
+
+
+def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tensor:
+    """The state of a predictor before training, from the seed alone: `[d_p]`, batch-norm statistics included."""
+    with torch_seed(seed, "predictor"):
+        module = ClassPredictor(inputs, classes, hidden)
+    return Layout.of(module).read(module)
+
+
+@lru_cache(maxsize=4)
+def _network(inputs: int, classes: int, hidden: int, device: torch.device) -> tuple[ClassPredictor, Layout]:
+    """A network to bind states to; what it holds is whatever was bound last."""
+    with torch_seed(0):
+        module = ClassPredictor(inputs, classes, hidden).to(device)
+    return module, Layout.of(module)
+
+
+def predicted(state: Tensor, gradients: Tensor, classes: int, hidden: int) -> Tensor:
+    """C_p(g) for gradients `[b, inputs]`: `[b, classes]`."""
+    module, layout = _network(gradients.shape[1], classes, hidden, gradients.device)
+    layout.bind(module, state.to(gradients.device, torch.float32))
+    with torch.no_grad():
+        shares: Tensor = module.eval()(gradients.float())
+    return shares
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """What the predictor learns from: of one or more clients, one after another."""
+
+    gradients: Tensor
+    """`[b, inputs]`: of the last layer's weight, one for each mini-batch."""
+    shares: Tensor
+    """`[b, classes]`: of the labels of the mini-batch."""
+    weights: Tensor
+    """`[b]`: the mini-batch's share of its client's samples."""
+    counts: list[int]
+    """Mini-batches of each client."""
+
+    @classmethod
+    def of(
+        cls, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], batch: int, key: int
+    ) -> "Pairs":
+        """A pass over the mini-batches of clients with `counts` samples, shuffled, at the model that they received."""
+        orders, sizes, batches, at = [], [], [], 0
+        for count in counts:
+            orders.append(at + randomness.permutation(randomness.key(key, "batches"), count))
+            own = [min(batch or count, count - begin) for begin in range(0, count, batch or count)]
+            sizes.extend(own)
+            batches.append(len(own))
+            at += count
+        order = torch.cat(orders).to(samples.y.device)
+        shuffled = Samples(samples.x[order], samples.y[order])
+        labels = F.one_hot(shuffled.y, learner.classes).to(torch.float32)
+        whole = torch.tensor(counts).repeat_interleave(torch.tensor(batches))
+        gradients = head_gradients(learner, received, shuffled, sizes)["weight"].flatten(1).float()
+        return cls(gradients, means(labels, sizes), (torch.tensor(sizes) / whole).to(labels.device), batches)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Means over each client's mini-batches, by samples: `[b, ...]` → `[k, ...]`."""
+        pieces = zip(torch.split(self.weights, self.counts), torch.split(values, self.counts), strict=True)
+        return torch.stack([weights @ part for weights, part in pieces])
+
+
+@dataclass(frozen=True, eq=False)
+class PredictorProbe(CohortProbe):
+    """Clients' part in the predictor: what it makes of their gradients, then training on them."""
+
+    predictor: Tensor
+    """The global C_p, `[d_p]`."""
+    hidden: int
+    mini_batch: int
+    """Samples of a gradient: the task's batch size; 0 is all of the client's."""
+    epochs: int
+    """E_p; 0 asks for an estimate alone."""
+    batch: int
+    """b_p"""
+    rate: float
+    momentum: float
+    sends: Sends
+    key: int
+    """Decides the order of samples and gradients, in the same way for all clients of the round."""
+
+    name = "predictor"
+
+    def payload(self) -> dict[str, Tensor]:
+        return {"predictor": self.predictor}
+
+    def measure_cohort(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        pairs = Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
+        if self.sends == "gradient":
+            fields = {"gradient": pairs.mean(pairs.gradients)}
+            estimates = predicted(self.predictor, fields["gradient"], learner.classes, self.hidden)
+        else:
+            estimates = pairs.mean(predicted(self.predictor, pairs.gradients, learner.classes, self.hidden))
+            fields = {"shares": estimates}
+        # What a server that does not know the truth can know of how good its estimates are.
+        fields["error"] = (estimates - pairs.mean(pairs.shares)).abs().sum(dim=1)
+        if self.epochs:
+            used = [count if count >= self.batch else 0 for count in pairs.counts]
+            fields |= {"predictor": self.trained(pairs), "gradients": torch.tensor(used)}
+        return fields
+
+    @torch.enable_grad()
+    def trained(self, pairs: Pairs) -> Tensor:
+        """The predictor after E_p epochs at each client: `[k, d_p]`; as it was where there is no whole batch.
+
+        All clients take a step at a time, those with the most steps first, so that who is done drops off the end.
+        """
+        classes, device = pairs.shares.shape[1], pairs.gradients.device
+        _, layout = _network(pairs.gradients.shape[1], classes, self.hidden, device)
+        slots = (*layout.parameters, *layout.buffers)
+        start = self.predictor.to(device, torch.float32).expand(len(pairs.counts), -1)
+        named = {slot.name: slot.of(start).clone() for slot in slots}
+        velocity = {slot.name: torch.zeros_like(named[slot.name]) for slot in layout.parameters}
+        schedules = [self._schedule(count) for count in pairs.counts]
+        longest_first = sorted(range(len(schedules)), key=lambda client: -len(schedules[client]))
+        begins = [sum(pairs.counts[:client]) for client in range(len(schedules))]
+        for step in range(len(schedules[longest_first[0]])):
+            active = [client for client in longest_first if len(schedules[client]) > step]
+            chosen = torch.stack([begins[client] + schedules[client][step] for client in active]).to(device)
+            here = {name: values[: len(active)] for name, values in named.items()}
+            leaves = {slot.name: here[slot.name].detach().requires_grad_() for slot in layout.parameters}
+            found = classes * _stack_forward({**here, **leaves}, pairs.gradients[chosen])
+            loss = (found - classes * pairs.shares[chosen]).square().mean(dim=(1, 2)).sum()
+            gradients = torch.autograd.grad(loss, list(leaves.values()))
+            pushes = [velocity[name][: len(active)] for name in leaves]
+            torch._foreach_mul_(pushes, self.momentum)
+            torch._foreach_add_(pushes, gradients)
+            torch._foreach_add_([here[name] for name in leaves], pushes, alpha=-self.rate)
+        places = [longest_first.index(client) for client in range(len(schedules))]
+        return torch.cat([named[slot.name].flatten(1) for slot in slots], dim=1)[places]
+
+    def _schedule(self, count: int) -> list[Tensor]:
+        """The gradients of each step of a client with `count` of them; an epoch's last incomplete batch is dropped."""
+        steps: list[Tensor] = []
+        for epoch in range(self.epochs):
+            order = randomness.permutation(randomness.key(self.key, epoch, "pairs"), count)
+            steps.extend(order[at : at + self.batch] for at in range(0, count - self.batch + 1, self.batch))
+        return steps
+
+
+def _stack_forward(named: Mapping[str, Tensor], gradients: Tensor) -> Tensor:
+    """`ClassPredictor` in training, for k of them at once: `[k, b, inputs]` → `[k, b, classes]`."""
+    x = gradients
+    for norm, linear in (("body.0", "body.1"), ("body.3", "body.4")):
+        x = F.relu(_stack_linear(named, linear, _stack_norm(named, norm, x)))
+    return F.softmax(_stack_linear(named, "out", _stack_norm(named, "body.6", x)), dim=2)
+
+
+def _stack_linear(named: Mapping[str, Tensor], layer: str, x: Tensor) -> Tensor:
+    return torch.baddbmm(named[f"{layer}.bias"][:, None], x, named[f"{layer}.weight"].transpose(1, 2))
+
+
+def _stack_norm(named: Mapping[str, Tensor], layer: str, x: Tensor) -> Tensor:
+    """Batch norm of each model's batch, which is one batch norm with the channels of all of them."""
+    stack, batch, channels = x.shape
+    mean, variance, weight, bias = (
+        named[f"{layer}.{name}"].view(-1) for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    side_by_side = x.transpose(0, 1).reshape(batch, stack * channels)
+    out = F.batch_norm(side_by_side, mean, variance, weight, bias, training=True)
+    return out.view(batch, stack, channels).transpose(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class PrivatePredictorProbe(Probe):
+    """The same with noise on what the estimate is made of, each sample's gradient cut to `clip`."""
+
+    open: PredictorProbe
+    privacy: Privacy
+    clip: float
+
+    name = PredictorProbe.name
+
+    def payload(self) -> dict[str, Tensor]:
+        return self.open.payload()
+
+    def measure(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, key: int
+    ) -> dict[str, Tensor]:
+        fields = self.open.measure(learner, received, trained, samples, key)
+        del fields["error"]
+        clipped = clipped_gradient(learner, received, samples, self.clip)
+        noisy = self.privacy.noisy(clipped, 2 * self.clip / len(samples), key).float()
+        if self.open.sends == "gradient":
+            return {**fields, "gradient": noisy}
+        return {**fields, "shares": predicted(self.open.predictor, noisy[None], learner.classes, self.open.hidden)[0]}

@@ -1,0 +1,40 @@
+"""On-Demand FL's selection (Jeong and Lee 2024, section 4.1): only clients that together make the target mix."""
+
+import numpy as np
+
+from covey.environments import IntArray
+from covey.errors import require
+from covey.randomness import generator
+from covey.roles import Selector, Setting, selectors
+
+
+@selectors.add("composed")
+class Composed(Selector):
+    """Each round some of a chosen set of clients, uniformly at random without replacement.
+
+    Eq. 10 would sample by the ratios and a share f of the set, which is one client. As in the authors' runs, it is as
+    many as in any round (all of them where the set is smaller), sampled uniformly: the ratios are in the average.
+    `covey ondemand` finds the set.
+
+    clients: the composed set S.
+    """
+
+    def __init__(self, *, clients: tuple[int, ...] = ()) -> None:
+        self.clients = np.array(clients, dtype=np.int64)
+        require(len(np.unique(self.clients)) == len(clients), "selector.clients names a client twice.")
+
+    def begin(self, setting: Setting) -> None:
+        super().begin(setting)
+        require(
+            len(self.clients) > 0,
+            "selector.clients is empty: name the clients to choose from, or have covey ondemand compose them.",
+        )
+        require(
+            bool((self.clients >= 0).all() and (self.clients < setting.clients).all()),
+            f"selector.clients must be from 0 to {setting.clients - 1}.",
+        )
+
+    def select(self, round: int, candidates: IntArray) -> IntArray:
+        reachable = np.intersect1d(self.clients, candidates)
+        rng = generator(self.setting.seed, round, "composed")
+        return np.asarray(rng.choice(reachable, size=min(self.setting.cohort, len(reachable)), replace=False))

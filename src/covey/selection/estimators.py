@@ -1,0 +1,187 @@
+"""Reward estimators of NCCB: what a client's context says of its reward, in closed form (no automatic gradients).
+
+They are small and asked about every client in every round, so they are written for many contexts at once.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from covey.environments import FloatArray
+from covey.selection.contexts import normalised
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Rewards by context. Those of one client count as often as they are and at their mean, which moves θ alike."""
+
+    contexts: FloatArray
+    """`[n, bits]`"""
+    rewards: FloatArray
+    """`[n]`"""
+    counts: FloatArray
+    """`[n]`"""
+
+
+class Estimator(Protocol):
+    """f(x; θ), for contexts `[n, bits]` of 0 and 1."""
+
+    width: int
+    """w: what g gᵀ is divided by."""
+    parameters: FloatArray
+    """θ: `[p]`."""
+
+    def value(self, contexts: FloatArray) -> FloatArray:
+        """f: `[n]`."""
+        ...
+
+    def with_spread(self, contexts: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """f and Σ_k weights_k·g_k² for weights `[p]`, without forming g: `[n]` each."""
+        ...
+
+    def gradients(self, contexts: FloatArray) -> FloatArray:
+        """g: `[n, p]`."""
+        ...
+
+    def fit(self, seen: "Seen", pull: float, steps: int, rate: float) -> None:
+        """Reduce Σ(f - r)²/2 + pull/2·‖θ - θ⁰‖² (equation 10)."""
+        ...
+
+
+class Linear:
+    """f(x) = θᵀx on contexts at length 1; θ⁰ = 0."""
+
+    width = 1
+
+    def __init__(self, bits: int) -> None:
+        self.parameters: FloatArray = np.zeros(bits)
+
+    def value(self, contexts: FloatArray) -> FloatArray:
+        values: FloatArray = normalised(contexts) @ self.parameters
+        return values
+
+    def with_spread(self, contexts: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        return self.value(contexts), np.square(normalised(contexts)) @ weights
+
+    def gradients(self, contexts: FloatArray) -> FloatArray:
+        return normalised(contexts)
+
+    def fit(self, seen: Seen, pull: float, steps: int, rate: float) -> None:
+        x = normalised(seen.contexts)
+        weighed = x.T * seen.counts
+        self.parameters[:] = np.linalg.solve(weighed @ x + pull * np.eye(x.shape[1]), weighed @ seen.rewards)
+
+
+class Network:
+    """One hidden layer of rectified units.
+
+    The paper's is f(x) = √w·W₂·relu(W₁x) on x = [context; context] at length 1; `plain` is the authors' code's,
+    f(x) = W₂·relu(W₁x + b₁) + b₂ on the context as it is. A context's ones all count the same, s, so that W₁x is
+    s times the columns of W₁ that belong to them, both halves added: nothing is ever repeated.
+    """
+
+    def __init__(self, rng: np.random.Generator, bits: int, width: int, *, plain: bool) -> None:
+        self.bits = bits
+        self.width = width
+        self.plain = plain
+        self.halves = 1 if plain else 2
+        self.factor = 1.0 if plain else math.sqrt(width)
+        self._inner = width * self.halves * bits
+        self.initial: FloatArray = np.zeros(self._inner + width + (width + 1 if plain else 0))
+        first, second, biases = self._parts(self.initial)
+        if plain:
+            first[:, 0] = rng.uniform(-1, 1, (width, bits)) / math.sqrt(bits)
+            second[:] = rng.uniform(-1, 1, width) / math.sqrt(width)
+            biases[:width] = rng.uniform(-1, 1, width) / math.sqrt(bits)
+            biases[width] = rng.uniform(-1, 1) / math.sqrt(width)
+        else:
+            # W₁⁰ = (W 0; 0 W) and W₂⁰ = (wᵀ, -wᵀ) (equations 11 and 12).
+            half = width // 2
+            first[:half, 0] = first[half:, 1] = rng.normal(0, math.sqrt(4 / width), (half, bits))
+            second[:half] = rng.normal(0, math.sqrt(2 / width), half)
+            second[half:] = -second[:half]
+        self.parameters: FloatArray = self.initial.copy()
+
+    def value(self, contexts: FloatArray) -> FloatArray:
+        return self._output(self._hidden(contexts, self._scales(contexts)))
+
+    def with_spread(self, contexts: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        _, second, _ = self._parts(self.parameters)
+        of_first, of_second, of_biases = self._parts(weights)
+        scales = self._scales(contexts)
+        hidden = self._hidden(contexts, scales)
+        # ∂f/∂W₁ = factor·W₂·[unit is on]·x, so its squares are a sum over units of what they weigh for this context.
+        by_unit = np.square(scales) * (contexts @ of_first.sum(axis=1).T)
+        if self.plain:
+            by_unit += of_biases[: self.width]
+        by_unit *= np.square(second)
+        by_unit *= hidden > 0
+        spread = self.factor**2 * (by_unit.sum(axis=1) + np.square(hidden) @ of_second)
+        return self._output(hidden), spread + of_biases[self.width] if self.plain else spread
+
+    def gradients(self, contexts: FloatArray) -> FloatArray:
+        _, second, _ = self._parts(self.parameters)
+        scales = self._scales(contexts)
+        hidden = self._hidden(contexts, scales)
+        units = self.factor * second * (hidden > 0)
+        first = np.repeat(units[:, :, None, None] * (scales * contexts)[:, None, None, :], self.halves, axis=2)
+        parts = [first.reshape(len(contexts), -1), self.factor * hidden]
+        return np.hstack([*parts, units, np.ones((len(contexts), 1))] if self.plain else parts)
+
+    def fit(self, seen: Seen, pull: float, steps: int, rate: float) -> None:
+        """J steps of Adam (Kingma and Ba 2015), which begins anew for every fit."""
+        inputs = self._scales(seen.contexts) * seen.contexts
+        mean, square = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
+        for step in range(1, steps + 1):
+            gradient = self._gradient(inputs, seen)
+            gradient += pull * (self.parameters - self.initial)
+            mean += 0.1 * (gradient - mean)
+            square += 0.001 * (gradient * gradient - square)
+            spread = np.sqrt(square / (1 - 0.999**step)) + 1e-8
+            self.parameters -= rate / (1 - 0.9**step) * mean / spread
+
+    def _gradient(self, inputs: FloatArray, seen: Seen) -> FloatArray:
+        """The gradient of Σ(f - r)²/2 for inputs `[n, bits]`: `[p]`."""
+        first, second, biases = self._parts(self.parameters)
+        hidden = inputs @ first.sum(axis=1).T
+        if self.plain:
+            hidden += biases[: self.width]
+        np.maximum(hidden, 0, out=hidden)
+        errors = self.factor * seen.counts * (self._output(hidden) - seen.rewards)
+        units = (hidden > 0) * second * errors[:, None]
+        gradient = np.empty_like(self.parameters)
+        of_first, of_second, of_biases = self._parts(gradient)
+        of_first[:] = (units.T @ inputs)[:, None]
+        of_second[:] = errors @ hidden
+        if self.plain:
+            of_biases[: self.width] = units.sum(axis=0)
+            of_biases[self.width] = errors.sum()
+        return gradient
+
+    def _hidden(self, contexts: FloatArray, scales: FloatArray) -> FloatArray:
+        first, _, biases = self._parts(self.parameters)
+        hidden: FloatArray = contexts @ first.sum(axis=1).T
+        hidden *= scales
+        if self.plain:
+            hidden += biases[: self.width]
+        return np.maximum(hidden, 0, out=hidden)
+
+    def _output(self, hidden: FloatArray) -> FloatArray:
+        _, second, biases = self._parts(self.parameters)
+        values: FloatArray = self.factor * (hidden @ second)
+        return values + biases[self.width] if self.plain else values
+
+    def _scales(self, contexts: FloatArray) -> FloatArray:
+        """What a one of each context counts: `[n, 1]`."""
+        if self.plain:
+            return np.ones((len(contexts), 1))
+        scales: FloatArray = 1 / np.sqrt(2 * np.maximum(contexts.sum(axis=1, keepdims=True), 1))
+        return scales
+
+    def _parts(self, vector: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Views of W₁ `[w, halves, bits]`, W₂ `[w]` and the biases `[w + 1]` (none in the paper's)."""
+        inner, width = self._inner, self.width
+        first = vector[:inner].reshape(width, self.halves, self.bits)
+        return first, vector[inner : inner + width], vector[inner + width :]

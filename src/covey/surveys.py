@@ -1,0 +1,157 @@
+"""What is known of clients' class shares for a job on demand: kept by the base run, asked for, or the truth."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.aggregation.ondemand import WithPredictor
+from covey.analytics import bias_slot
+from covey.environments import IntArray
+from covey.errors import Refusal, require
+from covey.estimation import (
+    ClassQuery,
+    Estimates,
+    Estimating,
+    Privacy,
+    shares_at_any_head,
+    shares_at_zero_head,
+    zero_head,
+)
+from covey.experiment import Experiment
+from covey.messages import Order, Replies, checked
+from covey.methods import OneModel
+from covey.models import build_model
+from covey.probes import Probe
+
+Estimator = Literal["learned", "analytic", "analytic-as-is", "ground-truth"]
+"""Where class shares come from.
+
+learned: from the base run's predictor (the aggregator `ondemand`).
+analytic: clients are asked for one gradient at the base model with its last layer set to zero; exact.
+analytic-as-is: the same at the base model as it is, under assumptions that a trained model breaks; for comparison.
+ground-truth: the true shares, which only a simulation knows.
+"""
+
+ESTIMATORS: tuple[Estimator, ...] = ("learned", "analytic", "analytic-as-is", "ground-truth")
+
+_POOR = 1.0
+"""n·MAE beyond which the predictor's estimates say little."""
+
+_ATTEMPTS = 3
+"""How often clients that do not answer are asked."""
+
+Sent = tuple[int, int]
+"""Bytes up and down."""
+
+
+def check_estimator(estimator: str, *, survey: bool, insight_dp: str | None) -> None:
+    """Refuse what does not go together, before anything is read."""
+    require(estimator in ESTIMATORS, f"estimator is one of {', '.join(ESTIMATORS)}, not '{estimator}'.")
+    require(
+        not survey or estimator == "learned",
+        f"survey asks for estimates by a predictor, and goes with the estimator learned, not with {estimator}.",
+    )
+    require(
+        insight_dp is None or estimator == "analytic",
+        "insight_dp is about the gradient that the estimator analytic asks for; for the learned one it is a setting of "
+        "the base run (aggregator.insight_dp).",
+    )
+    if insight_dp is not None:
+        Privacy.of(insight_dp)
+
+
+def estimated(
+    experiment: Experiment, done: int, estimator: Estimator, *, survey: bool = False, insight_dp: str | None = None
+) -> tuple[Estimates, list[str], Sent]:
+    """Class shares of the clients of a base run after `done` rounds, what to say of them, and the bytes it took."""
+    method = experiment.method
+    assert isinstance(method, OneModel)
+    notes: list[str] = []
+    sent = (0, 0)
+    if estimator == "ground-truth":
+        federation = experiment.federation
+        seen = np.full(federation.clients, done, dtype=np.int64)
+        found = Estimates(federation.truth.shares.copy(), seen, federation.sizes.astype(np.float64))
+        notes.append("The clients' true class shares were used, which only a simulation knows.")
+    elif estimator == "learned":
+        found, sent, notes = _learned(experiment, method, done, survey)
+    else:
+        privacy = None if insight_dp is None else Privacy.of(insight_dp)
+        found, sent = _in_closed_form(experiment, method, done, privacy, zero=estimator == "analytic")
+    unheard = int((found.seen == 0).sum())
+    if unheard:
+        notes.append(f"Nothing is known of {unheard} of {len(found.seen)} clients; all classes count alike for them.")
+    return found, notes, sent
+
+
+def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) -> tuple[Estimates, Sent, list[str]]:
+    """What the base run knows, or what its predictor makes of the clients as they are now."""
+    parts = (method.aggregator, method.selector)
+    part = next((part for part in parts if isinstance(part, Estimating)), None)
+    if part is None:
+        raise Refusal(
+            f"The base run (method '{experiment.config.method}') keeps no estimates of its clients' class shares. Ask "
+            "its clients with --estimator analytic, or make a base run with --method ondemand (or with --aggregator "
+            "ondemand and any selector)."
+        )
+    sent = (0, 0)
+    if survey:
+        if not isinstance(part, WithPredictor):
+            raise Refusal("survey needs a base run with the aggregator ondemand, whose predictor clients can apply.")
+        answers, sent = _asked(experiment, method.model, part.query(done + 1), done + 1)
+        for round, replies in answers:
+            part.learn(round, replies)
+    notes = []
+    off = part.figures().get("predictor_error") if isinstance(part, WithPredictor) else None
+    if isinstance(off, float) and off > _POOR:
+        notes.append(
+            f"By the clients' own account, the predictor was off by {off:.2f} (n·MAE) when they last took part, so its "
+            "estimates say little; a longer base run makes it better, and the estimator analytic needs none."
+        )
+    return part.class_estimates(), sent, notes
+
+
+def _in_closed_form(
+    experiment: Experiment, method: OneModel, done: int, privacy: Privacy | None, *, zero: bool
+) -> tuple[Estimates, Sent]:
+    """Class shares from one gradient of every client that answers, at a zero head or at the model as it is."""
+    dataset, config = experiment.federation.dataset, experiment.config
+    layout = method.setting.layout
+    module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+    plain = bias_slot(module, layout, dataset) is not None
+    require(
+        plain or zero,
+        "Without a bias that is added to the logits, only a zero head tells class shares: use --estimator analytic.",
+    )
+    probe = ClassQuery("bias" if plain else "weight", privacy)
+    # Training makes the features of classes differ; without a bias, an untrained body tells more.
+    model = method.model if plain else layout.read(module).to(method.model)
+    answers, sent = _asked(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
+    found = Estimates.unknown(method.setting.clients, dataset.classes)
+    for round, replies in answers:
+        rows = replies.observed(probe.name)
+        if len(rows):
+            index = torch.from_numpy(rows)
+            fields = {name: values[index] for name, values in replies.probes[probe.name].items()}
+            sizes = replies.samples.numpy()[rows]
+            shares = shares_at_zero_head(fields) if zero else shares_at_any_head(fields, sizes)
+            found.learn(round, replies.clients[rows], shares, sizes)
+    return found, sent
+
+
+def _asked(experiment: Experiment, model: Tensor, probe: Probe, first: int) -> tuple[list[tuple[int, Replies]], Sent]:
+    """The probe measured on all clients, those that do not answer asked again a few times; by round."""
+    missing: IntArray = np.arange(experiment.federation.clients)
+    answers: list[tuple[int, Replies]] = []
+    up, down = 0, 0
+    for round in range(first, first + _ATTEMPTS):
+        asked = np.intersect1d(missing, experiment.runtime.available(round))
+        if len(asked):
+            order = Order(round, asked, model, experiment.config.local, (probe,), train=False)
+            replies = checked(experiment.runtime.execute(order))
+            answers.append((round, replies))
+            up, down = up + replies.bytes_up, down + order.bytes_down()
+            missing = np.setdiff1d(missing, replies.clients[replies.observed(probe.name)])
+    return answers, (up, down)
