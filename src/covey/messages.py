@@ -5,9 +5,11 @@ are counted from their serialised form (safetensors).
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +90,8 @@ class Order:
 
     def bytes_down(self) -> int:
         """What the server sends, over all clients of the round."""
-        about = {"round": str(self.round), "work": json.dumps(asdict(self.work))}
+        # Rounds of as many digits take as many bytes, and sizes that were seen before are remembered.
+        about = {"round": "0" * len(str(self.round)), "work": json.dumps(asdict(self.work))}
         about["probes"] = ",".join(probe.name for probe in self.probes)
         if self.holdout:
             about["holdout"] = str(self.holdout)
@@ -306,14 +309,24 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 
 def packed_size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
     """`len(pack(tensors, metadata))` without copying the tensors: the header is packed, the payload counted."""
-    empty = {name: tensor.new_empty(0) for name, tensor in tensors.items()}
-    header = json.loads(pack(empty, metadata)[8:])
+    fields = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
+    return _size_of(fields, tuple(metadata.items()) if metadata else ())
+
+
+@lru_cache(maxsize=4096)
+def _size_of(
+    fields: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...], metadata: tuple[tuple[str, str], ...]
+) -> int:
+    """The size of a message with tensors of these names, types and shapes; most of a run's messages are alike."""
+    empty = {name: torch.empty(0, dtype=dtype) for name, dtype, _ in fields}
+    shapes = {name: shape for name, _, shape in fields}
+    header = json.loads(pack(empty, dict(metadata))[8:])
     at = 0
     # The format decides the order of tensors from their types and names, so the empty ones are in it already.
     for name in header:
-        if name in tensors:
-            size = tensors[name].numel() * tensors[name].element_size()
-            header[name].update(shape=list(tensors[name].shape), data_offsets=[at, at + size])
+        if name in shapes:
+            size = math.prod(shapes[name]) * empty[name].element_size()
+            header[name].update(shape=list(shapes[name]), data_offsets=[at, at + size])
             at += size
     length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return 8 + (length + 7) // 8 * 8 + at

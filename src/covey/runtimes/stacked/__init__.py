@@ -139,7 +139,8 @@ def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> 
             withheld = np.array([not order.gate.opens(row) for row in rows])
         open_, shut = replace(order, gate=None), replace(order, resident=True, gate=None)
         sent = packed_size(example.tensors(open_)) * int((~withheld).sum())
-        sent += packed_size(example.tensors(shut)) * int(withheld.sum())
+        if withheld.any():
+            sent += packed_size(example.tensors(shut)) * int(withheld.sum())
         for name, fields in measured.items():
             apart[name] = sum(values.numel() * values.element_size() for values in fields.values())
     replies = Replies(

@@ -167,7 +167,7 @@ def write_cache(kind: str, known: Mapping[str, Any]) -> None:
         beside.replace(file)
 
 
-def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int = 10) -> float:
+def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
     """Seconds of one replay."""
     graph.replay()
     torch.cuda.synchronize()

@@ -46,6 +46,9 @@ MOST_LANES = 512
 FEW_LANES = 64
 """A stack of no more lanes than this is not split; of a larger one it is measured whether parts are faster."""
 
+MEASURED_STEPS = 10
+"""Steps over which a way to compute them is timed."""
+
 SMALL_PLAN = 1 << 14
 """Samples over all epochs and clients, up to which batches are drawn on the host."""
 
@@ -83,6 +86,8 @@ class Engine:
         scored = copy.deepcopy(module).to(device)
         self.has_kernels = available(torch.empty(0, dtype=_COMPUTE[precision], device=device))
         self.learner = Learner(with_kernels(scored) if self.has_kernels else scored, dataset, precision, device)
+        if device.type == "cuda" and not memory:
+            self.learner.chunk = 10_000
         self.layout = Layout.of(module)
         self.dtype = self.learner.dtype
         self.memory = memory
@@ -250,7 +255,7 @@ class Launcher:
         assert self._graph is not None
         before = {name: value.clone() for name, value in self._state().items()}
         self._counter.zero_()
-        seconds = replay_seconds(self._graph, min(10, steps - 1))
+        seconds = replay_seconds(self._graph, MEASURED_STEPS)
         for name, value in self._state().items():
             value.copy_(before[name])
         return seconds * steps
@@ -334,7 +339,8 @@ class Launcher:
             self._buffers = tensors
             return
         if not self._buffers or len(self._buffers["rate"]) < steps:
-            room = 1 << (steps - 1).bit_length()
+            # Room for measuring, too: steps beyond the schedule's have rate 0 and change nothing.
+            room = max(MEASURED_STEPS + 1, 1 << (steps - 1).bit_length())
             self._buffers = {
                 name: torch.zeros(room, *value.shape[1:], dtype=value.dtype, device=self.engine.device)
                 for name, value in tensors.items()
@@ -388,7 +394,7 @@ class Launcher:
                 failed = error
                 continue
             self._counter.zero_()
-            seconds = replay_seconds(graph, min(10, len(self._buffers["rate"]) - 1))
+            seconds = replay_seconds(graph, MEASURED_STEPS)
             self.measured.append((ways, seconds))
             if best is None or seconds < best[0]:
                 best, self.ways, fastest = (seconds, graph), ways, step
