@@ -17,6 +17,7 @@ from covey.messages import Order
 from covey.models import build_model, models
 from covey.probes import Losses
 from covey.runtimes import LocalRuntime, StackedRuntime
+from covey.runtimes.stacked import evaluate_together
 from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, patches_convolution
 from covey.runtimes.stacked.plan import lanes_for, pack, segment, without_giants
 from tests.conftest import SMALL, without_timings
@@ -310,3 +311,18 @@ def test_experiments_of_a_sweep_share_one_engine():
     assert first.runtime.runtime.engine is second.runtime.runtime.engine
     other = Experiment.of(Config.of({**SMALL, **STACKED, "precision": "fp64"}))
     assert other.runtime.runtime.engine is not first.runtime.runtime.engine
+
+
+@pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "pfl-cnn", "mobilenetv2"])
+def test_models_scored_together_have_the_scores_they_have_alone(model):
+    given = {"dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 70}, "clients": 5}
+    _, stacked, module = pair(given, model)
+    start = Layout.of(module()).read(module()).double()
+    models = torch.stack([start, 1.1 * start, 0.9 * start])
+    alone = stacked.evaluate(models)
+    stacked.engine.stacks_scores = True
+    stacked.engine.learner.chunk = 32
+    together = evaluate_together([(stacked, models[:1]), (stacked, models[1:])])
+    assert [len(scores.loss) for scores in together] == [1, 2]
+    np.testing.assert_allclose(np.concatenate([scores.loss for scores in together]), alone.loss, rtol=1e-10)
+    np.testing.assert_array_equal(np.concatenate([scores.correct for scores in together]), alone.correct)

@@ -21,6 +21,8 @@ class Scores:
     """`[m, classes]`: right answers per class."""
     totals: NDArray[np.int64]
     """`[classes]`: test samples per class."""
+    wall_seconds: float = 0.0
+    """What it took to compute them; with many runs in lockstep, this run's share."""
 
     @property
     def accuracy(self) -> FloatArray:

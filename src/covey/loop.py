@@ -3,15 +3,30 @@
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from covey.evaluation import summary
+from torch import Tensor
+
+from covey.evaluation import Scores, summary
 from covey.federations import Truth
 from covey.messages import Order, Replies, checked
 from covey.records import Records, Stopwatch, round_record
 from covey.roles import Method, Runtime
 
 OnRound = Callable[[dict[str, object]], None]
-Execute = Callable[[Sequence[tuple[Runtime, Order]]], list[Replies]]
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """Models to be scored on the test set: `[m, d]`."""
+
+    models: Tensor
+
+
+Request = Order | Scoring
+Answer = Replies | Scores
+Execute = Callable[[Sequence[tuple[Runtime, Request]]], list[Answer]]
+"""Answers to requests of one kind, of many runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +42,11 @@ class Game:
     on_round: OnRound | None = None
 
 
-def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, None]:
-    """The rounds that the records do not hold yet: each yields its order, is sent the replies, and is written."""
+def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request, Any, None]:
+    """The rounds that the records do not hold yet: each yields its order, is sent the replies, and is written.
+
+    What it needs besides, a survey before and scores after, it yields as well.
+    """
     method, runtime, records = game.method, game.runtime, game.records
     for t in range(records.rounds_done + 1, game.rounds + 1):
         watch = Stopwatch()
@@ -49,45 +67,52 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Order, Replies, No
             method.absorb(t, replies)
         scores = None
         if t % game.evaluate_every == 0 or t == game.rounds:
+            # A cohort's states may be the largest thing in memory: they go before others are waited for.
+            replies = replace(replies, states=replies.states[:0])
+            scored = yield Scoring(method.models())
+            watch.seconds["evaluation"] = scored.wall_seconds
             with watch("evaluation"):
-                scores = summary(runtime.evaluate(method.models()), game.truth.shares, method.model_of_client)
+                scores = summary(scored, game.truth.shares, method.model_of_client)
         record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock, asked)
         record |= {"figures": figures} if (figures := method.figures()) else {}
         stopping = stop()
         records.write(record, method.state_dict, now=stopping or t == game.rounds)
         if game.on_round:
             game.on_round(record)
-        # A cohort's states may be the largest thing in memory: none is kept while the next ones are made.
         del replies
         if stopping:
             return
 
 
 def play(games: Sequence[Game], execute: Execute, stop: Callable[[], bool] = lambda: False) -> None:
-    """Play games in lockstep: the orders of a round of all of them are executed together.
+    """Play games in lockstep: what all of them ask for in a round is executed together.
 
+    Scores come first, then surveys, then training, so that games which need one of them do not fall out of step.
     A game that is over leaves the others; when `stop` says so, each ends after its round.
     """
-    waiting = []
-    for game in games:
-        turn = rounds(game, stop)
-        order = next(turn, None)
-        if order is not None:
-            waiting.append((game, turn, order))
+    turns = [rounds(game, stop) for game in games]
+    waiting = {number: request for number, turn in enumerate(turns) if (request := next(turn, None)) is not None}
     while waiting:
+        first = min(map(_precedence, waiting.values()))
+        numbers = [number for number in sorted(waiting) if _precedence(waiting[number]) == first]
         begin = time.perf_counter()
-        answers = execute([(game.runtime, order) for game, _, order in waiting])
-        share = (time.perf_counter() - begin) / len(waiting)
-        ongoing = []
+        answers = execute([(games[number].runtime, waiting[number]) for number in numbers])
+        share = (time.perf_counter() - begin) / len(numbers)
         answers.reverse()
-        for game, turn, _ in waiting:
+        for number in numbers:
             try:
-                ongoing.append((game, turn, turn.send(replace(answers.pop(), wall_seconds=share))))
+                waiting[number] = turns[number].send(replace(answers.pop(), wall_seconds=share))
             except StopIteration:
-                continue
-        waiting = ongoing
+                del waiting[number]
 
 
-def one_by_one(orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
-    """Execute each run's order by itself."""
-    return [runtime.execute(order) for runtime, order in orders]
+def _precedence(request: Request) -> int:
+    return 0 if isinstance(request, Scoring) else 2 if request.train else 1
+
+
+def one_by_one(requests: Sequence[tuple[Runtime, Request]]) -> list[Answer]:
+    """Execute each run's request by itself."""
+    return [
+        runtime.evaluate(request.models) if isinstance(request, Scoring) else runtime.execute(request)
+        for runtime, request in requests
+    ]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from covey.client import Precision
 from covey.config import Config
-from covey.data.dataset import Dataset, Samples
+from covey.data.dataset import Dataset
 from covey.environments import IntArray
 from covey.errors import require
 from covey.evaluation import Scores
@@ -28,6 +28,7 @@ from covey.randomness import key
 from covey.roles import Runtime
 from covey.runtimes.local import LocalRuntime
 from covey.runtimes.stacked.engine import Engine, Job, Trained
+from covey.runtimes.stacked.scoring import score_stack
 from covey.runtimes.stacked.tables import Holdings
 
 _MEASURED_AT_ONCE = 1 << 16
@@ -77,17 +78,7 @@ class StackedRuntime:
         return execute_together([(self, order)])[0]
 
     def evaluate(self, states: Tensor) -> Scores:
-        gallery = self.engine.gallery
-        losses, correct = [], []
-        for state in states:
-            loss, right = self.engine.learner.score(
-                state.to(self.engine.device), Samples(gallery.test_x, gallery.test_y)
-            )
-            losses.append(loss)
-            correct.append(right)
-        totals = torch.bincount(self.federation.dataset.test_y, minlength=self.federation.dataset.classes)
-        mean = torch.stack(losses).cpu().numpy() / len(gallery.test_y)
-        return Scores(mean, torch.stack(correct).cpu().numpy(), totals.numpy())
+        return evaluate_together([(self, states)])[0]
 
     def close(self) -> None:
         """Nothing to end: the stack goes with the object."""
@@ -117,6 +108,20 @@ def execute_together(orders: Sequence[tuple[StackedRuntime, Order]]) -> list[Rep
         for number in mine:
             answers[number] = _replies(*orders[number], trained.pop(number, None))
     return [answers[number] for number in range(len(orders))]
+
+
+def evaluate_together(requests: Sequence[tuple[StackedRuntime, Tensor]]) -> list[Scores]:
+    """Scores of the models `[m, d]` of several runs; those that share an engine go over the test set together."""
+    answers: dict[int, Scores] = {}
+    for engine in {id(runtime.engine): runtime.engine for runtime, _ in requests}.values():
+        mine = [number for number, (runtime, _) in enumerate(requests) if runtime.engine is engine]
+        counts = [len(requests[number][1]) for number in mine]
+        loss, correct = score_stack(engine, [state for number in mine for state in requests[number][1]])
+        totals = torch.bincount(engine.gallery.dataset.test_y, minlength=engine.gallery.dataset.classes).numpy()
+        ends = np.cumsum(counts)
+        for number, begin, end in zip(mine, ends - counts, ends, strict=True):
+            answers[number] = Scores(loss[begin:end], correct[begin:end], totals)
+    return [answers[number] for number in range(len(requests))]
 
 
 def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> Replies:

@@ -91,6 +91,7 @@ class Engine:
         self.layout = Layout.of(module)
         self.dtype = self.learner.dtype
         self.memory = memory
+        self.stacks_scores = device.type == "cuda"
         self.most_lanes = self._first_guess()
         self.module = module
         self._launchers: dict[tuple[object, ...], Launcher] = {}
