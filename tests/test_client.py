@@ -190,3 +190,15 @@ def test_score_counts_right_answers_per_class():
     expected = [int(((answers == label) & (DATA.test_y == label)).sum()) for label in range(10)]
     assert correct.tolist() == expected
     assert sum(expected) > 0.9 * len(DATA.test_y)
+
+
+def test_losses_of_models_side_by_side_are_those_of_each_alone():
+    learner = Learner(mlp(), DATA, "fp64")
+    start = learner.layout.read(learner.module).clone()
+    states = torch.stack([start, 1.5 * start, 0.5 * start])
+    counts = [7, 40, 23]
+    samples = Samples(DATA.x[:70], DATA.y[:70])
+    alone = learner.own_losses(states, samples, counts)
+    learner.stacks = True
+    learner.chunk = 20
+    torch.testing.assert_close(learner.own_losses(states, samples, counts), alone, rtol=1e-12, atol=0)

@@ -1,12 +1,13 @@
 """What one client does: local SGD from the model it received, on its own samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from covey import randomness
 from covey.config import Local
@@ -42,6 +43,7 @@ class Learner:
         self.layout = Layout.of(module)
         self.classes = dataset.classes
         self.never = torch.tensor(dataset.never, dtype=torch.int64, device=self.device)
+        self.stacks = self.device.type == "cuda"
         self.chunk = 500 if self.device.type == "cpu" else 5_000
         self._bf16 = precision == "bf16"
         self._parameters = list(module.parameters())
@@ -118,6 +120,36 @@ class Learner:
         """The cross-entropy of every sample, in evaluation mode: float64 `[n]`."""
         self.place(state)
         return torch.cat([self.loss(x, y, reduction="none").double() for x, y in self.chunks(samples)])
+
+    def own_losses(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
+        """The mean loss of every client's model `[k, d]` on its own samples, which lie one after another: `[k]`."""
+        if self.stacks and len(counts) > 1:
+            return self._own_losses_at_once(states, samples, counts)
+        parts = samples.split(counts)
+        return torch.stack([self.losses(state, part).mean() for state, part in zip(states, parts, strict=True)])
+
+    @torch.inference_mode()
+    def _own_losses_at_once(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
+        """The models side by side, clients padded to the largest."""
+        self.module.eval()
+        slots = (*self.layout.parameters, *self.layout.buffers)
+        named = {slot.name: slot.of(states.to(self.dtype)) for slot in slots}
+        sizes = torch.tensor(counts, device=self.device)
+        begins = torch.cumsum(sizes, dim=0) - sizes
+        total = torch.zeros(len(counts), dtype=torch.float64, device=self.device)
+        step = max(1, 2 * self.chunk // len(counts))
+        for at in range(0, max(counts), step):
+            within = torch.arange(at, min(at + step, max(counts)), device=self.device)
+            real = within < sizes[:, None]
+            places = begins[:, None] + within.minimum(sizes[:, None] - 1)
+            x, y = samples.x[places], samples.y[places]
+            flat = self.inputs(x.flatten(0, 1)).contiguous()
+            inputs = flat.view(*places.shape, *flat.shape[1:])
+            with self.arithmetic():
+                logits = vmap(lambda tensors, own: functional_call(self.module, tensors, (own,)))(named, inputs)
+            losses = F.cross_entropy(logits.flatten(0, 1).to(self.dtype), y.flatten(), reduction="none")
+            total += (losses.view(places.shape).double() * real).sum(dim=1)
+        return total / sizes
 
     def mean_loss(self, state: Tensor, samples: Samples) -> float:
         """Mean cross-entropy of a state on samples, in evaluation mode."""

@@ -67,9 +67,7 @@ class Losses(CohortProbe):
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]
     ) -> dict[str, Tensor]:
         before = means(learner.losses(received, samples), counts)
-        parts = samples.split(counts)
-        after = [learner.losses(state, part).mean() for state, part in zip(trained, parts, strict=True)]
-        return {"before": before, "after": torch.stack(after)}
+        return {"before": before, "after": learner.own_losses(trained, samples, counts)}
 
 
 @dataclass(frozen=True)
