@@ -490,6 +490,21 @@ def test_missing_and_partial_cells_say_so():
     assert rows_of(speeds, "uniform", "70", "FedACS")[0][4] == "not reached so far"
 
 
+def test_seeds_that_are_at_their_end_are_not_mixed_with_others():
+    levels = {0: (0.72, 1000), 1: (0.74, 1000), 2: (0.50, 215)}
+    ours = [made_up(level, method="fedacs", seed=seed, rounds=rounds) for seed, (level, rounds) in levels.items()]
+    text = markdown(FEDACS.page(FULL, stored(*seeds_of([0.70, 0.72]), *ours)))
+    row = rows_of(section(text, "Table II"), "uniform", "FedACS")[0]
+    assert row[3:6] == ["73.0 ± 12.7", "73.0", "+2.0 ± 0.0"]
+    assert row[-2:] == ["2 (1 under way)", "1,000"]
+    assert rows_of(section(text, "Table III"), "uniform", "70", "FedACS")[0][-2:] == ["2 (1 under way)", "1,000"]
+    # One that is at its end and one that is not: neither says much, and both are shown.
+    text = markdown(FEDACS.page(FULL, stored(*ours[1:])))
+    row = rows_of(section(text, "Table II"), "uniform", "FedACS")[0]
+    assert row[3].endswith("so far")
+    assert row[-2:] == ["2", "215 to 1,000 of 1,000"]
+
+
 def test_early_stop_saves_four_fifths_of_the_bytes():
     whole = made_up(0.7, method="fedacs")
     early = made_up(0.7, method="fedacs", variant="early200")

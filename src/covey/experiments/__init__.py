@@ -2,19 +2,23 @@
 
 plan        runs, groups and scales as data
 playing     runs what is missing, over as many occasions as it takes
+measuring   what is measured of clients on the way
+branching   runs that begin with another one's model
 store       a small file for each run; all that tables and figures are made from
-statistics  what stored runs say
+statistics  what stored runs say, lines of a table in particular
 pages       tables and charts as a page, drawing its pictures
-fedacs      the first of them, and fedacs_page its tables and figures
+fedacs      the first of them, and fedacs_page its tables and figures; so for the others
 """
 
 from covey.errors import require
 from covey.experiments.fedacs import PAPER as FEDACS
+from covey.experiments.nccb import PAPER as NCCB
+from covey.experiments.ondemand import PAPER as ONDEMAND
 from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted
 from covey.experiments.playing import Outcome, machine_settings, reproduce
 from covey.experiments.store import Result, Store
 
-papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS,)}
+papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS, ONDEMAND, NCCB)}
 """Papers that can be reproduced, by name."""
 
 

@@ -21,19 +21,18 @@ from covey.experiments.fedacs import (
     Environment,
     FedACSScale,
 )
+from covey.experiments.lines import ACCURACY, ROUND, Lines, Part
 from covey.experiments.pages import (
     MISSING,
     Chart,
     Page,
     Series,
     Table,
+    accuracy_series,
     counted,
-    joined,
     not_yet,
     percent,
-    rounds_text,
-    seeds_text,
-    so_far,
+    runs_table,
     spread,
     usable,
 )
@@ -43,21 +42,12 @@ from covey.experiments.statistics import (
     accuracy_at,
     line_to_target,
     mean_by_window,
-    mean_curve,
     on_common_seeds,
     paired_speed,
     paired_terminal,
-    reached,
-    scored,
     share_of_gap,
-    terminal,
 )
 from covey.experiments.store import Result, Store
-
-Part = str | Table | Chart
-
-_ROUNDS = "round"
-_ACCURACY = "test accuracy (%)"
 
 _PLACES = {title: place for place, title in enumerate(TITLES.values())}
 """A method has the same colour in every chart."""
@@ -72,7 +62,7 @@ def page_of(paper: Paper, scale: FedACSScale, store: Store) -> Page:
     parts: list[Part] = [*_opening(about), *_in_words(about)]
     for title, make in _SECTIONS.items():
         parts += [f"## {title}", *make(about)]
-    parts += ["## Runs", *_runs(about)]
+    parts += ["## Runs", runs_table(kept, lambda *place: scale.rounds)]
     if notes:
         parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
     return Page(
@@ -84,29 +74,20 @@ def _command(paper: Paper, scale: FedACSScale) -> str:
     return f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
 
 
-class _About:
-    """What every section needs to know."""
+class _About(Lines):
+    """What every section needs to know. The paper's terminal accuracy is the mean over the last 50 of 1,000 rounds."""
 
     def __init__(self, scale: FedACSScale, store: Store, command: str, methods: Sequence[str]) -> None:
+        super().__init__(store, scale.rounds, command, _PLACES)
         self.scale = scale
-        self.store = store
-        self.command = command
         self.methods = methods
-        self.window = max(1, round(0.05 * scale.rounds))
-        """The paper's terminal accuracy is the mean over the last 50 of 1,000 rounds."""
 
     def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
-        return scored(self.store.line(ANY if method == REFERENCE else environment, method, variant))
+        return super().line(ANY if method == REFERENCE else environment, method, variant)
 
     def shown(self, environment: Environment) -> list[str]:
         """Methods of an environment's tables: the paper's, and whatever else was run."""
         return [m for m in self.methods if m != REFERENCE and (m in METHODS or self.line(environment.name, m))]
-
-    def missing(self, what: str, group: str) -> str:
-        return not_yet(what, f"{self.command} --only {group}")
-
-    def estimate(self, line: Line) -> Estimate:
-        return Estimate.of([terminal(result, self.window) for result in line.values()])
 
 
 def _opening(about: _About) -> list[Part]:
@@ -126,7 +107,8 @@ def _opening(about: _About) -> list[Part]:
         f"says otherwise, local training also has what the authors' code has and the text leaves out ({extra}).",
         f"Accuracies are in percent. Terminal accuracy is the mean over the last {counted(about.window, 'round')}. "
         "± is half of Student's 95 % interval over seeds; differences are taken seed by seed, at the last round that "
-        "both runs have come to. The paper reports medians of five trials, without intervals. A figure of runs that "
+        "both runs have come to. The paper reports medians of five trials, without intervals. Where two or more seeds "
+        "are at their end, figures are over these alone, and others are counted as under way; a figure of runs that "
         'are still under way is marked "so far".',
     ]
 
@@ -205,18 +187,17 @@ def _accuracy_row(about: _About, environment: Environment | None, method: str, l
     difference = recovered = "-"
     if environment is not None and method != BASELINE:
         base = about.line(environment.name, BASELINE)
-        pair = paired_terminal(line, base, about.window)
-        difference = "-" if pair is None else spread(pair.difference, "{:+.1f}")
+        difference = about.difference(line, base)
         recovered = percent(share_of_gap(line, base, about.line(ANY, REFERENCE), about.window))
     return [
         *head,
-        spread(own) + so_far(line, about.scale.rounds),
+        about.terminal(line),
         f"{100 * own.median:.1f}",
         difference,
         shares,
         recovered,
-        seeds_text(line),
-        rounds_text(line, about.scale.rounds),
+        about.seeds(line),
+        about.rounds_run(line),
     ]
 
 
@@ -261,26 +242,14 @@ def _speed_row(about: _About, environment: Environment, method: str, target: flo
     pair = None if method == BASELINE else paired_speed(line, base, target)
     return [
         *head,
-        _to_target(about, line, target),
+        about.to_target(line, target),
         "-" if own.rounds is None else f"{own.rounds.median:.0f}",
         "-" if pair is None else spread(pair[1].difference, "{:+.0f}", 1.0),
         printed,
         "-" if pair is None else f"{pair[0]:.2f}x",
-        seeds_text(line),
-        rounds_text(line, about.scale.rounds),
+        about.seeds(line),
+        about.rounds_run(line),
     ]
-
-
-def _to_target(about: _About, line: Line, target: float) -> str:
-    if not line:
-        return MISSING
-    own = line_to_target(line, target)
-    if own.rounds is not None:
-        return spread(own.rounds, "{:.0f}", 1.0)
-    ended = min(reached(result) for result in line.values()) >= about.scale.rounds
-    if own.reached == 0:
-        return "not reached" if ended else "not reached so far"
-    return f"{own.reached} of {own.seeds} seeds" + ("" if ended else " so far")
 
 
 def _targets(about: _About) -> Table:
@@ -297,9 +266,9 @@ def _targets(about: _About) -> Table:
 
 
 def _targets_row(about: _About, environment: str, method: str, line: Line) -> list[str]:
-    cells = [_to_target(about, line, target) for target in about.scale.targets]
-    run = rounds_text(line, about.scale.rounds)
-    return [environment, TITLES.get(method, method), *cells, seeds_text(line), run]
+    cells = [about.to_target(line, target) for target in about.scale.targets]
+    run = about.rounds_run(line)
+    return [environment, TITLES.get(method, method), *cells, about.seeds(line), run]
 
 
 def _recipes(about: _About) -> list[Part]:
@@ -311,8 +280,8 @@ def _recipes(about: _About) -> list[Part]:
             for at in about.scale.checked:
                 there = [value for result in line.values() if (value := accuracy_at(result, at)) is not None]
                 cells.append(spread(Estimate.of(there)) if there else (MISSING if not line else "-"))
-            run = rounds_text(line, about.scale.rounds)
-            rows.append([title, TITLES[method], *cells, seeds_text(line), run])
+            run = about.rounds_run(line)
+            rows.append([title, TITLES[method], *cells, about.seeds(line), run])
     columns = ("local training", "method", *(f"round {at:,}" for at in about.scale.checked), "seeds", "rounds")
     parts: list[Part] = [
         "Test accuracy in the uniform environment. The text prints neither augmentation nor momentum nor weight decay; "
@@ -334,22 +303,21 @@ def _figure_2(about: _About) -> list[Part]:
     )
     rows = []
     for title, line in lines.items():
-        pair = None if title == "IID" else paired_terminal(line, lines["IID"], about.window)
         rows.append(
             [
                 title,
                 f"-{drops[title]:.1f}" if title in drops else "-",
-                "-" if pair is None else spread(pair.difference, "{:+.1f}"),
-                spread(about.estimate(line)) + so_far(line, about.scale.rounds) if line else MISSING,
-                seeds_text(line),
-                rounds_text(line, about.scale.rounds),
+                about.difference(line, lines["IID"]),
+                about.terminal(line),
+                about.seeds(line),
+                about.rounds_run(line),
             ]
         )
     columns = ("environment", "points against IID, paper", "ours", "terminal accuracy", "seeds", "rounds")
     return [
         words,
         Table(columns, rows),
-        *_curves(about, "figure-2", "Fig. 2: test accuracy by environment", lines, "Figure 2"),
+        *about.curves("figure-2", "Fig. 2: test accuracy by environment", lines, about.missing("Figure 2", "figure-2")),
     ]
 
 
@@ -389,7 +357,7 @@ def _figure_4(about: _About) -> list[Part]:
                 [float(np.nanmax(group)) for group in groups],
             )
         )
-    parts.append(Chart("figure-4a", "Fig. 4 left: reward by group, median and range", _ROUNDS, "R", series, "lines"))
+    parts.append(Chart("figure-4a", "Fig. 4 left: reward by group, median and range", ROUND, "R", series, "lines"))
     middle = min(run.measurements, key=lambda one: abs(one["round"] - about.scale.rounds / 2))
     scores = _numbers(middle["scores"])
     sound = np.isfinite(scores)
@@ -430,21 +398,22 @@ def _figure_5(about: _About) -> list[Part]:
     whole = lines[f"{largest} clients"]
     rows = []
     for title, line in lines.items():
-        pair = None if line is whole else paired_terminal(line, whole, about.window)
         rows.append(
             [
                 title,
-                spread(about.estimate(line)) + so_far(line, about.scale.rounds) if line else MISSING,
-                "-" if pair is None else spread(pair.difference, "{:+.1f}"),
-                seeds_text(line),
-                rounds_text(line, about.scale.rounds),
+                about.terminal(line),
+                about.difference(line, whole),
+                about.seeds(line),
+                about.rounds_run(line),
             ]
         )
     columns = ("clients", "terminal accuracy", f"points against {largest} clients", "seeds", "rounds")
     return [
         words,
         Table(columns, rows),
-        *_curves(about, "figure-5", "Fig. 5: test accuracy by number of clients", lines, "Figure 5"),
+        *about.curves(
+            "figure-5", "Fig. 5: test accuracy by number of clients", lines, about.missing("Figure 5", "figure-5")
+        ),
     ]
 
 
@@ -462,31 +431,9 @@ def _figure_6(about: _About) -> list[Part]:
                 )
             )
             continue
-        parts += _curves(about, f"figure-6-{environment.name}", f"Fig. 6: {environment.title}", lines, "Figure 6")
+        name = f"figure-6-{environment.name}"
+        parts += about.curves(name, f"Fig. 6: {environment.title}", lines, about.missing("Figure 6", "table-2"))
     return parts
-
-
-def _curves(about: _About, name: str, title: str, lines: dict[str, dict[int, Result]], what: str) -> list[Part]:
-    """A chart of accuracy over rounds, and what is missing in it."""
-    there = {label: line for label, line in lines.items() if line}
-    if not there:
-        return [about.missing(what, name)]
-    series = []
-    for label, line in there.items():
-        rounds, estimates = mean_curve(line)
-        series.append(_accuracy_series(label, rounds, estimates))
-    parts: list[Part] = [Chart(name, title, _ROUNDS, _ACCURACY, series)]
-    absent = [label for label in lines if label not in there]
-    if absent:
-        parts.append(f"Of {joined(absent)} there is no run yet.")
-    return parts
-
-
-def _accuracy_series(label: str, x: Sequence[float], estimates: Sequence[Estimate]) -> Series:
-    """Mean and 95 % interval in percent, the interval cut to what accuracies can be."""
-    low = [None if one.low is None else 100 * max(0.0, one.low) for one in estimates]
-    high = [None if one.high is None else 100 * min(1.0, one.high) for one in estimates]
-    return Series(label, x, [100 * one.mean for one in estimates], low, high, _PLACES.get(label))
 
 
 def _figure_7(about: _About) -> list[Part]:
@@ -502,26 +449,25 @@ def _figure_7(about: _About) -> list[Part]:
     )
     rows = []
     for pool, line in lines.items():
-        pair = paired_terminal(line, base, about.window)
         rows.append(
             [
                 pool,
-                spread(about.estimate(line)) + so_far(line, about.scale.rounds) if line else MISSING,
-                "-" if pair is None else spread(pair.difference, "{:+.1f}"),
-                seeds_text(line),
-                rounds_text(line, about.scale.rounds),
+                about.terminal(line),
+                about.difference(line, base),
+                about.seeds(line),
+                about.rounds_run(line),
             ]
         )
     parts: list[Part] = [words, Table(("λ", "ours", "points against random", "seeds", "rounds"), rows)]
     there = {float(pool): about.estimate(line) for pool, line in lines.items() if line}
     if len(there) < 2:
         return [*parts, about.missing("Figure 7", "figure-7")]
-    series = [_accuracy_series(TITLES[OURS], list(there), list(there.values()))]
+    series = [accuracy_series(TITLES[OURS], list(there), list(there.values()), _PLACES[TITLES[OURS]])]
     if base:
         level = 100 * about.estimate(base).mean
         ends = [min(there), max(there)]
         series.append(Series(TITLES[BASELINE], ends, [level, level], place=_PLACES[TITLES[BASELINE]]))
-    return [*parts, Chart("figure-7", "Fig. 7: terminal accuracy by λ", "λ", _ACCURACY, series, "both")]
+    return [*parts, Chart("figure-7", "Fig. 7: terminal accuracy by λ", "λ", ACCURACY, series, "both")]
 
 
 def _pool_variant(pool: float) -> str:
@@ -544,7 +490,7 @@ def _figure_8(about: _About) -> list[Part]:
         rounds, means = mean_by_window(columns)
         series.append(Series(title, rounds, means, place=_PLACES.get(title)))
         spans = ((0, early), (late - early, late), (about.scale.rounds - early, about.scale.rounds))
-        rows.append([title, *(_mean_skew(columns, *span) for span in spans), seeds_text(line)])
+        rows.append([title, *(_mean_skew(columns, *span) for span in spans), about.seeds(line)])
     lowest = np.mean([np.mean(np.sort(r.skew)[: round(POOL * len(r.skew))]) for r in _all_runs(there)])
     names = (
         f"rounds 1 to {early:,}",
@@ -555,7 +501,7 @@ def _figure_8(about: _About) -> list[Part]:
         words,
         Table(("selection", *names, "seeds"), rows),
         f"The least skewed {100 * POOL:.0f} % of the clients have a mean α of {lowest:.2f}.",
-        Chart("figure-8", "Fig. 8: mean α of the invited clients", _ROUNDS, "mean α", series),
+        Chart("figure-8", "Fig. 8: mean α of the invited clients", ROUND, "mean α", series),
     ]
     rewards = []
     for name in (BASELINE, OURS):
@@ -568,7 +514,7 @@ def _figure_8(about: _About) -> list[Part]:
             ]
             rewards.append(Series(TITLES[name], at[: len(values)], values, place=_PLACES[TITLES[name]]))
     if rewards:
-        parts.append(Chart("figure-8b", "Fig. 8: mean R of the next cohort", _ROUNDS, "mean R", rewards, "both"))
+        parts.append(Chart("figure-8b", "Fig. 8: mean R of the next cohort", ROUND, "mean R", rewards, "both"))
     else:
         parts.append(about.missing("The rewards of figure 8", "figure-4"))
     return parts
@@ -603,7 +549,7 @@ def _figure_9(about: _About) -> list[Part]:
         series.append(Series(title, list(range(1, len(hits) + 1)), hits.tolist()))
         shares = [_share_of_lowest(result, pool) for result in line.values()]
         share = spread(Estimate.of(shares)) + " %"
-        rows.append([title, f"{100 * pool:.0f} %", share, seeds_text(line), rounds_text(line, about.scale.rounds)])
+        rows.append([title, f"{100 * pool:.0f} %", share, about.seeds(line), about.rounds_run(line)])
     columns = ("selection", "least skewed clients", "invitations that went to them", "seeds", "rounds")
     parts: list[Part] = [words, Table(columns, rows)]
     if not series:
@@ -627,19 +573,18 @@ def _figure_10(about: _About) -> list[Part]:
     papers = {TITLES[OURS]: ("0.69", "< 20"), f"FedACS, insights for {stop} rounds": ("0.14", "< 4")}
     rows = []
     for title, line in lines.items():
-        pair = None if line is whole else paired_terminal(line, whole, about.window)
         share = 1.0 if line is whole else min(1.0, stop / rounds)
         rows.append(
             [
                 title,
-                spread(about.estimate(line)) + so_far(line, rounds) if line else MISSING,
-                "-" if pair is None else spread(pair.difference, "{:+.1f}"),
+                about.terminal(line),
+                about.difference(line, whole),
                 papers[title][0],
                 _overhead(line),
                 papers[title][1],
                 f"{100 * share / epochs:.1f}",
-                seeds_text(line),
-                rounds_text(line, rounds),
+                about.seeds(line),
+                about.rounds_run(line),
             ]
         )
     columns = (
@@ -660,7 +605,7 @@ def _figure_10(about: _About) -> list[Part]:
         "are over the seeds that both have.",
         Table(columns, rows),
     ]
-    return [*parts, *_curves(about, "figure-10", "Fig. 10: early stop", lines, "Figure 10")]
+    return [*parts, *about.curves("figure-10", "Fig. 10: early stop", lines, about.missing("Figure 10", "figure-10"))]
 
 
 def _overhead(line: Line) -> str:
@@ -670,48 +615,6 @@ def _overhead(line: Line) -> str:
         up, down, probes = (result.evaluated[name][-1] for name in ("bytes_up", "bytes_down", "probe_bytes"))
         shares.append(probes / max(1, up + down - probes))
     return f"{100 * np.mean(shares):.2f}" if shares else MISSING
-
-
-def _runs(about: _About) -> list[Part]:
-    """Where the numbers come from."""
-    places = sorted({(r.environment, r.method, r.variant) for r in about.store})
-    if not places:
-        return ["None yet."]
-    rows = []
-    for environment, method, variant in places:
-        line = about.store.line(environment, method, variant)
-        runs = list(line.values())
-        rows.append(
-            [
-                environment,
-                method,
-                variant or "-",
-                ", ".join(str(result.seed) for result in runs),
-                rounds_text(line, about.scale.rounds),
-                _different([result.device for result in runs]),
-                _different([str(result.config["precision"]) for result in runs]),
-                _different([result.torch for result in runs]),
-                _different([(result.commit or "-")[:10] for result in runs]),
-                _different([result.date[:10] for result in runs]),
-            ]
-        )
-    columns = (
-        "environment",
-        "method",
-        "variant",
-        "seeds",
-        "rounds",
-        "device",
-        "arithmetic",
-        "PyTorch",
-        "commit",
-        "begun",
-    )
-    return [Table(columns, rows)]
-
-
-def _different(values: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(values))
 
 
 _SECTIONS: dict[str, Callable[[_About], list[Part]]] = {

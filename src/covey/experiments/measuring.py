@@ -1,4 +1,9 @@
-"""Scores of all clients, whether they take part or not: what FedACS's Fig. 4 shows. For evaluation only."""
+"""What is measured of all clients on the way, whether they take part or not. A run does not notice.
+
+scores     FedACS's reward of every client, as its Fig. 4 shows it; for evaluation only
+estimates  class shares of every client by On-Demand FL's estimators: how far each is off, for evaluation only, and the
+           shares themselves, which branches are composed by
+"""
 
 import json
 from pathlib import Path
@@ -6,15 +11,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from covey.config import Config
 from covey.environments import FloatArray, IntArray
+from covey.errors import Refusal
+from covey.estimation import Estimates
 from covey.experiment import Experiment
+from covey.experiments.plan import Measure
 from covey.experiments.store import MEASUREMENTS
 from covey.insight import Insight, vectors
 from covey.messages import Order
 from covey.records import read_checkpoint, replace_file
 from covey.selection.fedacs import skewness_scores
+from covey.surveys import Estimator, estimated
+
+ESTIMATORS: dict[str, tuple[Estimator, bool]] = {
+    "learned": ("learned", False),
+    "analytic": ("analytic", False),
+    "analytic-as-is": ("analytic-as-is", False),
+    # Last, as a survey teaches the predictor's server side something.
+    "surveyed": ("learned", True),
+}
+"""Name → estimator, and whether all clients are asked first; `learned` is what clients told when they took part."""
+
+GUESS = "guess"
+"""Where there is no estimate: all classes alike."""
 
 _AT_ONCE = 25
 """Clients that are measured together, which bounds the memory."""
@@ -25,12 +49,10 @@ def measured_rounds(folder: Path) -> list[int]:
     return [int(one["round"]) for one in _read(folder)]
 
 
-def measure(config: Config, folder: Path) -> None:
+def measure(config: Config, folder: Path, what: Measure = "scores") -> None:
     """Measure the clients of a run on its present model, and keep that in its folder."""
     before = _read(folder)
-    done, scores, cohort = client_scores(config, folder)
-    written = [float(f"{score:.3g}") if np.isfinite(score) else None for score in scores]
-    one = {"round": done, "cohort": cohort.tolist(), "scores": written}
+    one = _scores(config, folder) if what == "scores" else _estimates(config, folder)
     replace_file(folder / MEASUREMENTS, json.dumps([*before, one]).encode())
 
 
@@ -64,6 +86,60 @@ def client_scores(config: Config, folder: Path) -> tuple[int, FloatArray, IntArr
         members = np.append(cohort[(cohort != client) & sound[cohort]], client)
         scores[client] = -skewness_scores(values[members], counts[members])[-1]
     return done, scores, cohort
+
+
+def class_estimates(config: Config, folder: Path) -> tuple[int, dict[str, Estimates], FloatArray]:
+    """Rounds done, what each estimator makes of all clients' class shares, and the true ones `[clients, classes]`."""
+    done, state = read_checkpoint(folder)
+    experiment = Experiment.of(config)
+    try:
+        if state is not None:
+            experiment.method.load_state_dict(state)
+        found = {
+            name: estimated(experiment, done, estimator, survey=survey)[0]
+            for name, (estimator, survey) in ESTIMATORS.items()
+        }
+    finally:
+        experiment.runtime.close()
+    return done, found, experiment.federation.truth.shares
+
+
+def read_estimates(folder: Path, round: int, estimator: str) -> Estimates:
+    """What a run had estimated of its clients after `round`, as `measure` has kept it."""
+    path = estimates_file(folder, round)
+    try:
+        tensors = load_file(str(path))
+        return Estimates(*(tensors[f"{estimator}.{name}"].numpy() for name in ("shares", "seen", "sizes")))
+    except (OSError, KeyError, SafetensorError) as error:
+        raise Refusal(f"The estimates {path} cannot be read ({error}).") from error
+
+
+def estimates_file(folder: Path, round: int) -> Path:
+    return folder / f"estimates-{round}.safetensors"
+
+
+def _scores(config: Config, folder: Path) -> dict[str, Any]:
+    done, scores, cohort = client_scores(config, folder)
+    written = [float(f"{score:.3g}") if np.isfinite(score) else None for score in scores]
+    return {"round": done, "cohort": cohort.tolist(), "scores": written}
+
+
+def _estimates(config: Config, folder: Path) -> dict[str, Any]:
+    done, found, truth = class_estimates(config, folder)
+    tensors: dict[str, Tensor] = {}
+    for name, one in found.items():
+        for field in ("shares", "seen", "sizes"):
+            tensors[f"{name}.{field}"] = torch.from_numpy(np.ascontiguousarray(getattr(one, field)))
+    path = estimates_file(folder, done)
+    save_file(tensors, str(path.with_suffix(".part")))
+    path.with_suffix(".part").replace(path)
+    errors = {name: one.errors(truth) for name, one in found.items()}
+    errors[GUESS] = Estimates.unknown(*truth.shape).errors(truth)
+    return {
+        "round": done,
+        "seen": int((found["learned"].seen > 0).sum()),
+        "errors": {name: [round(float(error), 3) for error in column] for name, column in errors.items()},
+    }
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ shows it only while that is still its data.
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,9 +15,9 @@ from typing import Literal
 from covey.comparison import Estimate
 from covey.errors import Refusal
 from covey.experiments.drawing import can_draw, draw, drawn_from
-from covey.experiments.plan import Planned, differences
+from covey.experiments.plan import Planned, made_otherwise
 from covey.experiments.statistics import Line, reached, scored
-from covey.experiments.store import Store
+from covey.experiments.store import Result, Store
 from covey.records import replace_file
 
 MISSING = "not run yet"
@@ -138,14 +138,14 @@ def markdown(page: Page, undrawn: Sequence[str] = ()) -> str:
 
 def usable(store: Store, planned: Sequence[Planned]) -> tuple[Store, list[str]]:
     """The results that were made as planned, and a sentence on each that was not and is left out."""
-    settings = {(run.environment, run.method, run.variant): run.settings for run in planned}
+    runs = {(run.environment, run.method, run.variant): run for run in planned}
     kept, notes = [], []
     for result in store:
         place = (result.environment, result.method, result.variant)
-        if place not in settings:
+        if place not in runs:
             notes.append(f"{result.name} is not part of this page's plan.")
             continue
-        other = differences(settings[place], result.config)
+        other = made_otherwise(runs[place], result.config, result.branch)
         if other:
             notes.append(f"{result.name} was made with other settings: {'; '.join(other)}.")
         else:
@@ -172,8 +172,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def seeds_text(line: Line) -> str:
-    return str(len(scored(line)))
+def seeds_text(line: Line, everything: Line, planned: int) -> str:
+    """How many seeds a figure is over: `5`, or `2 (3 under way)` where the others of the line are not at their end."""
+    others = [run for seed, run in everything.items() if seed not in line and reached(run) < planned]
+    return str(len(scored(line))) + (f" ({len(others)} under way)" if others else "")
 
 
 def rounds_text(line: Line, planned: int) -> str:
@@ -191,6 +193,44 @@ def so_far(line: Line, planned: int) -> str:
     """What to add to a figure of runs that are not at their end."""
     runs = scored(line).values()
     return "" if runs and min(map(reached, runs)) >= planned else " so far"
+
+
+def accuracy_series(label: str, x: Sequence[float], estimates: Sequence[Estimate], place: int | None = None) -> Series:
+    """Mean and 95 % interval in percent, the interval cut to what accuracies can be."""
+    low = [None if one.low is None else 100 * max(0.0, one.low) for one in estimates]
+    high = [None if one.high is None else 100 * min(1.0, one.high) for one in estimates]
+    return Series(label, x, [100 * one.mean for one in estimates], low, high, place)
+
+
+def runs_table(store: Store, rounds: Callable[[str, str, str], int]) -> Table | str:
+    """Where a page's numbers come from; `rounds(environment, method, variant)` are those that are planned."""
+    places = sorted({(r.environment, r.method, r.variant) for r in store})
+    if not places:
+        return "None yet."
+    rows = []
+    for environment, method, variant in places:
+        line = store.line(environment, method, variant)
+        seeds, run = ", ".join(map(str, line)), rounds_text(line, rounds(environment, method, variant))
+        rows.append([environment, method, variant or "-", seeds, run, *origin(list(line.values()))])
+    return Table(("environment", "method", "variant", "seeds", "rounds", *ORIGIN), rows)
+
+
+ORIGIN = ("device", "arithmetic", "PyTorch", "commit", "begun")
+
+
+def origin(runs: Sequence[Result]) -> list[str]:
+    """How and when runs were made: cells below `ORIGIN`."""
+    return [
+        _different([result.device for result in runs]),
+        _different([str(result.config["precision"]) for result in runs]),
+        _different([result.torch for result in runs]),
+        _different([(result.commit or "-")[:10] for result in runs]),
+        _different([result.date[:10] for result in runs]),
+    ]
+
+
+def _different(values: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
 
 
 def not_yet(what: str, command: str) -> str:

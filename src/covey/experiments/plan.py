@@ -1,8 +1,11 @@
-"""What it takes to reproduce a paper, as data: runs in groups, the most valuable first, at several scales."""
+"""What it takes to reproduce a paper, as data: runs in groups, the most valuable first, at several scales.
+
+A run may begin with the model of another one (`Branch`); which clients it then trains on is found out on the way.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from covey.config import Config, chosen
 from covey.errors import require
@@ -21,7 +24,16 @@ PAGES_ONLY = "tables"
 _MACHINE = ("rounds", "seed", "runtime", "workers", "precision", "device", "memory_limit", "data_dir")
 """Settings in which two occasions of one run may differ."""
 
-_PARTS = ("dataset", "environment", "model", "selector", "aggregator")
+_COMPOSED = ("selector.clients", "aggregator.clients", "aggregator.ratios")
+"""Settings of a branch that no plan prescribes: they come of what its base run has estimated."""
+
+_PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
+
+Measure = Literal["scores", "estimates"]
+"""What is measured of all clients: FedACS's rewards, or estimates of their class shares."""
+
+BranchEstimator = Literal["learned", "ground-truth"]
+"""Where a branch's class shares come from: the base run's predictor, or the truth."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,19 @@ class Planned:
     variant: str = ""
     """What sets it apart from other runs of the same environment, method and seed."""
     measured: tuple[int, ...] = ()
-    """After which rounds all clients' scores are measured, for evaluation only."""
+    """After which rounds all clients are measured, for evaluation only (and for branches to be composed by)."""
+    measure: Measure = "scores"
+    """What is measured of them."""
+    kept: tuple[int, ...] = ()
+    """After which rounds its model is kept in the work folder, for branches to begin with."""
+    branch: "Branch | None" = None
+    """Where it begins, if not with an initial model."""
+    by_class: bool = False
+    """Whether the store keeps the accuracy of every class, and the clients' true class shares."""
+    targets: tuple[str, ...] = ()
+    """Class mixes on which the store keeps the accuracy: td1, local:7, … and local, every client on its own."""
+    samples: int | None = None
+    """Samples of a client (on average), where its environment does not say."""
 
     @property
     def name(self) -> str:
@@ -51,12 +75,35 @@ class Planned:
     @property
     def cost(self) -> int:
         """Samples that its clients train on: rounds x cohort x samples x epochs."""
-        samples, epochs = self.settings["environment"]["samples"], self.settings["local"]["epochs"]
-        return int(self.rounds * self.settings["cohort"] * samples * epochs)
+        samples = self.settings["environment"]["samples"] if self.samples is None else self.samples
+        return int(self.rounds * self.settings["cohort"] * samples * self.settings["local"]["epochs"])
 
     def config(self, machine: Mapping[str, Any]) -> Config:
         """The configuration on this machine; an impossible one is refused."""
         return as_config(self.settings, machine)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A beginning at another run's model, on clients that together make a target class mix (On-Demand FL)."""
+
+    base: Planned
+    at: int
+    """The round of the base run whose model it begins with; one of `base.kept`."""
+    target: str
+    estimator: BranchEstimator
+    estimated: int
+    """The round of the base run that its estimates are from; one of `base.measured`."""
+
+    def as_mapping(self) -> dict[str, Any]:
+        """What a result says of where it began."""
+        return {
+            "base": self.base.name,
+            "round": self.at,
+            "target": self.target,
+            "estimator": self.estimator,
+            "estimated": self.estimated,
+        }
 
 
 def run_name(environment: str, method: str, seed: int, variant: str = "") -> str:
@@ -125,8 +172,8 @@ class Paper:
     name: str
     title: str
     scales: Mapping[str, Scale]
-    environments: Mapping[str, str]
-    """What users may call an environment → its name in the tables."""
+    environments: Mapping[str, str | tuple[str, ...]]
+    """What users may call an environment → its name in the tables; or a name for several of them."""
     groups: Callable[[Scale, Wanted], Sequence[Group]]
     page: Callable[[Scale, "Store"], "Page"]
 
@@ -157,11 +204,16 @@ class Paper:
         if names is None:
             return None
         for name in names:
-            known = ", ".join(dict.fromkeys(self.environments.values()))
+            known = ", ".join(dict.fromkeys(self._environments_called(*self.environments)))
             require(
                 name in self.environments, f"There is no environment '{name}' in {self.name}. Environments: {known}."
             )
-        return tuple(dict.fromkeys(self.environments[name] for name in names))
+        return tuple(dict.fromkeys(self._environments_called(*names)))
+
+    def _environments_called(self, *names: str) -> Iterator[str]:
+        for name in names:
+            found = self.environments[name]
+            yield from [found] if isinstance(found, str) else found
 
 
 def _is_wanted(run: Planned, wanted: Wanted) -> bool:
@@ -178,8 +230,21 @@ def differences(planned: Mapping[str, Any], found: Mapping[str, Any], *, common:
     return [
         f"{key} is {theirs.get(key)!r} and not {value!r}"
         for key, value in ours.items()
-        if key not in _MACHINE and theirs.get(key) != value and (key in theirs or not common)
+        if key not in (*_MACHINE, *_COMPOSED) and theirs.get(key) != value and (key in theirs or not common)
     ]
+
+
+def made_otherwise(run: Planned, config: Mapping[str, Any], branch: Mapping[str, Any] | None) -> list[str]:
+    """How a run that was found is not the planned one (of whatever seed), in words."""
+    other = differences(run.settings, config)
+    if run.branch is not None:
+        ours, theirs = run.branch.as_mapping(), branch or {}
+        other += [
+            f"its {key} is {theirs.get(key)!r} and not {value!r}"
+            for key, value in ours.items()
+            if key != "base" and theirs.get(key) != value
+        ]
+    return other
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """A reproduction in motion: what is missing is run, group by group, and what is there is kept.
 
 Every run has a folder under the work folder, from which it goes on after any stop, and a file in the store, which
-holds what it came to so far. A run that the store holds in full needs no folder.
+holds what it came to so far. A run that the store holds in full needs no folder, unless others begin with its model:
+then it is played again, as far as that.
 """
 
 import itertools
+import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,9 +21,10 @@ from covey.config import Config
 from covey.data.dataset import load_dataset
 from covey.errors import Refusal, require
 from covey.experiment import Experiment, run_together
+from covey.experiments.branching import begin_branch, keep_model, lacking, model_file
 from covey.experiments.measuring import measure, measured_rounds
-from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted, differences
-from covey.experiments.store import Store, result_of
+from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted, made_otherwise
+from covey.experiments.store import BRANCH, Store, result_of
 from covey.loop import OnRound
 from covey.records import FORMAT, read_checkpoint, read_config, read_metrics, write_json
 
@@ -81,13 +84,13 @@ def reproduce(
     begin = time.monotonic()
     require(minutes is None or minutes > 0, f"minutes must be above 0, not {minutes}.")
     plan = paper.plan(scale, wanted)
-    configs = {run.name: run.config(machine) for group in plan for run in group.runs}
+    runs = [run for group in plan for run in group.runs]
+    configs = {run.name: run.config(machine) for run in [*runs, *_bases(runs)]}
     store = Store.read(results)
     deadline = None if minutes is None else begin + 60 * minutes
     player = _Player(paper, store, work, configs, deadline, on_run, on_round)
     player.check(plan)
     stopped = player.play(plan)
-    runs = [run for group in plan for run in group.runs]
     return Outcome(
         runs=len(runs),
         finished=sum(store.holds(run) for run in runs),
@@ -122,6 +125,8 @@ class _Player:
     def check(self, plan: Sequence[Group]) -> None:
         """Refuse data that cannot be read, and folders that hold something else."""
         missing = [run for group in plan for run in group.runs if not self.store.holds(run)]
+        names = {run.name for run in missing}
+        missing += [run for run in _bases(missing) if run.name not in names]
         for config in {str(c.dataset.as_mapping()): c for c in (self.configs[run.name] for run in missing)}.values():
             load_dataset(
                 config.dataset.name, Path(config.data_dir) if config.data_dir else None, dict(config.dataset.options)
@@ -129,10 +134,13 @@ class _Player:
         for run in missing:
             held = self.store.get(run.name)
             if held is not None:
-                _require_same(run, held.config, f"{self.store.folder / run.name}.json", "results")
+                other = made_otherwise(run, held.config, held.branch)
+                _require_same(other, f"{self.store.folder / run.name}.json", "results")
             if self._begun(run):
                 folder = self.work / run.name
-                _require_same(run, read_config(folder).as_mapping(), f"The folder {folder}", "work")
+                began = json.loads((folder / BRANCH).read_text(encoding="utf-8")) if run.branch else None
+                other = made_otherwise(run, read_config(folder).as_mapping(), began)
+                _require_same(other, f"The folder {folder}", "work")
         try:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -150,21 +158,42 @@ class _Player:
                 for part in [missing] if lockstep and missing else [[run] for run in missing]:
                     if self._over():
                         return "time"
-                    if lockstep and kept is None:
-                        # Runs share compiled steps while one of them is alive: this one is, until the end.
-                        kept = Experiment.of(self.configs[part[0].name])
-                    stopped = self._advance(group, part)
+                    config = self.configs[(_bases(part) or part)[0].name]
+                    if lockstep and (kept is None or not _alike(kept.config, config)):
+                        # Runs share compiled steps while one of them is alive: this one is, while others are like it.
+                        kept = Experiment.of(config)
+                    stopped = self._prepare(group, part) or self._advance(group.title, part)
                     if stopped:
                         return stopped
         return ""
 
-    def _advance(self, group: Group, runs: Sequence[Planned]) -> Stop:
-        """Play runs together to their end, with a halt wherever clients are to be measured."""
-        target = max(run.rounds for run in runs)
-        halts = sorted({at for run in runs for at in run.measured if at < target} | {run.rounds for run in runs})
+    def _prepare(self, group: Group, runs: Sequence[Planned]) -> Stop:
+        """See to it that what branches begin with is there: play their base runs as far as that, once more if need be.
+
+        Those that the plan has are at their end already, and nothing is left to do, unless this is another machine.
+        """
+        bases: dict[str, Planned] = {}
+        until = 0
+        for branch in (run.branch for run in runs if run.branch and not self._begun(run)):
+            folder = self.work / branch.base.name
+            for round in lacking(branch, folder):
+                require(
+                    self._done(branch.base) <= round,
+                    f"The folder {folder} has gone on without keeping what other runs begin with after round {round}; "
+                    "move it away, and it is played again.",
+                )
+                bases[branch.base.name], until = branch.base, max(until, round)
+        return self._advance(f"{group.title}, what it begins with", list(bases.values()), until) if bases else ""
+
+    def _advance(self, title: str, runs: Sequence[Planned], until: int | None = None) -> Stop:
+        """Play runs together to their end (or to round `until`), with a halt wherever one is measured or kept."""
+        ends = {run.name: run.rounds if until is None else min(run.rounds, until) for run in runs}
+        target = max(ends.values())
+        asked = {at for run in runs for at in (*run.measured, *run.kept) if at < target}
+        halts = sorted(asked | set(ends.values()))
         if self._on_run:
-            label = f"{group.title}, {len(runs)} runs in lockstep" if len(runs) > 1 else runs[0].name
-            self._on_run(label, None, sum(run.rounds - self._done(run) for run in runs))
+            label = f"{title}, {len(runs)} runs in lockstep" if len(runs) > 1 else runs[0].name
+            self._on_run(label, None, sum(max(0, ends[run.name] - self._done(run)) for run in runs))
         count = itertools.count(1)
 
         def told(number: int, record: dict[str, object]) -> None:
@@ -174,35 +203,47 @@ class _Player:
 
         try:
             for halt in halts:
-                pending = [run for run in runs if self._done(run) < min(halt, run.rounds)]
+                pending = [run for run in runs if self._done(run) < min(halt, ends[run.name])]
                 if pending:
-                    run_together([self._opened(run, min(halt, run.rounds)) for run in pending], told, self._over)
-                if any(self._done(run) < min(halt, run.rounds) for run in pending):
+                    run_together([self._opened(run, min(halt, ends[run.name])) for run in pending], told, self._over)
+                if any(self._done(run) < min(halt, ends[run.name]) for run in pending):
                     return "time" if self._over() else "interrupt"
                 for run in runs:
-                    folder = self.work / run.name
-                    if halt in run.measured and halt == self._done(run) and halt not in measured_rounds(folder):
-                        measure(self._config(run), folder)
+                    self._attend(run, halt)
         finally:
             self._export(runs)
         return ""
+
+    def _attend(self, run: Planned, halt: int) -> None:
+        """Measure a run's clients and keep its model, where that is wanted after the round that it is at."""
+        folder = self.work / run.name
+        if halt not in (*run.measured, *run.kept) or halt != self._done(run):
+            return
+        if halt in run.measured and halt not in measured_rounds(folder):
+            measure(self._config(run), folder, run.measure)
+        if halt in run.kept and not model_file(folder, halt).is_file():
+            keep_model(folder)
 
     def _over(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _begun(self, run: Planned) -> bool:
-        return (self.work / run.name / "config.json").is_file()
+        """Whether a run's folder can be gone on with; of a branch the checkpoint is what it begins with."""
+        needed = "config.json" if run.branch is None else "checkpoint.safetensors"
+        return (self.work / run.name / needed).is_file()
 
     def _done(self, run: Planned) -> int:
         """Rounds that a run can go on from."""
         return read_checkpoint(self.work / run.name)[0] if self._begun(run) else 0
 
     def _config(self, run: Planned) -> Config:
-        """The configuration to go on with: arithmetic stays as the run began."""
+        """The configuration to go on with: arithmetic stays as the run began, and so do a branch's clients."""
         config = self.configs[run.name]
         if not self._begun(run):
             return config
-        return replace(config, precision=read_config(self.work / run.name).precision)
+        found = read_config(self.work / run.name)
+        config = replace(config, precision=found.precision)
+        return config if run.branch is None else replace(config, selector=found.selector, aggregator=found.aggregator)
 
     def _opened(self, run: Planned, rounds: int) -> tuple[Config, Path]:
         """A run's configuration up to so many rounds, and its folder, ready to go on."""
@@ -213,6 +254,8 @@ class _Player:
         elif folder.exists():
             # A run that was killed before it had begun: there is nothing to go on from.
             shutil.rmtree(folder)
+        if run.branch is not None and not self._begun(run):
+            config = begin_branch(run.branch, config, folder, self.work / run.branch.base.name)
         return config, folder
 
     def _export(self, runs: Sequence[Planned]) -> None:
@@ -230,8 +273,17 @@ def _stacks(config: Config) -> bool:
     return config.runtime == "stacked" and (config.device == "cpu" or torch.cuda.is_available())
 
 
-def _require_same(run: Planned, found: Mapping[str, Any], where: str, flag: str) -> None:
-    other = differences(run.settings, found)
+def _bases(runs: Sequence[Planned]) -> list[Planned]:
+    """The runs that some of these begin with, each once."""
+    return list({run.branch.base.name: run.branch.base for run in runs if run.branch}.values())
+
+
+def _alike(one: Config, other: Config) -> bool:
+    """Whether two runs may share compiled steps: the same model on samples of the same shape."""
+    return (one.dataset, one.model) == (other.dataset, other.model)
+
+
+def _require_same(other: Sequence[str], where: str, flag: str) -> None:
     require(
         not other,
         f"{where} holds a run with other settings ({'; '.join(other[:3])}); move it away, or choose another --{flag}.",

@@ -23,6 +23,16 @@ def scored(line: Line) -> dict[int, Result]:
     return {seed: result for seed, result in line.items() if reached(result)}
 
 
+def settled(line: Line, planned: int) -> dict[int, Result]:
+    """The runs of a line to show: those that are at their end where two or more are, else all that were evaluated.
+
+    A mean over runs that have come to very different rounds says nothing about any of these.
+    """
+    runs = scored(line)
+    ended = {seed: result for seed, result in runs.items() if reached(result) >= planned}
+    return ended if len(ended) >= 2 else runs
+
+
 def terminal(result: Result, window: int, at: int | None = None) -> float:
     """Mean accuracy over the last `window` rounds up to round `at` (by default all), at least the last evaluation."""
     rounds, accuracy = result.evaluations, result.accuracy

@@ -2,24 +2,28 @@
 
 A file holds what a run was (configuration, commit, machine) and what came of it in columns: accuracy, loss and
 bytes so far at the rounds that were evaluated, the mean true skew of every cohort, how often each client was invited.
+Where a paper asks for it there are also the accuracies of all classes and those on class mixes, from which the accuracy
+on other mixes can be told later without another run.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from covey.config import Config
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
 from covey.experiments.plan import Planned, differences, run_name
-from covey.federations import build_federation
+from covey.federations import Truth, build_federation
 from covey.methods import methods
 from covey.records import read_config, read_metrics, replace_file
+from covey.targets import target as class_mix
 
 FORMAT = 1
 """Version of a result's file; a file with a higher one is refused."""
@@ -27,7 +31,17 @@ FORMAT = 1
 MEASUREMENTS = "measurements.json"
 """Where a run folder keeps what was measured of its clients besides the run."""
 
+BRANCH = "branch.json"
+"""Where a run folder keeps what it began with, if that was another run's model."""
+
+OWN_MIX = "local"
+"""The target that is every client's own mix, with the client's own model where each has one."""
+
+LISTED_CLASSES = 10
+"""The store keeps the accuracy of every class up to so many."""
+
 _COLUMNS = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes")
+_SELDOM = ("class_accuracy", "shares", "targets", "branch")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +78,18 @@ class Result:
     seconds: Mapping[str, float]
     """Wall-clock seconds: `clients`, `probes` (their part for measurements) and `total`."""
     measurements: list[dict[str, Any]] = field(default_factory=list)
-    """`{"round", "cohort", "scores"}`: what was measured of all clients after a round, for evaluation only."""
+    """What was measured of all clients after a `round`, for evaluation only: their `scores` and the next `cohort`;
+    or the `errors` (n·MAE) of estimates of their class shares, by estimator."""
+    class_accuracy: list[list[float]] = field(default_factory=list)
+    """`[evaluations, classes]`, where it is kept; the mean over clients where each has a model of its own."""
+    shares: list[list[float]] = field(default_factory=list)
+    """`[clients, classes]`: true class shares, where `class_accuracy` is kept."""
+    targets: Mapping[str, list[float]] = field(default_factory=dict)
+    """Target class mix → accuracy on it `[evaluations]`, of those that are kept."""
+    branch: Mapping[str, Any] | None = None
+    """Of a run that began with another one's model: `base`, `round`, `target`, `estimator`, `estimated` (the round of
+    the estimates); and what was composed: how many `clients`, and how far their mix is from the target (n·MAE), by
+    the estimates (`distance`) and in truth (`true_distance`)."""
 
     @property
     def name(self) -> str:
@@ -80,9 +105,24 @@ class Result:
         """Test accuracy at these rounds."""
         return np.array(self.evaluated["accuracy"], dtype=np.float64)
 
+    def accuracy_on(self, target: str) -> FloatArray | None:
+        """Accuracy on a class mix (td1, local:7, local) `[evaluations]`; None where the store does not tell.
+
+        Of a single model it is the mean over classes, weighted by the mix.
+        """
+        if target in self.targets:
+            return np.array(self.targets[target], dtype=np.float64)
+        if not self.class_accuracy or target == OWN_MIX:
+            return None
+        shares = np.array(self.shares, dtype=np.float64)
+        mix = class_mix(target, shares.shape[1], shares)
+        accuracy: FloatArray = np.array(self.class_accuracy, dtype=np.float64) @ mix
+        return accuracy
+
     def as_text(self) -> str:
-        """The file: one line for each field."""
+        """The file: one line for each field; what few papers ask for only where there is any of it."""
         values = {"format": FORMAT, **{spec.name: getattr(self, spec.name) for spec in fields(self)}}
+        values = {key: value for key, value in values.items() if value or key not in _SELDOM}
         lines = (
             f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
             for key, value in values.items()
@@ -95,7 +135,10 @@ class Store:
 
     def __init__(self, folder: Path, results: Sequence[Result]) -> None:
         self.folder = folder
-        self._results = {result.name: result for result in results}
+        self._results: dict[str, Result] = {}
+        self._lines: dict[tuple[str, str, str], dict[int, Result]] = {}
+        for result in results:
+            self._add(result)
 
     @classmethod
     def read(cls, folder: Path) -> "Store":
@@ -113,9 +156,7 @@ class Store:
 
     def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
         """Seed → result, of one line of a table."""
-        wanted = (environment, method, variant)
-        found = [result for result in self if (result.environment, result.method, result.variant) == wanted]
-        return {result.seed: result for result in sorted(found, key=lambda result: result.seed)}
+        return dict(sorted(self._lines.get((environment, method, variant), {}).items()))
 
     def holds(self, run: Planned) -> bool:
         """Whether nothing of a run is missing."""
@@ -141,12 +182,16 @@ class Store:
             replace_file(self.folder / f"{result.name}.json", result.as_text().encode())
         except OSError as error:
             raise Refusal(f"The results in {self.folder} cannot be written: {error.strerror or error}.") from error
-        self._results[result.name] = result
+        self._add(result)
         return True
+
+    def _add(self, result: Result) -> None:
+        self._results[result.name] = result
+        self._lines.setdefault((result.environment, result.method, result.variant), {})[result.seed] = result
 
 
 def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | None = None) -> Result:
-    """What a run folder holds so far; `skew` where it is known already saves dealing the data again."""
+    """What a run folder holds so far; `skew` where it is known already may save dealing the data again."""
     config = read_config(folder)
     # While clients are measured on the way, a run folder asks for the rounds up to there and no more.
     config = replace(config, rounds=max(config.rounds, run.rounds))
@@ -166,7 +211,9 @@ def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | No
     invited = Counter(client for row in rows for client in row["clients"])
     settings = config.as_mapping()
     settings.pop("data_dir", None)
+    scored = [row for row in rows if "accuracy" in row]
     truth = true_skew(folder) if skew is None else skew
+    listed = run.by_class and all(len(row.get("class_accuracy", ())) in range(1, LISTED_CLASSES + 1) for row in scored)
     return Result(
         paper=paper,
         environment=run.environment,
@@ -192,16 +239,55 @@ def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | No
             "total": round(sum(sum(row["seconds"].values()) for row in rows), 1),
         },
         measurements=measured,
+        class_accuracy=[_all_rounded(row["class_accuracy"], 4) for row in scored] if listed else [],
+        shares=[_all_rounded(row, 4) for row in truth_of(config).shares] if listed else [],
+        targets={target: _all_rounded(_on_target(scored, target, config), 4) for target in run.targets},
+        branch=_read_json(folder / BRANCH) if (folder / BRANCH).is_file() else None,
     )
 
 
 def true_skew(folder: Path) -> FloatArray:
     """The skew of each client of a run `[clients]`, its data dealt again."""
-    config = read_config(folder)
-    recipe = methods[config.method].part
-    dealt = build_federation(config)
-    federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
-    return federation.truth.skew
+    return truth_of(read_config(folder)).skew
+
+
+def truth_of(config: Config) -> Truth:
+    """The true class shares and skew of a run's clients, its data dealt again."""
+    return _truth(_Dealt(config))
+
+
+class _Dealt:
+    """A configuration as far as it decides who holds what, so that runs on the same data deal them once."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        mapping = config.as_mapping()
+        kept = {key: mapping.get(key) for key in ("dataset", "environment", "altered", "clients", "seed", "data_dir")}
+        reshaped = config.method in methods.names() and methods[config.method].part.reshape is not None
+        self.key = json.dumps([kept, config.method if reshaped else None], sort_keys=True)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Dealt) and self.key == other.key
+
+
+@lru_cache(maxsize=3)
+def _truth(dealt: _Dealt) -> Truth:
+    config = dealt.config
+    recipe = methods[config.method].part if config.method in methods.names() else None
+    federation = build_federation(config)
+    return (recipe.reshape(federation, config.seed) if recipe and recipe.reshape else federation).truth
+
+
+def _on_target(rows: Sequence[Mapping[str, Any]], target: str, config: Config) -> list[float]:
+    """The accuracy on a class mix at every evaluation."""
+    if target == OWN_MIX:
+        return [float(row["own_accuracy"]) for row in rows]
+    shares = truth_of(config).shares
+    mix = class_mix(target, shares.shape[1], shares)
+    return [float(np.asarray(row["class_accuracy"]) @ mix) for row in rows]
 
 
 def read_result(path: Path) -> Result:
@@ -238,7 +324,15 @@ def _check(result: Result) -> None:
     require(len(result.hits) == clients, f"it has {clients} clients but the hits of {len(result.hits)}")
     require(result.finished == (rounds >= int(result.config["rounds"])), "it is not as finished as it says")
     for one in result.measurements:
-        require(len(one["scores"]) == clients, f"the scores after round {one['round']} are not of {clients} clients")
+        for name, column in {"scores": one.get("scores"), **one.get("errors", {})}.items():
+            fits = column is None or len(column) == clients
+            require(fits, f"the {name} after round {one['round']} are not of {clients} clients")
+    for target, accuracies in result.targets.items():
+        require(len(accuracies) == len(at), f"it has {len(at)} evaluations but {len(accuracies)} on {target}")
+    if result.class_accuracy:
+        rows = len(result.class_accuracy)
+        require(rows == len(at), f"it has {len(at)} evaluations but {rows} of every class")
+        require(len(result.shares) == clients, f"it has {clients} clients but the shares of {len(result.shares)}")
 
 
 def _read_json(path: Path) -> Any:
@@ -250,3 +344,7 @@ def _read_json(path: Path) -> Any:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
+
+
+def _all_rounded(values: Sequence[float] | FloatArray, digits: int) -> list[float]:
+    return [round(float(value), digits) for value in values]

@@ -2,6 +2,11 @@
 
 from collections.abc import Callable
 
+from torch import nn
+
+from covey.config import Config
+from covey.errors import Refusal
+from covey.federations import Federation
 from covey.registry import Registry
 from covey.roles import Runtime
 from covey.runtimes.local import LocalRuntime
@@ -11,5 +16,16 @@ runtimes: Registry[Callable[..., Runtime]] = Registry("runtime", "runtimes")
 """`build(federation, module, config) -> Runtime`"""
 runtimes.add("local")(LocalRuntime.of)
 runtimes.add("stacked")(StackedRuntime.of)
+
+
+@runtimes.add("flower")
+def flower(federation: Federation, module: nn.Module, config: Config) -> Runtime:
+    """Flower's simulation engine (Ray): each client is a node of its own; needs `pip install covey[flower]`."""
+    try:
+        from covey.runtimes.flower import FlowerRuntime
+    except ImportError as error:
+        raise Refusal(f"The runtime 'flower' needs Flower: pip install 'covey[flower]' ({error}).") from error
+    return FlowerRuntime.of(federation, module, config)
+
 
 __all__ = ["LocalRuntime", "Runtime", "StackedRuntime", "runtimes"]

@@ -1,0 +1,409 @@
+"""NCCB's tables and figures from stored runs, the paper's numbers (on other data) beside ours."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from covey.comparison import Estimate
+from covey.experiments.lines import ACCURACY, Lines, Part
+from covey.experiments.nccb import (
+    BASELINE,
+    BITS,
+    CORE,
+    METHODS,
+    OTHER_WAY,
+    OURS,
+    REFERENCE,
+    TITLES,
+    Corpus,
+    NCCBScale,
+)
+from covey.experiments.pages import (
+    MISSING,
+    Chart,
+    Page,
+    Series,
+    Table,
+    accuracy_series,
+    counted,
+    joined,
+    runs_table,
+    spread,
+    usable,
+)
+from covey.experiments.plan import Paper, Wanted
+from covey.experiments.statistics import (
+    Line,
+    accuracy_at,
+    common_seeds,
+    on_common_seeds,
+    paired_terminal,
+    reached,
+    rounds_to,
+    terminal,
+)
+from covey.experiments.store import Result, Store
+
+_PLACES = {title: place for place, title in enumerate(TITLES.values())}
+"""A method has the same colour in every chart."""
+
+
+def page_of(paper: Paper, scale: NCCBScale, store: Store) -> Page:
+    """The page of one scale."""
+    present = tuple(dict.fromkeys((*METHODS, *(result.method for result in store))))
+    plan = paper.groups(scale, Wanted(seeds=(0,), methods=present))
+    kept, notes = usable(store, [run for group in plan for run in group.runs])
+    command = f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
+    about = _About(scale, kept, command, present)
+    parts: list[Part] = [*_opening(about), *_in_words(about)]
+    for title, make in _SECTIONS.items():
+        parts += [f"## {title}", *make(about)]
+    parts += ["## Runs", runs_table(kept, lambda *place: scale.rounds)]
+    if notes:
+        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
+    title = "NCCB, a trial of the machinery" if scale.local_only else "NCCB, reproduced on other data"
+    return Page(scale.store, title, parts)
+
+
+class _About(Lines):
+    """What every section needs to know."""
+
+    def __init__(self, scale: NCCBScale, store: Store, command: str, methods: Sequence[str]) -> None:
+        super().__init__(store, scale.rounds, command, _PLACES, digits=2)
+        self.scale = scale
+        self.methods = methods
+
+    def shown(self, corpus: Corpus) -> list[str]:
+        """Methods of a corpus's tables: the paper's, and whatever else was run."""
+        return [method for method in self.methods if method in METHODS or self.line(corpus.name, method)]
+
+
+def _opening(about: _About) -> list[Part]:
+    scale, local = about.scale, about.scale.local
+    standing = [f"{one.title} where the paper has {one.printed.name}" for one in scale.corpora if one.printed]
+    clients = joined([f"{one.clients} clients ({one.title})" for one in scale.corpora])
+    first = scale.corpora[0].dataset
+    every = "every round" if scale.evaluate_every == 1 else f"every {scale.evaluate_every} rounds"
+    return [
+        'Cao, Pan, Zhu and Liu, "Birds of a Feather Help: Context-aware Client Selection for Efficient Federated '
+        'Learning", AAAI workshop 2022: its tables and figures beside what Covey measures.',
+        "**These are not the paper's data.** "
+        + (f"{joined(standing)}: these corpora stand in for data that were not at hand. " if standing else "")
+        + "They are of the same kind, texts by their users, and not of the same size, vocabulary or difficulty. So "
+        "accuracies and rounds are not comparable with the paper's; whether selection helps, and which kind, is.",
+        f"Made by `{about.command} --only tables` from the {len(about.store)} runs in `{scale.store}` of the results "
+        f"folder, and from nothing else. Settings: {clients} of {first['samples']} samples, others held back for "
+        f"testing; an LSTM of {scale.model['layers']} x {scale.model['hidden']} units that predicts the next word; "
+        f"{scale.cohort} clients a round, {counted(int(local['epochs']), 'epoch')} in batches of {local['batch']}, "
+        f"SGD at a rate of {local['rate']:g} that falls by {local['decay']:g} with every local epoch, "
+        f"{scale.rounds:,} rounds, an evaluation {every}. NCCB has {BITS} bits, {scale.clusters} clusters and a "
+        f"threshold of {scale.threshold}. Stop words are kept; the paper removes them (see Stop words below).",
+        "Accuracy is top-1, in percent, words outside the vocabulary counted as wrong. Terminal accuracy is the mean "
+        f"over the last {counted(about.window, 'round')}. ± is half of Student's 95 % interval over seeds; differences "
+        "are taken seed by seed, at the last round that both runs have come to. Where two or more seeds are at their "
+        "end, figures are over these alone, and others are counted as under way; a figure of runs that are still under "
+        'way is marked "so far". The paper gives neither seeds nor intervals.',
+    ]
+
+
+def _in_words(about: _About) -> list[Part]:
+    """The result on each corpus in a sentence."""
+    said = []
+    for corpus in about.scale.corpora:
+        base = about.line(corpus.name, BASELINE)
+        pair = paired_terminal(about.line(corpus.name, OURS), base, about.window)
+        if pair is None:
+            continue
+        difference = pair.difference
+        clear = "one seed, no interval"
+        if difference.low is not None and difference.high is not None:
+            apart = difference.low > 0 or difference.high < 0
+            clear = "clear of zero" if apart else "within the noise of these seeds"
+        sentence = (
+            f"{corpus.title}: NCCB ends {spread(difference, '{:+.2f}')} points from random selection ({clear}; "
+            f"{counted(len(pair.seeds), 'seed')}"
+        )
+        if corpus.printed is not None:
+            theirs = corpus.printed.accuracy[OURS] - corpus.printed.accuracy[BASELINE]
+            sentence += f"; in the paper {theirs:+.2f} on {corpus.printed.name}"
+        said.append(f"- {sentence}).")
+    return ["\n".join(said)] if said else []
+
+
+def _table_1(about: _About) -> list[Part]:
+    columns = (
+        "data",
+        "method",
+        "paper, other data",
+        "ours",
+        "median",
+        "points against random",
+        "improvement, paper (%)",
+        "ours (%)",
+        "seeds",
+        "rounds",
+    )
+    rows = []
+    for corpus in about.scale.corpora:
+        base = about.line(corpus.name, BASELINE)
+        for method in about.shown(corpus):
+            line = about.line(corpus.name, method)
+            printed = corpus.printed
+            paper = "-" if printed is None else _figure(printed.accuracy.get(method), "{:.2f}")
+            theirs = "-" if printed is None else _figure(printed.improvement.get(method), "{:+.1f}")
+            if not line:
+                rows.append([corpus.title, TITLES.get(method, method), paper, MISSING, "-", "-", theirs, "-", "0", "0"])
+                continue
+            rows.append(
+                [
+                    corpus.title,
+                    TITLES.get(method, method),
+                    paper,
+                    about.terminal(line),
+                    f"{100 * about.estimate(line).median:.2f}",
+                    about.difference(line, base) if method != BASELINE else "-",
+                    theirs,
+                    "-" if method == BASELINE else _figure(_improvement(about, line, base), "{:+.1f}"),
+                    about.seeds(line),
+                    about.rounds_run(line),
+                ]
+            )
+    return [
+        Table(columns, rows),
+        "Improvement is the difference as a share of random selection's accuracy, a ratio of means over common seeds. "
+        'Oort stands twice: as its authors describe it ("original"), and in the short form with which the paper '
+        'compares ("as compared"); the paper has one line. It has IID on Yelp alone.',
+        *[
+            part
+            for corpus in about.scale.corpora
+            for part in about.curves(
+                f"curves-{corpus.name}",
+                f"Top-1 accuracy, {corpus.title}",
+                {TITLES.get(m, m): about.line(corpus.name, m) for m in about.shown(corpus)},
+                about.missing(f"Learning curves, {corpus.title}", f"table-1 --environments {corpus.name}"),
+            )
+        ],
+    ]
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _improvement(about: _About, line: Line, base: Line) -> float | None:
+    """Terminal accuracy above that of `base` as a share of it, in percent: a ratio of means over common seeds."""
+    seeds = common_seeds(line, base)
+    if not seeds:
+        return None
+    own, other = [], []
+    for seed in seeds:
+        at = min(reached(line[seed]), reached(base[seed]))
+        own.append(terminal(line[seed], about.window, at))
+        other.append(terminal(base[seed], about.window, at))
+    return 100 * (float(np.mean(own)) / float(np.mean(other)) - 1) if np.mean(other) > 0 else None
+
+
+def _table_2(about: _About) -> list[Part]:
+    columns = (
+        "data",
+        "method",
+        "paper, other data: rounds",
+        "ours: rounds",
+        "median",
+        "rounds saved, paper (%)",
+        "ours (%)",
+        "seeds",
+    )
+    rows = []
+    for corpus in about.scale.corpora:
+        base = about.line(corpus.name, BASELINE)
+        for method in about.shown(corpus):
+            printed = corpus.printed
+            line = about.line(corpus.name, method)
+            rows.append(
+                [
+                    corpus.title,
+                    TITLES.get(method, method),
+                    "-" if printed is None else _figure(printed.rounds.get(method), "{:.0f}"),
+                    *_to_best_of(line, base),
+                    "-" if printed is None else _figure(printed.saved.get(method), "{:.1f}"),
+                    "-" if method == BASELINE else _saved(line, base),
+                    str(len(common_seeds(line, base))),
+                ]
+            )
+    return [
+        "Rounds to the best accuracy that random selection comes to with the same seed, counted to the first "
+        "evaluation that reaches it, and averaged where all seeds reach it.",
+        Table(columns, rows),
+    ]
+
+
+def _pairs(line: Line, base: Line) -> list[tuple[int | None, int]]:
+    """Rounds of a line and of random selection to the latter's best accuracy, seed by seed."""
+    found = []
+    for seed in common_seeds(line, base):
+        best = float(base[seed].accuracy.max())
+        before = rounds_to(base[seed], best)
+        assert before is not None
+        found.append((rounds_to(line[seed], best), before))
+    return found
+
+
+def _to_best_of(line: Line, base: Line) -> list[str]:
+    """Mean and median."""
+    pairs = _pairs(line, base)
+    there = [float(own) for own, _ in pairs if own is not None]
+    if not pairs:
+        return [MISSING, "-"]
+    if len(there) < len(pairs):
+        return [f"{len(there)} of {len(pairs)} seeds" if there else "not reached", "-"]
+    estimate = Estimate.of(there)
+    return [spread(estimate, "{:.0f}", 1.0), f"{estimate.median:.0f}"]
+
+
+def _saved(line: Line, base: Line) -> str:
+    """Rounds saved as a share of random selection's, a ratio of means; where all seeds come so far."""
+    pairs = _pairs(line, base)
+    there = [(own, before) for own, before in pairs if own is not None]
+    if not there or len(there) < len(pairs):
+        return "-"
+    own, before = (float(np.mean(column)) for column in zip(*there, strict=True))
+    return f"{100 * (1 - own / before):.1f}"
+
+
+def _rate(about: _About) -> list[Part]:
+    corpus, chosen = about.scale.corpora[0], float(about.scale.local["rate"])
+    rows = []
+    for rate in sorted((*about.scale.rates, chosen)):
+        line = about.line(corpus.name, BASELINE, "" if rate == chosen else f"rate{rate:g}")
+        cells = []
+        for at in about.scale.checked:
+            there = [value for result in line.values() if (value := accuracy_at(result, at)) is not None]
+            cells.append(spread(Estimate.of(there), "{:.2f}") if there else (MISSING if not line else "-"))
+        rows.append([f"{rate:g}" + (" (chosen)" if rate == chosen else ""), *cells, about.seeds(line)])
+    columns = ("rate", *(f"round {at:,}" for at in about.scale.checked), "seeds")
+    return [
+        f"The paper's 0.002 is with Adam, and this is plain SGD. Random selection on {corpus.title} at rates around "
+        f"the {chosen:g} of all tables; chosen by random selection alone, so that it favours no other method.",
+        Table(columns, rows),
+        *([] if any(MISSING not in row for row in rows[:1]) else [about.missing("Other rates", "rate")]),
+    ]
+
+
+def _stop_words(about: _About) -> list[Part]:
+    corpus = about.scale.corpora[0]
+    rows = []
+    for title, variant in (("kept", ""), ("removed", OTHER_WAY)):
+        base = about.line(corpus.name, BASELINE, variant)
+        for method in (*CORE, REFERENCE):
+            line = about.line(corpus.name, method, variant)
+            compared = "-" if method == BASELINE else about.difference(line, base)
+            rows.append(
+                [title, TITLES[method], about.terminal(line), compared, about.seeds(line), about.rounds_run(line)]
+            )
+    words = (
+        "The paper removes stop words, and the tables above keep them: without them so few next words can be told that "
+        "methods differ by less than the test set resolves. What contexts tell is the same: on the tweets, the "
+        "fingerprints of two halves of one user's samples differ in 8.1 of 64 bits and those of two users in 10.2; "
+        f"without stop words in 21.1 and in 26.7. Both ways on {corpus.title}:"
+    )
+    parts: list[Part] = [
+        words,
+        Table(("stop words", "method", "terminal accuracy", "points against random", "seeds", "rounds"), rows),
+    ]
+    if not about.line(corpus.name, BASELINE, OTHER_WAY):
+        parts.append(about.missing("Stop words removed", "stop-words"))
+    return parts
+
+
+def _figure_3(about: _About) -> list[Part]:
+    thresholds = sorted((*about.scale.thresholds, about.scale.threshold))
+    return _sweep(
+        about,
+        "figure-3",
+        "exploring threshold k",
+        {float(k): "" if k == about.scale.threshold else f"threshold{k}" for k in thresholds},
+        "Terminal accuracy of NCCB by k: a cluster is explored k + 1 times before estimates count, at least "
+        f"{about.scale.clusters} (k + 1) / {about.scale.cohort} rounds in all. On Yelp the paper finds k = 10 best, "
+        "and accuracy lower by 2.1, 2.3 and 10.8 % at k = 5, 20 and 200; on Super User it has k = 0, 20, 100 and 200 "
+        "and gives the curves alone.",
+    )
+
+
+def _figure_4(about: _About) -> list[Part]:
+    counts = sorted({count for corpus in about.scale.corpora for count in corpus.fewer_clients})
+    return _sweep(
+        about,
+        "figure-4",
+        "clients",
+        {float(count): f"clients{count}" for count in counts},
+        "Terminal accuracy of NCCB by the number of clients, the first of the corpus; test users and vocabulary are "
+        "those of the whole. The paper shows that it rises with their number, and that with fewer clients NCCB ends "
+        "above random selection with all of them; only the curves are given.",
+        whole=True,
+    )
+
+
+def _figure_5(about: _About) -> list[Part]:
+    lengths = sorted((*about.scale.bits, BITS))
+    return _sweep(
+        about,
+        "figure-5",
+        "bits",
+        {float(bits): "" if bits == BITS else f"bits{bits}" for bits in lengths},
+        "Terminal accuracy of NCCB by the length of a context. On Super User the paper finds it lower by 3.4, 5.5 and "
+        "12.2 % at 32, 16 and 8 bits than at 64.",
+    )
+
+
+def _sweep(
+    about: _About, name: str, what: str, variants: dict[float, str], words: str, *, whole: bool = False
+) -> list[Part]:
+    """A figure over values of one setting, on every corpus; all values over the seeds that all of them have.
+
+    `whole` adds the run of the tables at the corpus's own number of clients.
+    """
+    parts: list[Part] = [words]
+    missing = False
+    for corpus in about.scale.corpora:
+        values = {**variants, **({float(corpus.clients): ""} if whole else {})}
+        found: dict[Any, dict[int, Result]] = {
+            value: about.line(corpus.name, OURS, variant) for value, variant in sorted(values.items())
+        }
+        lines = on_common_seeds({**found, BASELINE: about.line(corpus.name, BASELINE)})
+        base = lines.pop(BASELINE)
+        rows = [
+            [
+                corpus.title,
+                f"{value:g}",
+                about.terminal(line),
+                about.difference(line, base),
+                about.seeds(line),
+                about.rounds_run(line),
+            ]
+            for value, line in lines.items()
+        ]
+        parts.append(Table(("data", what, "ours", "points against random", "seeds", "rounds"), rows))
+        there = {value: about.estimate(line) for value, line in lines.items() if line}
+        if len(there) < 2:
+            missing = True
+            continue
+        series = [accuracy_series(TITLES[OURS], list(there), list(there.values()), _PLACES[TITLES[OURS]])]
+        if base:
+            level, ends = 100 * about.estimate(base).mean, [min(there), max(there)]
+            series.append(Series(TITLES[BASELINE], ends, [level, level], place=_PLACES[TITLES[BASELINE]]))
+        title = f"Fig. {name[-1]}: {corpus.title}, terminal accuracy by {what}"
+        parts.append(Chart(f"{name}-{corpus.name}", title, what, ACCURACY, series, "both"))
+    return [*parts, about.missing(f"Figure {name[-1]}", name)] if missing else parts
+
+
+_SECTIONS: dict[str, Callable[[_About], list[Part]]] = {
+    "Table 1: terminal accuracy": _table_1,
+    "Table 2: rounds to random selection's best": _table_2,
+    "Figure 3: exploring threshold": _figure_3,
+    "Figure 4: number of clients": _figure_4,
+    "Figure 5: bits of a context": _figure_5,
+    "The rate": _rate,
+    "Stop words": _stop_words,
+}

@@ -1,0 +1,12 @@
+"""Covey on Flower: any of Covey's methods as a Flower strategy, and a ClientApp that answers it.
+
+app = covey.flower.client_app(Net, load_data)                             # client_app.py
+strategy = covey.flower.Strategy("fedacs", model=Net(), clients=20)       # server_app.py
+"""
+
+from covey.flower.app import as_samples, client_app
+from covey.flower.inprocess import InProcessGrid
+from covey.flower.protection import Protection
+from covey.flower.strategy import Strategy
+
+__all__ = ["InProcessGrid", "Protection", "Strategy", "as_samples", "client_app"]

@@ -1,0 +1,80 @@
+"""A grid in this process: nodes are contexts, and a message is answered by calling the app. For tests and first steps.
+
+Messages are serialised on the way there and back, as they are on a real grid. For the real thing there is Flower's
+simulation (`covey.flower.simulation`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+
+class InProcessGrid(Grid):
+    """`apps[i]` (or one app for all) answers for the node with configuration `nodes[i]`."""
+
+    def __init__(self, app: ClientApp | Sequence[ClientApp], nodes: int | Sequence[Mapping[str, Any]]) -> None:
+        configurations: list[Mapping[str, Any]] = (
+            [{"partition-id": number, "num-partitions": nodes} for number in range(nodes)]
+            if isinstance(nodes, int)
+            else list(nodes)
+        )
+        self.contexts = {
+            1000 + number: Context(1, 1000 + number, dict(config), RecordDict(), {})
+            for number, config in enumerate(configurations)
+        }
+        apps = [app] * len(configurations) if isinstance(app, ClientApp) else list(app)
+        self.apps = dict(zip(self.contexts, apps, strict=True))
+        self._run = Run.create_empty(1)
+        self._replies: dict[str, Message] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            number = str(uuid4())
+            message.metadata.__dict__["_message_id"] = number
+            self._replies[number] = travelled(self._answer(travelled(message)))
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        # Answers come in any order on a real grid: here in the reverse one.
+        return self.pull_messages(list(self.push_messages(messages))[::-1])
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        try:
+            return self.apps[node](message, self.contexts[node])
+        except Exception as error:
+            return Message(Error(code=0, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def travelled(message: Message) -> Message:
+    """The message as it arrives: through bytes."""
+    sent = message_to_proto(message)
+    return message_from_proto(type(sent).FromString(sent.SerializeToString()))

@@ -1,0 +1,84 @@
+"""What a client holds between orders, in the node's own state (`context.state`), which never leaves it.
+
+Models that a method leaves with its clients (local-only, MOCHA, FedFomo), and what probes keep there (MOCHA's dual
+variables). Arrays are found by their digest.
+"""
+
+from typing import cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from covey.flower.wire import as_array, as_tensor, digest
+
+MODELS = 3
+"""Models that a client holds: FedFomo looks back at what its last training began from and came to."""
+
+_ARRAYS, _INDEX = "covey.held", "covey.index"
+
+
+class Memory:
+    """A client's own arrays, over the records of its node."""
+
+    def __init__(self, state: RecordDict, run: str) -> None:
+        index = state.config_records.get(_INDEX)
+        if index is None or index["run"] != run:
+            state[_INDEX] = ConfigRecord({"run": run, "models": "", "own": "", "kept": ""})
+            state[_ARRAYS] = ArrayRecord()
+        self._index = state.config_records[_INDEX]
+        self._arrays = state.array_records[_ARRAYS]
+
+    @property
+    def models(self) -> list[str]:
+        """Digests of the models held, the one used longest ago first."""
+        return cast(str, self._index["models"]).split()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """`probe.field@round` → digest of what probes keep, the latest last."""
+        pairs = [line.rpartition("=") for line in cast(str, self._index["kept"]).splitlines()]
+        return {name: known for name, _, known in pairs}
+
+    def find(self, name: str) -> Tensor | None:
+        """The array with this digest, or what a probe kept under this name."""
+        array: Array | None = self._arrays.get(self.kept.get(name, name))
+        return None if array is None else as_tensor(array)
+
+    def own(self) -> Tensor | None:
+        """The model that the client trained last, where it holds one."""
+        return self.find(cast(str, self._index["own"]))
+
+    def hold(self, model: Tensor, *, own: bool = False) -> None:
+        """Keep a model, in the place of the one used longest ago where there are too many."""
+        known = digest(model)
+        if known not in self._arrays:
+            self._arrays[known] = as_array(model)
+        self._index["models"] = " ".join(used_now(self.models, known))
+        if own:
+            self._index["own"] = known
+        self._forget()
+
+    def keep(self, name: str, round: int, value: Tensor) -> None:
+        """Keep what a probe leaves with the client.
+
+        That of the round before stays too: where a reply is lost, the server goes on from there.
+        """
+        known = digest(value)
+        self._arrays[known] = as_array(value)
+        others = {key: kept for key, kept in self.kept.items() if key != f"{name}@{round}"}
+        before = [key for key in others if key.rpartition("@")[0] == name]
+        for key in before[:-1]:
+            del others[key]
+        lines = {**others, f"{name}@{round}": known}
+        self._index["kept"] = "\n".join(f"{key}={kept}" for key, kept in lines.items())
+        self._forget()
+
+    def _forget(self) -> None:
+        wanted = {*self.models, *self.kept.values(), cast(str, self._index["own"])}
+        for known in [known for known in self._arrays if known not in wanted]:
+            del self._arrays[known]
+
+
+def used_now(models: list[str], known: str) -> list[str]:
+    """The models held after one more was used; client and server keep the same account."""
+    return [*(other for other in models if other != known), known][-MODELS:]

@@ -1,0 +1,91 @@
+"""What a client does to its answers before they leave it: clipping and Gaussian noise. The client's own choice.
+
+The noise is that of `covey.estimation.Privacy`: as little as (ε, δ) allows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.client import Learner
+from covey.data.dataset import Samples
+from covey.errors import require
+from covey.estimation import Privacy
+from covey.insight import Insight, head_gradients
+
+_AT_ONCE = 1 << 22
+"""Numbers of per-sample gradients that are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Clipping and noise of one client's answers, each for itself; what is None is sent as it is.
+
+    update: epsilon and delta, such as "8,1e-5", of each model that is sent. The update (trained minus received) is cut
+        to the length `update_clip`, and noise is added for a sensitivity of twice that: whatever the client's samples
+        were, its update lies within the ball, so this protects all of its samples together. None only cuts, where
+        `update_clip` is given.
+    insight: epsilon and delta of each FedACS insight of the last layer. Each sample's gradient is cut to
+        `insight_clip`; one other sample moves their mean by at most 2·insight_clip/samples.
+
+    Each answer is (ε, δ)-private by itself; k of them compose to `Privacy.after(k)`. The training loss, the number of
+    samples and other measurements are not covered.
+    """
+
+    update: str | None = None
+    update_clip: float | None = None
+    insight: str | None = None
+    insight_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.update is None or self.update_clip is not None, "Noise on updates needs a bound: update_clip.")
+        require(
+            self.update_clip is None or self.update_clip > 0,
+            f"update_clip must be above 0, not {self.update_clip}.",
+        )
+        require(self.insight_clip > 0, f"insight_clip must be above 0, not {self.insight_clip:g}.")
+        for text in (self.update, self.insight):
+            if text is not None:
+                Privacy.of(text)
+
+    def of_update(self, received: Tensor, trained: Tensor, key: int) -> Tensor:
+        """The model to send in the place of the one trained."""
+        if self.update_clip is None:
+            return trained
+        update = trained.double() - received.double()
+        update *= self.update_clip / update.norm().clamp(min=self.update_clip)
+        if self.update is not None:
+            update = Privacy.of(self.update).noisy(update, 2 * self.update_clip, key)
+        return (received.double() + update).to(trained.dtype)
+
+    def of_insight(
+        self, probe: Insight, learner: Learner, received: Tensor, samples: Samples, key: int
+    ) -> dict[str, Tensor]:
+        """The insight of the last layer with noise, in the place of the exact one."""
+        assert self.insight is not None
+        require(probe.kind == "head", f"Noise is known for the insight head, not for {probe.kind}: none is sent.")
+        mean = clipped_head_gradient(learner, received, samples, self.insight_clip)
+        flat = torch.cat([value.flatten() for value in mean.values()])
+        noisy = Privacy.of(self.insight).noisy(flat, 2 * self.insight_clip / len(samples), key)
+        parts = torch.split(noisy, [value.numel() for value in mean.values()])
+        return {
+            name: (probe.rate * part.view(value.shape)).to(learner.dtype)
+            for (name, value), part in zip(mean.items(), parts, strict=True)
+        }
+
+
+def clipped_head_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> dict[str, Tensor]:
+    """The mean of per-sample gradients of the last layer (weight, bias), each no longer than `clip` as a whole."""
+    size = sum(slot.size for slot in learner.layout.head)
+    step = max(1, _AT_ONCE // size)
+    total: dict[str, Tensor] = {}
+    for at in range(0, len(samples), step):
+        part = Samples(samples.x[at : at + step], samples.y[at : at + step])
+        each = head_gradients(learner, received, part, [1] * len(part))
+        lengths = torch.stack([value.flatten(1).double().norm(dim=1) for value in each.values()]).norm(dim=0)
+        factors = clip / lengths.clamp(min=clip)
+        for name, value in each.items():
+            cut = (value.double() * factors.view(-1, *(1,) * (value.dim() - 1))).sum(dim=0)
+            total[name] = total[name] + cut if name in total else cut
+    return {name: value / len(samples) for name, value in total.items()}

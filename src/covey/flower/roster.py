@@ -1,0 +1,114 @@
+"""Who is who: Flower's nodes have random numbers, clients have names that stay.
+
+A node says who it is: its name (`client = "north"` in its node configuration) or its partition. Clients are numbered by
+their names in order, partitions by themselves; a node that comes back under another number is the same client.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+
+from covey.environments import IntArray
+from covey.errors import Refusal
+from covey.flower.wire import WHO
+
+IDENTITY = "covey.identity"
+
+_ATTEMPTS = 3
+"""How often a node is asked who it is."""
+
+
+class Roster:
+    """Clients and the nodes that they are reached at."""
+
+    def __init__(self, clients: int, names: Sequence[str] | None = None, *, patience: float = 60.0) -> None:
+        self.clients = clients
+        self.patience = patience
+        """Seconds to wait for clients that are not there yet."""
+        self.names: list[str] = list(names) if names is not None else []
+        """`[clients]`; empty until everybody was seen, where none are given."""
+        self._nodes: dict[int, int] = {}
+        """Client → node."""
+        self._said: dict[int, str] = {}
+        """Node → what it calls itself."""
+        self._numbered: dict[str, int] = {}
+        self._asked: Counter[int] = Counter()
+
+    def wait(self, grid: Grid, timeout: float) -> None:
+        """Wait until every client is there, and number them; refuse after `patience` seconds."""
+        end = time.monotonic() + self.patience
+        while True:
+            self._ask(grid, timeout)
+            seen = set(self._said.values())
+            if (self.names and seen >= set(self.names)) or (not self.names and len(seen) >= self.clients):
+                break
+            if time.monotonic() > end:
+                raise Refusal(self._absent(seen))
+            time.sleep(0.2)
+        if not self.names:
+            self.names = sorted(seen, key=_in_order)[: self.clients]
+        self._assign(set(grid.get_node_ids()))
+
+    def refresh(self, grid: Grid, timeout: float) -> None:
+        """Look who is there now: nodes come and go."""
+        self._ask(grid, timeout)
+        self._assign(set(grid.get_node_ids()))
+
+    def available(self) -> IntArray:
+        """Clients that can be reached, ascending."""
+        return np.array(sorted(self._nodes), dtype=np.int64)
+
+    def node_of(self, client: int) -> int | None:
+        return self._nodes.get(client)
+
+    def client_of(self, node: int) -> int | None:
+        name = self._said.get(node)
+        return None if name is None else self._numbers.get(name)
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        if len(self._numbered) != len(self.names):
+            self._numbered = {name: client for client, name in enumerate(self.names)}
+        return self._numbered
+
+    def _ask(self, grid: Grid, timeout: float) -> None:
+        """Ask nodes that have not said who they are."""
+        unknown = [node for node in grid.get_node_ids() if node not in self._said and self._asked[node] < _ATTEMPTS]
+        if not unknown:
+            return
+        self._asked.update(unknown)
+        limit = min(timeout, max(self.patience, 1.0))
+        asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit) for node in unknown]
+        for answer in grid.send_and_receive(asked, timeout=limit):
+            if answer.has_content() and IDENTITY in answer.content.config_records:
+                self._said[answer.metadata.src_node_id] = str(answer.content.config_records[IDENTITY]["name"])
+
+    def _assign(self, present: set[int]) -> None:
+        numbers = self._numbers
+        # Where two nodes have one name, the later one counts: the client has started again.
+        reached = [(numbers[name], node) for node, name in self._said.items() if node in present and name in numbers]
+        self._nodes = dict(reached)
+
+    def _absent(self, seen: set[str]) -> str:
+        if self.names:
+            absent = [name for name in self.names if name not in seen]
+            return f"Not there after {self.patience:g} seconds: {', '.join(absent[:10])}{' …' * (len(absent) > 10)}."
+        return (
+            f"{self.clients} clients are expected, and {len(seen)} were there after {self.patience:g} seconds: start "
+            "more nodes, or expect fewer."
+        )
+
+
+def identity(context: Context) -> RecordDict:
+    """What a node says of itself."""
+    given = context.node_config
+    name = given.get("client", given.get("partition-id", context.node_id))
+    return RecordDict({IDENTITY: ConfigRecord({"name": str(name)})})
+
+
+def _in_order(name: str) -> tuple[int, int, str]:
+    return (0, int(name), "") if name.isdigit() else (1, 0, name)

@@ -1,0 +1,321 @@
+"""Any of Covey's methods as a Flower strategy.
+
+Flower's rounds stay Flower's: `configure_train` asks the method for an order (and makes its survey first), and
+`aggregate_train` hands it the replies.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from torch import Tensor, nn
+
+from covey.aggregation import aggregators
+from covey.config import Config, Local
+from covey.environments import IntArray
+from covey.errors import Refusal, require
+from covey.flower.app import Named
+from covey.flower.post import Configure, Post
+from covey.flower.roster import Roster
+from covey.flower.wire import REPLY
+from covey.layout import Layout
+from covey.manymodel import manymodels
+from covey.messages import Order, Replies, checked
+from covey.methods import OneModel, methods
+from covey.randomness import generator
+from covey.records import read_checkpoint, write_checkpoint
+from covey.roles import Method, Setting
+from covey.selection import selectors
+
+_log = logging.getLogger("flwr")
+
+Part = str | Mapping[str, Any]
+
+
+class Strategy(FlowerStrategy):
+    """A method by name, or a selector and an aggregator: `Strategy("fedacs", model=Net(), clients=20)`.
+
+    method: any that `covey list methods` names, but for references that rearrange clients' data (central, iid).
+    model: the model that clients train, for the names and shapes of its tensors.
+    clients: how many clients there are; the strategy waits for all of them before the first round.
+    names: what they call themselves, where they have names; then none needs to be counted, and each keeps its place
+        whoever else is there.
+    cohort: clients invited each round, a count or a fraction.
+    selector, aggregator, many: parts or their options, as in `covey.run`.
+    local: local SGD, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
+    head: name of the model's last layer; the last linear layer where it is not given.
+    evaluate: share of the clients that evaluate their model after each round; 0 is none.
+    configure: `configure(round, name)`, settings for single clients.
+    patience: seconds to wait for the clients before the first round.
+    folder: where a checkpoint is kept after every round; with one there, `start` goes on from it.
+    """
+
+    def __init__(
+        self,
+        method: str | None = None,
+        *,
+        model: nn.Module,
+        clients: int | None = None,
+        names: Sequence[str] | None = None,
+        cohort: int | float = 0.1,
+        selector: Part | None = None,
+        aggregator: Part | None = None,
+        many: Part | None = None,
+        local: Local | Mapping[str, Any] | None = None,
+        head: str | None = None,
+        seed: int = 0,
+        evaluate: float = 1.0,
+        configure: Configure | None = None,
+        patience: float = 60.0,
+        folder: Path | str | None = None,
+    ) -> None:
+        if names is None and clients is None:
+            raise Refusal("Say how many clients there are (clients=20), or what they call themselves (names=[...]).")
+        count = len(names) if names is not None else clients
+        require(names is None or clients in (None, count), f"There are {count} names for {clients} clients.")
+        require(0 <= evaluate <= 1, f"evaluate is a share in [0, 1], not {evaluate:g}.")
+        given = {"method": method, "selector": selector, "aggregator": aggregator, "many": many}
+        self._given: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._given |= {"clients": count, "cohort": cohort, "seed": seed}
+        self._local = local
+        self._module = Named(model, head)
+        self._names = names
+        self._configure = configure
+        self._patience = patience
+        self._folder = None if folder is None else Path(folder)
+        self._done = 0
+        self.evaluate = evaluate
+        self.config = self._configured(1)
+        recipe = methods[self.config.method].part if self.config.method in methods.names() else None
+        require(
+            recipe is None or recipe.reshape is None,
+            f"The method '{self.config.method}' rearranges clients' data, which only a simulation can: "
+            f"covey run --runtime flower --method {self.config.method}.",
+        )
+        self._resident = bool(recipe and recipe.resident)
+        self.layout = Layout.of(self._module)
+        self.history: list[dict[str, Any]] = []
+        """One entry for each round: who was invited, who answered, what was lost and why."""
+        self.method: Method | None = None
+        """Made by `start`; `method.state_dict()` is what a checkpoint needs."""
+        self._order: Order | None = None
+
+    def _configured(self, rounds: int) -> Config:
+        local = {} if self._local is None else self._local
+        values = vars(local) if isinstance(local, Local) else dict(local)
+        return Config.of({**self._given, "rounds": rounds, "local": values})
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Wait for the clients, then run the rounds as every Flower strategy does."""
+        self.config = config = self._configured(num_rounds)
+        self._tensors = initial_arrays.to_torch_state_dict()
+        state = self._flat(self._tensors)
+        roster = Roster(config.clients, self._names, patience=self._patience)
+        roster.wait(grid, timeout)
+        self._post = Post(roster, seed=config.seed, timeout=timeout, configure=self._configure)
+        self._grid = grid
+        setting = Setting(
+            clients=config.clients,
+            cohort=config.cohort,
+            rounds=num_rounds,
+            classes=self._classes(),
+            seed=config.seed,
+            layout=self.layout,
+            work=config.local,
+        )
+        self.history = []
+        self.method = self._made(config, setting, state)
+        arrays = self._resumed(initial_arrays)
+        rounds = num_rounds - self._done
+        result = super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        if not result.arrays:
+            result.arrays = arrays
+        return result
+
+    def _resumed(self, initial: ArrayRecord) -> ArrayRecord:
+        """The model to begin with: that of the checkpoint, where there is one."""
+        self._done = 0
+        if self._folder is None:
+            return initial
+        self._folder.mkdir(parents=True, exist_ok=True)
+        done, state = read_checkpoint(self._folder)
+        if state is None:
+            return initial
+        self._ready().load_state_dict(state)
+        self._done = done
+        return self._record()
+
+    def _made(self, config: Config, setting: Setting, state: Tensor) -> Method:
+        if config.many is not None:
+            return manymodels[config.many.name].part(setting, state, **config.many.options)
+        assert config.selector is not None
+        assert config.aggregator is not None
+        selector = selectors[config.selector.name].part(**config.selector.options)
+        aggregator = aggregators[config.aggregator.name].part(**config.aggregator.options)
+        return OneModel(setting, state, selector, aggregator, resident=self._resident)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The method's order for this round, after its survey where it makes one."""
+        method, post, server_round = self._ready(), self._post, server_round + self._done
+        self._grid = grid
+        post.settings = dict(config)
+        post.roster.refresh(grid, post.timeout)
+        reachable = post.roster.available()
+        entry: dict[str, Any] = {"round": server_round, "reachable": len(reachable), "invited": [], "answered": []}
+        entry |= {"faults": []}
+        self.history.append(entry)
+        if not len(reachable):
+            self._order = None
+            return []
+        survey = method.survey(server_round, reachable)
+        if survey is not None:
+            answers = checked(post.exchange(grid, survey))
+            self._note(entry, answers)
+            method.surveyed(server_round, answers)
+        self._order = method.order(server_round, reachable)
+        entry["invited"] = [post.roster.names[client] for client in self._order.clients]
+        return post.messages(self._order)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the method makes of the replies."""
+        method, post, entry, server_round = self._ready(), self._post, self.history[-1], server_round + self._done
+        if self._order is None:
+            return None, None
+        found = checked(post.read(self._grid, self._order, replies))
+        self._note(entry, found)
+        entry["answered"] = [post.roster.names[client] for client in found.clients]
+        method.absorb(server_round, found)
+        if self._folder is not None:
+            write_checkpoint(self._folder, server_round, method.state_dict())
+        entry["figures"] = method.figures()
+        if not len(found):
+            return None, None
+        metrics: dict[str, Any] = {"clients": len(found), "num-examples": int(found.samples.sum())}
+        if self._order.train:
+            weights = found.samples.double() / found.samples.sum()
+            metrics["train_loss"] = float((weights * found.losses).sum())
+        return self._record(), MetricRecord(metrics)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Each client (or a share of them) evaluates the model that it uses."""
+        method, post, server_round = self._ready(), self._post, server_round + self._done
+        reachable = post.roster.available()
+        count = round(self.evaluate * len(reachable))
+        if not count:
+            return []
+        rng = generator(self.config.seed, server_round, "evaluation")
+        chosen: IntArray = np.sort(rng.choice(reachable, size=count, replace=False))
+        rows = torch.from_numpy(method.model_of_client[chosen])
+        models = method.models()
+        start = models[0] if len(models) == 1 else models[rows]
+        own = self._order is not None and self._order.train and self._order.resident
+        order = Order(server_round, chosen, start, self.config.local, train=False, resident=own)
+        return post.messages(order, evaluate=True)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Means over clients, weighted by their samples."""
+        found: dict[int, tuple[int, float, float]] = {}
+        for reply in replies:
+            client = self._post.roster.client_of(reply.metadata.src_node_id)
+            scores = _scores(reply)
+            if client is not None and scores is not None:
+                found[client] = scores
+        if not found:
+            return None
+        rows = np.array([found[client] for client in sorted(found)])
+        weights = rows[:, 0] / rows[:, 0].sum()
+        total = int(rows[:, 0].sum())
+        loss, accuracy = float(weights @ rows[:, 1]), float(weights @ rows[:, 2])
+        return MetricRecord({"loss": loss, "accuracy": accuracy, "clients": len(found), "num-examples": total})
+
+    def summary(self) -> None:
+        """Say what is run."""
+        config = self.config
+        parts = [choice.name for choice in (config.selector, config.aggregator, config.many) if choice]
+        _log.info("\t├──> Covey: %s (%s)", config.method, ", ".join(parts))
+        _log.info("\t└──> %d of %d clients a round, seed %d", config.cohort, config.clients, config.seed)
+
+    def models(self) -> dict[str, dict[str, Tensor]]:
+        """Client's name → tensors of the model that it uses."""
+        method = self._ready()
+        states = method.models()
+        names = self._post.roster.names
+        return {name: self._named(states[method.model_of_client[client]]) for client, name in enumerate(names)}
+
+    def _ready(self) -> Method:
+        require(self.method is not None, "The strategy has not been started: strategy.start(grid=...).")
+        assert self.method is not None
+        return self.method
+
+    def _note(self, entry: dict[str, Any], replies: Replies) -> None:
+        for fault in replies.faults:
+            name = self._post.roster.names[fault.client]
+            entry["faults"].append({"client": name, "reason": fault.reason})
+            _log.warning("Client %s: %s", name, fault.reason)
+
+    def _classes(self) -> int:
+        return self.layout.head[0].shape[0]
+
+    def _record(self) -> ArrayRecord:
+        """The global model; of methods with many models, their mean over clients."""
+        method = self._ready()
+        states = method.models()
+        if len(states) == 1:
+            return ArrayRecord(self._named(states[0]))
+        return ArrayRecord(self._named(states[torch.from_numpy(method.model_of_client)].mean(dim=0)))
+
+    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A user's `state_dict` as one vector."""
+        slots = (*self.layout.parameters, *self.layout.buffers)
+        lacking = [
+            slot.name.removeprefix("model.") for slot in slots if slot.name.removeprefix("model.") not in tensors
+        ]
+        require(not lacking, f"The initial arrays lack {', '.join(lacking[:5])}: they are of another model.")
+        parts = [tensors[slot.name.removeprefix("model.")] for slot in slots]
+        for slot, part in zip(slots, parts, strict=True):
+            require(
+                tuple(part.shape) == slot.shape,
+                f"The initial array {slot.name.removeprefix('model.')} has the shape {tuple(part.shape)}, and the "
+                f"model's {slot.shape}.",
+            )
+        return torch.cat([part.reshape(-1).to(torch.float32) for part in parts])
+
+    def _named(self, state: Tensor) -> "OrderedDict[str, Tensor]":
+        """A vector as a user's `state_dict`, in its order and with what is not learned as it was."""
+        learned = {name.removeprefix("model."): value for name, value in self.layout.named(state).items()}
+        return OrderedDict((name, learned.get(name, value)) for name, value in self._tensors.items())
+
+
+def _scores(reply: Message) -> tuple[int, float, float] | None:
+    """Samples, loss and accuracy that a client reports, where they make sense."""
+    if not reply.has_content() or REPLY not in reply.content.metric_records:
+        return None
+    record = reply.content.metric_records[REPLY]
+    values = [record.get(name) for name in ("samples", "loss", "accuracy")]
+    numbers = [float(value) for value in values if isinstance(value, (int, float)) and np.isfinite(value)]
+    if len(numbers) < 3 or numbers[0] < 1 or not 0 <= numbers[2] <= 1:
+        return None
+    return int(numbers[0]), numbers[1], numbers[2]

@@ -1,0 +1,358 @@
+"""Orders and replies as Flower records: tensors in an ArrayRecord, instructions as JSON in a ConfigRecord.
+
+Nothing is pickled. A probe travels as its name with its options and is made anew on the client, from the probes known
+here or from `package.module:Name`; its tensors travel as arrays. An array that the client holds already (its own model,
+what a probe keeps there) is named by a digest instead of being sent.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covey.aggregation.cmfl import Relevance
+from covey.config import Local
+from covey.errors import Refusal, require
+from covey.estimation import ClassQuery, Privacy
+from covey.insight import Insight
+from covey.manymodel.fedfomo import Offer
+from covey.manymodel.mocha import LocalSubproblem
+from covey.messages import Gate
+from covey.predictor import PredictorProbe, PrivatePredictorProbe
+from covey.probes import Losses, Probe, Utility
+from covey.registry import import_path
+from covey.simhash import SimHash
+
+VERSION = 1
+"""Of the format; a client and a server of different versions refuse each other."""
+
+ORDER, REPLY, SETTINGS, CARRIED = "covey.order", "covey.reply", "covey.settings", "covey.carried"
+"""Names of records: what is asked, what is answered, a user's own settings, what only a simulation carries."""
+
+WHO, QUERY, TRAIN, EVALUATE = "query.who", "query", "train", "evaluate"
+"""Types of messages: who are you, measure, train (and measure), evaluate."""
+
+KNOWN: dict[str, type] = {
+    "losses": Losses,
+    "utility": Utility,
+    "insight": Insight,
+    "relevance": Relevance,
+    "simhash": SimHash,
+    "class query": ClassQuery,
+    "predictor": PredictorProbe,
+    "private predictor": PrivatePredictorProbe,
+    "subproblem": LocalSubproblem,
+    "gains": Offer,
+    "privacy": Privacy,
+}
+"""Parts of orders by name; others are named by where they are defined."""
+
+_PLAIN = rb"\x93NUMPY\x01\x00(..)\{'descr': '([<|][fiub]\d)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}"
+"""The head of an NPY file of plain numbers in rows."""
+
+with warnings.catch_warnings():
+    # Torch warns once in a process of tensors on memory that is not to be written to; here they are meant.
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
+
+_NAMES = {part: name for name, part in KNOWN.items()}
+
+Numbers = Tensor | NDArray[Any]
+Reference = dict[str, Any]
+"""`{"array": name}` is among the arrays of the message, `{"held": name}` is with the client."""
+
+Shared = dict[int, tuple[Numbers, Array]]
+"""Arrays that go to many clients, made once: by the identity of their numbers, which live as long as this does."""
+
+
+class Missing(Exception):
+    """The client does not hold an array that an order names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """An order as one client gets it."""
+
+    run: str
+    """Names the run; what a client holds from another run is forgotten."""
+    job: str
+    """Where a simulated client finds its samples; empty for others."""
+    seed: int
+    round: int
+    client: int
+    start: Tensor | None
+    """`[d]`; None where no model is needed, or where the client goes on from its own."""
+    own: bool
+    """Start from the model that the client trained last."""
+    anchor: Tensor | None
+    work: Local
+    probes: tuple[Probe, ...]
+    train: bool
+    gate: Gate | None
+    holdout: int
+    returns: bool
+    """Whether the trained model is sent back."""
+    holds: bool
+    """Whether the client keeps the model it started from and the one it trained."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """A user's own settings, for a training function of theirs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client sends back, as read from a message."""
+
+    samples: int
+    loss: float
+    state: Tensor | None
+    measured: dict[str, dict[str, Tensor]]
+    carried: dict[str, Tensor]
+    """What stays on a client and travels in a simulation alone: `state`, and `probe.field`."""
+
+
+@dataclass
+class Parcel:
+    """Arrays and references on their way to one client."""
+
+    holds: Collection[str] = ()
+    """Digests of the arrays that the client holds."""
+    shared: Shared = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    def refer(self, name: str, numbers: Numbers) -> Reference:
+        """Name an array that the client holds; enclose any other."""
+        if self.holds and (known := digest(numbers)) in self.holds:
+            return {"held": known}
+        if id(numbers) not in self.shared:
+            self.shared[id(numbers)] = (numbers, as_array(numbers))
+        self.arrays[name] = self.shared[id(numbers)][1]
+        return {"array": name}
+
+
+def as_array(numbers: Numbers) -> Array:
+    """Numbers as Flower's arrays have them (NPY), in one copy."""
+    values = numbers.detach().cpu().numpy() if isinstance(numbers, Tensor) else numbers
+    values = np.ascontiguousarray(values).reshape(values.shape)
+    name, header = _header(values.dtype, values.shape)
+    return Array(name, values.shape, "numpy.ndarray", header + values.tobytes())
+
+
+@lru_cache(maxsize=256)
+def _header(kind: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """The name of a type, and the head of an NPY file."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": kind.str, "fortran_order": False, "shape": shape})
+    return str(kind), buffer.getvalue()
+
+
+def as_tensor(array: Array) -> Tensor:
+    """The tensor that an array holds, to read and not to write to; whatever is not plain numbers raises."""
+    values = _values(array)
+    require(values.dtype.kind in "fiub", f"an array of type {values.dtype} is not one of numbers.")
+    return torch.from_numpy(values)
+
+
+def _values(array: Array) -> NDArray[Any]:
+    """The numbers in place, where they are laid out as ours are; else as Flower reads them."""
+    data = array.data
+    form = re.match(_PLAIN, data[:256], re.DOTALL)
+    if array.stype != "numpy.ndarray" or form is None:
+        return np.array(array.numpy(), order="C")
+    shape = tuple(int(length) for length in form[3].split(b",") if length.strip())
+    begin = 10 + int.from_bytes(form[1], "little")
+    return np.frombuffer(data, dtype=np.dtype(form[2].decode()), offset=begin).reshape(shape)
+
+
+def digest(numbers: Numbers) -> str:
+    """A name for exactly these numbers."""
+    values = numbers.detach().cpu().numpy() if isinstance(numbers, Tensor) else numbers
+    values = np.ascontiguousarray(values)
+    made = hashlib.blake2b(f"{values.dtype.str}{values.shape}".encode(), digest_size=16)
+    made.update(values.data.cast("B") if values.size else b"")
+    return made.hexdigest()
+
+
+def describe(value: Any, where: str, refer: Callable[[str, Numbers], Reference]) -> Any:
+    """A probe (or one of its options) as JSON; tensors and arrays become references named after `where`."""
+    if isinstance(value, Tensor):
+        return {"~tensor": refer(where, value)}
+    if isinstance(value, np.ndarray):
+        return {"~ndarray": refer(where, value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        options = {
+            spec.name: describe(getattr(value, spec.name), f"{where}.{spec.name}", refer)
+            for spec in fields(value)
+            if spec.init
+        }
+        kind = type(value)
+        return {"~part": _NAMES.get(kind) or f"{kind.__module__}:{kind.__qualname__}", "options": options}
+    if isinstance(value, (tuple, list)):
+        items = [describe(item, f"{where}.{place}", refer) for place, item in enumerate(value)]
+        return {"~tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, (np.integer, np.floating)):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise Refusal(f"{where} is a {type(value).__name__}, which cannot be sent to a client.")
+
+
+def rebuild(described: Any, find: Callable[[Reference], Tensor], allowed: Collection[str] | None) -> Any:
+    """What `describe` described. `allowed` lists parts of users' own that a client makes; None is all."""
+    if isinstance(described, list):
+        return [rebuild(item, find, allowed) for item in described]
+    if not isinstance(described, dict):
+        return described
+    if "~tensor" in described:
+        return find(described["~tensor"])
+    if "~ndarray" in described:
+        return find(described["~ndarray"]).numpy()
+    if "~tuple" in described:
+        return tuple(rebuild(item, find, allowed) for item in described["~tuple"])
+    part = _part(described["~part"], allowed)
+    made = part(**{name: rebuild(value, find, allowed) for name, value in described["options"].items()})
+    if isinstance(made, Insight) and ":" in made.kind:
+        _permit(made.kind, allowed)
+    return made
+
+
+def _part(name: str, allowed: Collection[str] | None) -> type:
+    if name in KNOWN:
+        return KNOWN[name]
+    _permit(name, allowed)
+    found = import_path(name, "probe")
+    require(isinstance(found, type) and is_dataclass(found), f"{name} is not a probe that can be described.")
+    made: type = found
+    return made
+
+
+def _permit(name: str, allowed: Collection[str] | None) -> None:
+    require(
+        allowed is None or name in allowed or name.startswith("covey."),
+        f"This client does not measure {name}: list it under probes= of client_app to allow it.",
+    )
+
+
+def pack_order(instructions: Mapping[str, Any], arrays: Mapping[str, Array], settings: Mapping[str, Any]) -> RecordDict:
+    """A message's content."""
+    content = RecordDict({ORDER: ConfigRecord({"instructions": json.dumps({"version": VERSION, **instructions})})})
+    if arrays:
+        content[f"{ORDER}.arrays"] = ArrayRecord(dict(arrays))
+    if settings:
+        content[SETTINGS] = ConfigRecord(dict(settings))
+    return content
+
+
+def order_instructions(content: RecordDict) -> dict[str, Any]:
+    """The instructions of a message, made sure to be of this version."""
+    require(ORDER in content.config_records, "The message is not one of Covey's.")
+    told: dict[str, Any] = json.loads(str(content.config_records[ORDER]["instructions"]))
+    require(
+        told.get("version") == VERSION,
+        f"The server speaks version {told.get('version')} of the format and this client version {VERSION}: "
+        "use the same version of covey on both sides.",
+    )
+    return told
+
+
+def unpack_order(
+    content: RecordDict,
+    find_held: Callable[[str], Tensor | None],
+    allowed: Collection[str] | None,
+    told: Mapping[str, Any] | None = None,
+) -> Task:
+    """The task in a message (`told` its instructions); `Missing` where it names an array that is not held."""
+    told = order_instructions(content) if told is None else told
+    arrays = content.array_records.get(f"{ORDER}.arrays", ArrayRecord())
+
+    def find(reference: Reference) -> Tensor:
+        if "array" in reference:
+            return as_tensor(arrays[reference["array"]])
+        held = find_held(reference["held"])
+        if held is None:
+            raise Missing(reference["held"])
+        return held
+
+    return Task(
+        run=told["run"],
+        job=told["job"],
+        seed=told["seed"],
+        round=told["round"],
+        client=told["client"],
+        start=None if told["start"] is None else find(told["start"]),
+        own=told["own"],
+        anchor=None if told["anchor"] is None else find(told["anchor"]),
+        work=Local(**told["work"]),
+        probes=tuple(rebuild(described, find, allowed) for described in told["probes"]),
+        train=told["train"],
+        gate=None if told["gate"] is None else Gate(**told["gate"]),
+        holdout=told["holdout"],
+        returns=told["returns"],
+        holds=told["holds"],
+        settings=dict(content.config_records.get(SETTINGS, {})),
+    )
+
+
+def pack_answer(
+    samples: int,
+    loss: float | None,
+    tensors: Mapping[str, Tensor],
+    carried: Mapping[str, Tensor] | None = None,
+) -> RecordDict:
+    """A reply's content: the model (`state`) and measurements (`probe.field`), how many samples, the training loss."""
+    metrics: dict[str, Any] = {"samples": samples, **({} if loss is None else {"loss": loss})}
+    content = RecordDict({REPLY: MetricRecord(metrics)})
+    if tensors:
+        content[f"{REPLY}.arrays"] = ArrayRecord({name: as_array(value) for name, value in tensors.items()})
+    if carried:
+        content[CARRIED] = ArrayRecord({name: as_array(value) for name, value in carried.items()})
+    return content
+
+
+def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | None]) -> Answer:
+    """What a client answered; `wanted` are the probes that were asked for. Anything unreadable raises."""
+    metrics = content.metric_records[REPLY]
+    arrays = content.array_records.get(f"{REPLY}.arrays", ArrayRecord())
+    measured: dict[str, dict[str, Tensor]] = {}
+    for name, array in arrays.items():
+        probe, dot, part = name.partition(".")
+        if dot and probe in wanted:
+            measured.setdefault(probe, {})[part] = as_tensor(array)
+    samples, loss = metrics["samples"], metrics.get("loss", 0.0)
+    require(isinstance(samples, int), f"its number of samples is {samples!r}.")
+    require(isinstance(loss, (int, float)), f"its loss is {loss!r}.")
+    assert isinstance(samples, int)
+    require(samples < 1 << 53, f"its number of samples is {samples}.")
+    assert isinstance(loss, (int, float))
+    return Answer(
+        samples=samples,
+        loss=float(loss),
+        state=as_tensor(arrays["state"]) if "state" in arrays else None,
+        measured=measured,
+        carried={name: as_tensor(array) for name, array in content.array_records.get(CARRIED, ArrayRecord()).items()},
+    )
+
+
+def fields_of(content: RecordDict) -> set[str]:
+    """Everything that a reply holds, by name: what leaves a client."""
+    names = set(content.metric_records.get(REPLY, {}))
+    for name, record in content.items():
+        if name == REPLY:
+            continue
+        label = "" if name == f"{REPLY}.arrays" else f"{name}:"
+        names |= {f"{label}{key}" for key in record}
+    return names
+
+
+def work_as_json(work: Local) -> dict[str, Any]:
+    return asdict(work)

@@ -1,0 +1,227 @@
+"""What leaves a client is what docs/privacy.md says, field by field, and protected where a client asks for it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from torch import nn
+
+import covey
+from covey import Refusal
+from covey.client import Learner
+from covey.data.dataset import Dataset, Samples
+from covey.estimation import Privacy
+from covey.flower import InProcessGrid, Protection, Strategy, client_app
+from covey.flower.memory import Memory
+from covey.flower.protection import clipped_head_gradient
+from covey.flower.roster import IDENTITY
+from covey.flower.wire import EVALUATE, QUERY, TRAIN, WHO, Task, fields_of
+from covey.flower.work import Client
+from covey.insight import Insight, head_gradients
+from covey.methods import methods
+from covey.models import build_model
+
+PAGE = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text(encoding="utf-8")
+CLIENTS, CLASSES, FEATURES = 12, 3, 6
+SMALL_COHORT = ("fedacs", "rexp3", "nccb", "k-linucb", "oort", "oort-simple", "power-of-choice")
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def flat() -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in net().parameters()])
+
+
+def points(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(client)
+    y = torch.randint(CLASSES, (40 + client,), generator=draw)
+    return torch.randn(len(y), FEATURES, generator=draw) + torch.eye(CLASSES)[y].repeat(1, 2), y
+
+
+class Watched(InProcessGrid):
+    """A grid that writes down what each client sends."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen: list[Message] = []
+
+    def _answer(self, message: Message) -> Message:
+        answer = super()._answer(message)
+        self.seen.append(answer)
+        return answer
+
+
+def watched(method: str, rounds: int = 4, **options: Any) -> Watched:
+    app = client_app(net, lambda context: points(int(context.node_config["partition-id"])), threads=1, **options)
+    grid = Watched(app, CLIENTS)
+    cohort = 4 if method in SMALL_COHORT else CLIENTS
+    strategy = Strategy(method, model=net(), clients=CLIENTS, cohort=cohort, local={"epochs": 1})
+    strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
+    assert not any(entry["faults"] for entry in strategy.history)
+    return grid
+
+
+def documented(heading: str) -> dict[str, set[str]]:
+    """A table of the page: first column → names in the second."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", section, re.MULTILINE)
+    return {
+        name.strip("`"): set(re.findall(r"`([^`]+)`", fields))
+        for names, fields in rows
+        if "`" in fields
+        for name in names.split(", ")
+    }
+
+
+def test_the_page_speaks_of_every_method():
+    assert set(methods.names()) <= set(documented("Replies, by method"))
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if name not in ("central", "iid")])
+def test_a_reply_contains_exactly_what_the_page_says(method):
+    sent: set[str] = set()
+    for answer in watched(method).seen:
+        if answer.metadata.message_type in (TRAIN, QUERY):
+            sent |= fields_of(answer.content)
+    assert sent == documented("Replies, by method")[method]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local-only", "mocha"])
+def test_other_answers_contain_exactly_what_the_page_says(method):
+    grid = watched(method)
+    table = documented("Other answers")
+    for kind, name in ((WHO, "who"), (EVALUATE, "evaluate")):
+        answers = [answer.content for answer in grid.seen if answer.metadata.message_type == kind]
+        assert answers
+        for content in answers:
+            fields = set(content.config_records[IDENTITY]) if kind == WHO else fields_of(content)
+            assert fields == table[name]
+
+
+def test_cmfl_keeps_irrelevant_updates_at_home():
+    app = client_app(net, lambda context: points(int(context.node_config["partition-id"])), threads=1)
+    grid = Watched(app, CLIENTS)
+    aggregator = {"threshold": 0.85, "decay": "none"}
+    strategy = Strategy("cmfl", model=net(), clients=CLIENTS, cohort=CLIENTS, aggregator=aggregator)
+    strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=3)
+    trained = [fields_of(answer.content) for answer in grid.seen if answer.metadata.message_type == TRAIN]
+    assert {"samples", "loss", "relevance.share"} in trained
+    assert {"samples", "loss", "relevance.share", "state"} in trained
+
+
+def test_what_stays_on_clients_is_in_no_message():
+    """MOCHA's dual variables `[samples, classes]` and local-only's models are in no reply of a real client."""
+    for method, shape in (("mocha", None), ("local-only", tuple(flat().shape))):
+        for answer in watched(method).seen:
+            for record in answer.content.array_records.values():
+                shapes = [tuple(array.shape) for array in record.values()]
+                assert shape not in shapes
+                assert not any(len(one) == 2 and one[0] >= 40 for one in shapes)
+
+
+def a_learner(client: int = 0) -> tuple[Learner, Samples]:
+    x, y = points(client)
+    module = build_model("mlp", {"hidden": (5,)}, (FEATURES,), CLASSES, 0)
+    return Learner(module, Dataset("points", x, y, x[:1], y[:1], ("a", "b", "c"))), Samples(x, y)
+
+
+def a_task(learner: Learner, **changes: Any) -> Task:
+    given: dict[str, Any] = {
+        "run": "a",
+        "job": "",
+        "seed": 0,
+        "round": 1,
+        "client": 0,
+        "start": learner.layout.read(learner.module).clone(),
+        "own": False,
+        "anchor": None,
+        "work": covey.Local(epochs=3),
+        "probes": (),
+        "train": True,
+        "gate": None,
+        "holdout": 0,
+        "returns": True,
+        "holds": False,
+    }
+    return Task(**{**given, **changes})
+
+
+def sent_update(protection: Protection | None, *, simulated: bool = True) -> torch.Tensor:
+    learner, samples = a_learner()
+    task = a_task(learner)
+    client = Client(learner, samples, protection=protection, simulated=simulated)
+    content = client.answer(task, Memory(RecordDict(), "a"))
+    assert task.start is not None
+    return torch.from_numpy(content.array_records["covey.reply.arrays"]["state"].numpy()).double() - task.start.double()
+
+
+def test_an_update_is_cut_to_its_bound_and_no_further():
+    whole = sent_update(None)
+    length = float(whole.norm())
+    cut = sent_update(Protection(update_clip=length / 4))
+    assert float(cut.norm()) == pytest.approx(length / 4, rel=1e-4)
+    assert float(torch.dot(cut, whole)) == pytest.approx(float(cut.norm()) * length, rel=1e-4)
+    assert torch.allclose(sent_update(Protection(update_clip=2 * length)), whole, atol=1e-6)
+
+
+def test_noise_on_updates_is_as_large_as_the_mechanism_needs():
+    clip = 0.01
+    protection = Protection(update="4,1e-5", update_clip=clip)
+    noisy = torch.cat([sent_update(protection, simulated=False) for _ in range(30)])
+    assert float(noisy.std()) == pytest.approx(2 * clip * Privacy(4, 1e-5).deviation, rel=0.1)
+
+
+def test_a_real_client_draws_noise_that_a_seed_does_not_tell():
+    protection = Protection(update="4,1e-5", update_clip=0.1)
+    assert torch.equal(sent_update(protection), sent_update(protection))
+    one, two = sent_update(protection, simulated=False), sent_update(protection, simulated=False)
+    assert not torch.equal(one, two)
+    assert not torch.equal(one, sent_update(protection))
+
+
+def test_one_other_sample_moves_a_clipped_insight_by_no_more_than_its_sensitivity():
+    learner, samples = a_learner()
+    state = learner.layout.read(learner.module).clone()
+    clip = 0.3
+    before = clipped_head_gradient(learner, state, samples, clip)
+    x, y = samples.x.clone(), samples.y.clone()
+    x[7], y[7] = 100.0, (y[7] + 1) % CLASSES
+    after = clipped_head_gradient(learner, state, Samples(x, y), clip)
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in before]).norm()
+    assert 0 < float(moved) <= 2 * clip / len(samples) + 1e-9
+    exact = head_gradients(learner, state, samples, [len(samples)])
+    loose = clipped_head_gradient(learner, state, samples, 1e6)
+    assert all(torch.allclose(loose[name], exact[name][0].double(), atol=1e-6) for name in loose)
+
+
+def test_fedacs_runs_with_noise_on_insights_and_the_fields_stay_the_same():
+    grid = watched("fedacs", protection=Protection(insight="8,1e-5"))
+    sent = {name for answer in grid.seen if answer.metadata.message_type == TRAIN for name in fields_of(answer.content)}
+    assert sent == documented("Replies, by method")["fedacs"]
+
+
+def test_insights_that_noise_is_not_known_for_are_not_sent():
+    learner, samples = a_learner()
+    client = Client(learner, samples, protection=Protection(insight="8,1e-5"))
+    with pytest.raises(Refusal, match="not for full"):
+        client.answer(a_task(learner, probes=(Insight(0.1, "full"),)), Memory(RecordDict(), "a"))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"update": "1,1e-5"}, "needs a bound"),
+        ({"update_clip": -1.0}, "update_clip must be above 0"),
+        ({"insight": "1"}, "epsilon and delta"),
+        ({"insight": "1,1e-5", "insight_clip": 0.0}, "insight_clip must be above 0"),
+    ],
+)
+def test_impossible_protection_is_refused(options, sentence):
+    with pytest.raises(Refusal, match=sentence):
+        Protection(**options)
