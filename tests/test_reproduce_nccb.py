@@ -137,7 +137,10 @@ def test_the_most_valuable_runs_come_first_and_cost_what_the_setup_says():
 
 def test_the_page_says_plainly_that_these_are_not_the_papers_data():
     text = markdown(NCCB.page(FULL, stored()))
-    assert "**These are not the paper's data.** tweets where the paper has Super User and blogs where the paper" in text
+    assert "**These are not the paper's data.** Super User and Yelp were not at hand" in text
+    assert (
+        "tweets of accounts of the US Congress for Super User and posts of the Blog Authorship Corpus for Yelp" in text
+    )
     assert "accuracies and rounds are not comparable with the paper's" in text
     assert rows_of(section(text, "Table 1"), "tweets", "NCCB")[0][2:] == [
         "11.78", "not run yet", "-", "-", "+17.4", "-", "0", "0"

@@ -81,7 +81,7 @@ class _About(Lines):
 
 def _opening(about: _About) -> list[Part]:
     scale, local = about.scale, about.scale.local
-    standing = [f"{one.title} where the paper has {one.printed.name}" for one in scale.corpora if one.printed]
+    standing = [f"{one.about} for {one.printed.name}" for one in scale.corpora if one.printed]
     clients = joined([f"{one.clients} clients ({one.title})" for one in scale.corpora])
     first = scale.corpora[0].dataset
     every = "every round" if scale.evaluate_every == 1 else f"every {scale.evaluate_every} rounds"
@@ -89,8 +89,12 @@ def _opening(about: _About) -> list[Part]:
         'Cao, Pan, Zhu and Liu, "Birds of a Feather Help: Context-aware Client Selection for Efficient Federated '
         'Learning", AAAI workshop 2022: its tables and figures beside what Covey measures.',
         "**These are not the paper's data.** "
-        + (f"{joined(standing)}: these corpora stand in for data that were not at hand. " if standing else "")
-        + "They are of the same kind, texts by their users, and not of the same size, vocabulary or difficulty. So "
+        + (
+            f"Super User and Yelp were not at hand, and others stand in for them: {joined(standing)}. "
+            if standing
+            else ""
+        )
+        + "These are of the same kind, texts by their users, and not of the same size, vocabulary or difficulty. So "
         "accuracies and rounds are not comparable with the paper's; whether selection helps, and which kind, is.",
         f"Made by `{about.command} --only tables` from the {len(about.store)} runs in `{scale.store}` of the results "
         f"folder, and from nothing else. Settings: {clients} of {first['samples']} samples, others held back for "
@@ -285,7 +289,8 @@ def _rate(about: _About) -> list[Part]:
     columns = ("rate", *(f"round {at:,}" for at in about.scale.checked), "seeds")
     return [
         f"The paper's 0.002 is with Adam, and this is plain SGD. Random selection on {corpus.title} at rates around "
-        f"the {chosen:g} of all tables; chosen by random selection alone, so that it favours no other method.",
+        f"the {chosen:g} of all tables, which was chosen in trials of 20 rounds of random selection alone, so that it "
+        "favours no other method.",
         Table(columns, rows),
         *([] if any(MISSING not in row for row in rows[:1]) else [about.missing("Other rates", "rate")]),
     ]
@@ -304,7 +309,7 @@ def _stop_words(about: _About) -> list[Part]:
             )
     words = (
         "The paper removes stop words, and the tables above keep them: without them so few next words can be told that "
-        "methods differ by less than the test set resolves. What contexts tell is the same: on the tweets, the "
+        "methods would differ by less than the test set resolves. What contexts tell is the same: on the tweets, the "
         "fingerprints of two halves of one user's samples differ in 8.1 of 64 bits and those of two users in 10.2; "
         f"without stop words in 21.1 and in 26.7. Both ways on {corpus.title}:"
     )
