@@ -11,6 +11,7 @@ import typer
 import covey
 from covey import display
 from covey.analytics import ROUNDS
+from covey.commands_agent import train_agent
 from covey.commands_ondemand import go_on, ondemand
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
 from covey.config import assignment, overlay, read_toml
@@ -403,6 +404,7 @@ def export(
 
 app.command()(reproduce)
 app.command()(ondemand)
+app.command()(train_agent)
 
 
 _LISTS: dict[str, Registry[Any]] = {

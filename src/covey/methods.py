@@ -117,6 +117,17 @@ for _name, _recipe in {
         "FedAvg that also learns its clients' class shares, for models on demand (Jeong et al.).",
         aggregator="ondemand",
     ),
+    "feddrl": Recipe(
+        "A reinforcement-learning agent decides how much each update counts (Nguyen et al. 2022).",
+        aggregator="feddrl",
+    ),
+    "feddrl-set": Recipe(
+        "FedDRL with one network for every client of the round, whoever they are and however many.",
+        aggregator="feddrl-set",
+    ),
+    "loss-softmax": Recipe(
+        "Updates count more the higher the client's loss: what FedDRL must beat.", aggregator="loss-softmax"
+    ),
     "rexp3": Recipe(
         "An adversarial bandit with restarts (Besbes et al. 2014) on FedACS's rewards.",
         selector="rexp3",

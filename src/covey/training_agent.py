@@ -1,0 +1,177 @@
+"""FedDRL's two-stage training (section 3.4.2, figure 3b).
+
+A round of a federation gives an agent one experience, which is little. So several workers first run the federation
+online, alike but for their noise, each learning and collecting experiences. Then these are put together, and a main
+agent is trained on all of them offline. It is kept in a file, and drives any later run that asks for it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from covey.aggregation.by_agent import ByAgent, write_agent
+from covey.aggregation.ddpg import Agent
+from covey.aggregation.replay import Replay
+from covey.comparison import Interrupted
+from covey.config import Config
+from covey.errors import Refusal, require
+from covey.experiment import Experiment, Run, as_config, describing, resume, run, run_together
+from covey.federations import Federation
+from covey.methods import OneModel
+from covey.records import read_checkpoint, read_config
+
+OnWorkerRound = Callable[[int, dict[str, object]], None]
+"""Told of each round of each worker: the worker's number and the record."""
+
+
+class TrainingStopped(Interrupted):
+    """The workers were stopped before they were done."""
+
+    def __init__(self, folder: Path) -> None:
+        Exception.__init__(self, f"Stopped. The same command goes on with the workers in {folder}.")
+        self.folder = folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offline:
+    """How the main agent is trained."""
+
+    epochs: int = 50
+    """How often it sees each experience, on average. Priorities are computed anew for each epoch."""
+    batch: int = 16
+    """Experiences per step."""
+    actor_rate: float = 1e-3
+    """Adam's rate for the actor; unlike online, there are many experiences from the beginning."""
+    critic_rate: float = 1e-3
+    """Adam's rate for the critic."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}.")
+        require(self.batch >= 1, f"batch must be at least 1, not {self.batch}.")
+        require(self.actor_rate > 0, f"actor_rate must be above 0, not {self.actor_rate:g}.")
+        require(self.critic_rate > 0, f"critic_rate must be above 0, not {self.critic_rate:g}.")
+
+
+def train_agent(
+    given: Mapping[str, Any] | Config | None = None,
+    /,
+    *,
+    rounds: int,
+    out: Path | str,
+    workers: int = 2,
+    offline: Offline | None = None,
+    federation: Federation | None = None,
+    on_round: OnWorkerRound | None = None,
+    **settings: Any,
+) -> Path:
+    """Train an agent on a federation in two stages, and write it to `out`, one safetensors file.
+
+    Settings are those of `covey.run`, with a method or aggregator that has an agent; its options are the workers'. Runs
+    of the workers, of `rounds` rounds each, are kept beside `out`; those of a training that was stopped go on.
+    """
+    path, offline = Path(out), offline or Offline()
+    require(not path.exists(), f"The file {path} exists already; choose another name for the agent.")
+    require(workers >= 1, f"There must be at least one worker, not {workers}.")
+    if federation is not None:
+        settings = {**settings, **describing(federation)}
+    config = as_config(given, {**settings, "rounds": rounds})
+    require(
+        workers * (rounds - 1) >= offline.batch,
+        f"{workers} workers over {rounds} rounds collect {workers * (rounds - 1)} experiences at most, not enough for "
+        f"a batch of {offline.batch}.",
+    )
+    aggregator = agent_aggregator(config, federation)
+    runs = collect(config, workers, path.with_name(f"{path.stem}-workers"), federation, on_round)
+    main = train_offline(aggregator, [experiences(each) for each in runs], offline)
+    about = {
+        "trained_on": {
+            **{part: getattr(config, part).as_mapping() for part in ("dataset", "environment", "model")},
+            **{name: getattr(config, name) for name in ("clients", "cohort", "seed", "rounds")},
+            "workers": workers,
+            "experiences": len(main.replay),
+            "epochs": offline.epochs,
+        },
+        "options": config.aggregator.as_mapping() if config.aggregator else {},
+    }
+    return write_agent(path, aggregator, main, about)
+
+
+def agent_aggregator(config: Config, federation: Federation | None = None) -> ByAgent:
+    """The aggregator of a configuration, as a run begins with it; refused where it has no agent."""
+    experiment = Experiment.of(config, federation)
+    experiment.runtime.close()
+    aggregator = experiment.method.aggregator if isinstance(experiment.method, OneModel) else None
+    if not isinstance(aggregator, ByAgent):
+        name = config.aggregator.name if config.aggregator else config.method
+        raise Refusal(f"'{name}' has no agent to train; choose the aggregator 'feddrl' or 'feddrl-set'.")
+    return aggregator
+
+
+def collect(
+    config: Config,
+    workers: int,
+    folder: Path,
+    federation: Federation | None = None,
+    on_round: OnWorkerRound | None = None,
+) -> list[Run]:
+    """The first stage: runs of the workers, in lockstep, on the same federation from the same start."""
+    pending = []
+    for number in range(workers):
+        mine = as_config(config, {"aggregator": {"worker": number, "learn": True}})
+        place = folder / f"worker-{number}"
+        if (place / "config.json").is_file() and read_config(place) != mine:
+            raise Refusal(
+                f"{place} is a run with other settings; choose another name for the agent, or remove {folder}."
+            )
+        pending.append((mine, place))
+    if federation is None:
+        runs = run_together(pending, on_round)
+    else:
+        runs = [_one(mine, place, number, federation, on_round) for number, (mine, place) in enumerate(pending)]
+    if not all(each.finished for each in runs):
+        raise TrainingStopped(folder)
+    return runs
+
+
+def _one(config: Config, place: Path, number: int, federation: Federation, on_round: OnWorkerRound | None) -> Run:
+    """A worker on a federation that was passed in."""
+    told = (lambda record: on_round(number, record)) if on_round else None
+    if (place / "config.json").is_file():
+        return resume(place, federation=federation, on_round=told)
+    return run(config, federation=federation, out=place, on_round=told)
+
+
+def experiences(run: Run) -> Replay:
+    """What the agent of a run remembers at its end."""
+    _, state = read_checkpoint(run.folder)
+    assert state is not None
+    held = state["aggregator"]["agent"]["replay"]
+    replay = Replay(max(len(held["rewards"]), 1), held["states"].shape[1], held["actions"].shape[1])
+    replay.load_state_dict({**held, "next": 0})
+    return replay
+
+
+def train_offline(aggregator: ByAgent, replays: Sequence[Replay], offline: Offline) -> Agent:
+    """The second stage: an agent trained on the experiences of all workers, from where the aggregator begins."""
+    together = sum(len(replay) for replay in replays)
+    require(
+        together >= offline.batch,
+        f"The workers remember {together} experiences, not enough for a batch of {offline.batch}.",
+    )
+    learning = replace(
+        aggregator.learning,
+        batch=offline.batch,
+        updates=together,
+        capacity=together,
+        actor_rate=offline.actor_rate,
+        critic_rate=offline.critic_rate,
+    )
+    seed = aggregator.setting.seed
+    main = Agent(aggregator.agent.architecture, learning, seed)
+    main.actor, main.critic = aggregator.agent.actor.copy(), aggregator.agent.critic.copy()
+    for replay in replays:
+        main.replay.extend(replay)
+    for epoch in range(offline.epochs):
+        main.train_now(seed, epoch, "offline")
+    return main
