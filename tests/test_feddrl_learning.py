@@ -38,7 +38,6 @@ AGENT = {
     "noise": 0.5,
     "reversion": 1.0,
 }
-SET_AGENT = {"name": "feddrl-set", "gain": 0.8, "memory_gain": 0.0, "noise": 0.3}
 """Begins as loss-softmax does."""
 
 
@@ -71,12 +70,6 @@ def plain(folder):
     """FedAvg, whose clients hold as many samples each, with the losses reported."""
     choice = {"name": "loss-softmax", "sharpness": 0.0}
     return means([covey.run(GIVEN, seed=seed, aggregator=choice, out=folder / f"plain{seed}") for seed in SEEDS])
-
-
-@pytest.fixture(scope="module")
-def rule(folder):
-    """Loss-softmax."""
-    return means([covey.run(GIVEN, seed=seed, aggregator="loss-softmax", out=folder / f"rule{seed}") for seed in SEEDS])
 
 
 def driven(path, agent, seed, out):
@@ -121,23 +114,3 @@ def test_with_shuffled_rewards_the_advantage_is_gone(two_stages, plain):
     earned, shuffled = two_stages
     assert shuffled.accuracy < plain.accuracy + 0.25 * (earned.accuracy - plain.accuracy)
     assert shuffled.minority - shuffled.main < 0.5 * (earned.minority - earned.main)
-
-
-def test_the_set_agent_learns_to_serve_clients_better_than_where_it_begins(folder, rule, plain):
-    runs = []
-    for seed in SEEDS:
-        given = {**GIVEN, "seed": seed, "aggregator": SET_AGENT, "evaluate_every": 60}
-        path = train_agent(given, rounds=60, out=folder / f"set{seed}.safetensors")
-        runs.append(driven(path, SET_AGENT, seed, folder / f"set{seed}"))
-    trained = means(runs)
-    assert trained.cost < 0.95 * rule.cost
-    assert trained.accuracy > rule.accuracy
-    assert rule.accuracy > plain.accuracy + 0.04
-
-
-def test_what_is_remembered_of_clients_is_worth_more_than_the_last_losses(folder, rule):
-    choice = {"name": "feddrl-set", "learn": False}
-    runs = [covey.run(GIVEN, seed=seed, aggregator=choice, out=folder / f"memory{seed}") for seed in SEEDS]
-    remembered = means(runs)
-    assert remembered.accuracy > rule.accuracy
-    assert remembered.variance < 0.5 * rule.variance
