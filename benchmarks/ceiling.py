@@ -31,20 +31,35 @@ def needs(workload: Workload, precision: str, momentum: bool) -> Needs:
     operations, places = [], []
 
     def count(layer: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        if isinstance(layer, nn.LSTM):
+            # Every step multiplies with all weights; of every layer and step there is an input, and four gates.
+            weights = sum(value.numel() for value in layer.parameters() if value.dim() == 2)
+            steps, gates = given[0].shape[1], 4 * layer.num_layers * layer.hidden_size
+            operations.append(2.0 * weights * steps)
+            places.append(given[0][0].numel() + gates * steps)
+            return
         assert isinstance(layer, (nn.Conv2d, nn.Linear))
         operations.append(2.0 * layer.weight.numel() * (out[0, 0].numel() if out.dim() == 4 else 1))
         places.append(given[0][0].numel())
 
     for layer in module.modules():
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+        if isinstance(layer, (nn.Conv2d, nn.Linear, nn.LSTM)):
             layer.register_forward_hook(count)
-    module(torch.zeros(1, *workload.shape))
+    module(torch.zeros(1, *workload.shape, dtype=torch.int64 if workload.is_text else torch.float32))
     low = 2 if precision == "bf16" else 4
     # Two reads, gradient written and read, parameters read and written, and (bf16) the copy written.
     per_parameter = 4 * low + 8 + (2 if precision == "bf16" else 0) + (8 if momentum else 0)
-    parameters = sum(parameter.numel() for parameter in module.parameters()) * per_parameter / workload.batch
-    activations = low * (2 * places[0] + 6 * sum(places[1:]))
-    return Needs(3 * sum(operations) - operations[0], parameters + activations)
+    moved = sum(parameter.numel() for parameter in module.parameters())
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            # Only rows of words that occur must be read and changed.
+            moved += layer.embedding_dim * min(0, workload.shape[0] * workload.batch - layer.num_embeddings)
+    parameters = moved * per_parameter / workload.batch
+    # Of images nobody needs the gradient; of embedded words, their embedding does.
+    first = 6 * places[0] if workload.is_text else 2 * places[0]
+    spared = 0.0 if workload.is_text else operations[0]
+    activations = low * (first + 6 * sum(places[1:]))
+    return Needs(3 * sum(operations) - spared, parameters + activations)
 
 
 def measured_ceiling() -> dict[str, float]:

@@ -31,7 +31,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import processes  # noqa: E402
-from benchmarks.workloads import CLASSES, WORKLOADS, Workload, prepare  # noqa: E402
+from benchmarks.workloads import WORKLOADS, Workload, prepare  # noqa: E402
 
 TOLERANCE = 0.1
 """How far the plain loop may fall below its known speed, or drift within a run, before figures are void; and how
@@ -120,8 +120,9 @@ class Outcome:
         """From the moments at which rounds ended, and the one at which the first began where it was no ordinary one."""
         seconds = tuple(end - begin for begin, end in pairwise(ends))
         startup = (ends[0] - statistics.median(seconds) if ready is None else ready) - began
-        learned = loss < math.log(CLASSES)
-        failure = None if learned else f"it learned nothing: loss {loss:.2f}, a guess has {math.log(CLASSES):.2f}"
+        guess = math.log(WORKLOADS[workload].classes)
+        learned = loss < guess
+        failure = None if learned else f"it learned nothing: loss {loss:.2f}, a guess has {guess:.2f}"
         return cls(workload, contender, passage, seconds, startup, peak, loss, others, failure)
 
 

@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.ceiling import bound, measured_ceiling
-from benchmarks.workloads import CLASSES, DEVIATION, MEAN, WORKLOADS, Workload, network
+from benchmarks.workloads import WORKLOADS, Workload, dataset_options, network, normalised
 
 ROWS = [
     "ceiling",
@@ -36,29 +36,32 @@ ROWS = [
     "plain-W4", "pfl-W4", "covey-W4-bf16-1", "covey-W4-bf16-10",
     "covey-W2-bf16-10", "covey-W4-tf32-1", "covey-W1-tf32-10", "covey-W3-tf32-10", "covey-W2-tf32-10",
     "covey-W4-tf32-10",
+    "plain-W5", "pfl-W5", "covey-W5-bf16-1", "covey-W5-bf16-10", "covey-W5-tf32-1", "covey-W5-tf32-10",
 ]  # fmt: skip
 
 
 def federated_data(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalised images and labels on the GPU, and each client's part `[clients, samples]`."""
+    """Normalised images (or words) and labels on the GPU, and each client's part `[clients, samples]`."""
     generator = torch.Generator(device="cuda").manual_seed(0)
-    x = torch.randint(0, 256, (workload.images, *workload.shape), device="cuda", generator=generator)
-    y = torch.randint(0, CLASSES, (workload.images,), device="cuda", generator=generator)
+    values, dtype = (workload.classes, torch.int64) if workload.is_text else (256, torch.uint8)
+    whole = (workload.images, *workload.shape)
+    x = torch.randint(0, values, whole, dtype=dtype, device="cuda", generator=generator)
+    y = torch.randint(0, workload.classes, (workload.images,), device="cuda", generator=generator)
     parts = np.random.default_rng(0).integers(workload.images, size=(workload.clients, workload.samples))
-    return (x.float() - MEAN) / DEVIATION, y, torch.from_numpy(parts).cuda()
+    return normalised(x), y, torch.from_numpy(parts).cuda()
 
 
 def measure(play_round: Any, seconds: float) -> list[float]:
-    """Seconds of each round after two for warm-up, for about that long."""
+    """Seconds of each round after one for warm-up, for about that long."""
     taken: list[float] = []
     begin = time.perf_counter()
-    while len(taken) < 4 or time.perf_counter() - begin < seconds:
+    while len(taken) < 3 or time.perf_counter() - begin < seconds:
         torch.cuda.synchronize()
         at = time.perf_counter()
         play_round()
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - at)
-    return taken[2:]
+    return taken[1:]
 
 
 def plain(workload: Workload, seconds: float) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def pfl(workload: Workload, seconds: float) -> dict[str, Any]:
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
             torch.cuda.synchronize()
             ends.append(time.perf_counter())
-            return len(ends) > 4 and ends[-1] - ends[0] > seconds, Metrics()
+            return len(ends) > 3 and ends[-1] - ends[0] > seconds, Metrics()
 
     users = FederatedDataset(
         lambda user: PyTorchTensorDataset((x[parts[user]], y[parts[user]])),
@@ -152,7 +155,7 @@ def covey_compare(workload: Workload, precision: str, runs: int, seconds: float)
     rounds = 12
     local = {"epochs": workload.epochs, "batch": workload.batch, "rate": workload.rate}
     given: dict[str, Any] = {
-        "dataset": {"name": "synthetic", "shape": workload.shape, "train": workload.images, "test": 10_000},
+        "dataset": dataset_options(workload, 10_000),
         "environment": {"name": "iid", "samples": workload.samples},
         "clients": workload.clients,
         "cohort": workload.cohort,

@@ -1,9 +1,10 @@
-"""What is trained: three federations known from papers, and the made-up data that all contenders share."""
+"""What is trained: federations known from papers, and the made-up data that all contenders share."""
 
 import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,15 @@ MEAN, DEVIATION = 128.0, 48.0
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg with plain SGD on `clients` clients of `samples` images each."""
+    """FedAvg with plain SGD on `clients` clients of `samples` images (or texts) each."""
 
     name: str
     about: str
     clients: int
     samples: int
     """Images that each client holds."""
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
+    """Of an image, or the number of words of a text."""
     images: int
     """Different images there are; clients share them where they hold more than that together."""
     cohort: int
@@ -33,6 +35,8 @@ class Workload:
     rate: float
     model: str
     parameters: int
+    classes: int = CLASSES
+    """Of images; for texts, the words there are."""
     yardstick: float | None = None
     """Samples per second of the plain loop on the two-core machine that published figures come from."""
 
@@ -40,6 +44,10 @@ class Workload:
     def samples_per_round(self) -> int:
         """Client-samples trained in a round."""
         return self.cohort * self.samples * self.epochs
+
+    @property
+    def is_text(self) -> bool:
+        return len(self.shape) == 1
 
 
 WORKLOADS = {
@@ -118,15 +126,39 @@ WORKLOADS = {
             model="vgg11",
             parameters=9_750_922,
         ),
+        Workload(
+            name="W5",
+            about="NCCB's next-word LSTM: two layers, ten thousand words",
+            clients=500,
+            samples=150,
+            shape=(10,),
+            images=75_000,
+            cohort=5,
+            epochs=5,
+            batch=10,
+            rate=2.0,
+            model="lstm",
+            parameters=4_653_200,
+            classes=10_000,
+        ),
     )
 }
 
 
+def dataset_options(workload: Workload, test: int) -> dict[str, Any]:
+    """The workload's data as a setting of Covey's."""
+    if workload.is_text:
+        about: dict[str, Any] = {"words": workload.classes, "length": workload.shape[0]}
+        return {"name": "benchmarks.texts:made_up_texts", **about, "train": workload.images, "test": test}
+    return {"name": "synthetic", "shape": workload.shape, "train": workload.images, "test": test}
+
+
 def prepare(workload: Workload, folder: Path) -> None:
     """Write a workload's data as .npy files, once for all contenders."""
-    from covey.data import synthetic
+    from covey.data.dataset import load_dataset
 
-    made = synthetic(None, shape=workload.shape, classes=CLASSES, train=workload.images, test=500)
+    options = dataset_options(workload, 500)
+    made = load_dataset(options.pop("name"), None, options)
     rng = np.random.default_rng(0)
     needed = workload.clients * workload.samples
     decks = [rng.permutation(workload.images) for _ in range(math.ceil(needed / workload.images))]
@@ -147,7 +179,7 @@ class Data:
     """A workload's data; memory-mapped, so that processes share it."""
 
     x: Tensor
-    """Images, uint8 `[images, channels, height, width]`."""
+    """Images, uint8 `[images, channels, height, width]`, or words `[texts, length]`."""
     y: Tensor
     """Labels `[images]`."""
     test_x: Tensor
@@ -176,11 +208,31 @@ def load(folder: Path) -> Data:
 
 
 def normalised(x: Tensor) -> Tensor:
+    """Images as models take them; words stay as they are."""
+    if x.dtype == torch.int64:
+        return x
     return (x.float() - MEAN) / DEVIATION
+
+
+class NextWord(nn.Module):
+    """Words embedded, torch's own LSTM over them, the next word from its last output."""
+
+    def __init__(self, words: int, width: int = 200) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.classifier = nn.Linear(width, words)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.lstm(self.embedding(x))
+        logits: Tensor = self.classifier(outputs[:, -1])
+        return logits
 
 
 def network(workload: Workload) -> nn.Module:
     """The workload's model in plain PyTorch, layer by layer what Covey's model of that name is."""
+    if workload.model == "lstm":
+        return NextWord(workload.classes)
     channels = workload.shape[0]
     if workload.model == "tutorial-cnn":
         return nn.Sequential(

@@ -16,11 +16,22 @@ from covey.runtimes.stacked import StackedRuntime
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 COLOUR = {"name": "synthetic", "shape": (3, 16, 16), "train": 300, "test": 60}
+WORDS = {"name": "covey.experiments.nccb:made_up", "samples": 20, "test_users": 4, "test_samples": 10}
+SMALL_LSTM = {"name": "lstm", "embedding": 8, "hidden": 8, "layers": 2}
 
 
 @pytest.mark.parametrize(
     ("method", "model", "dataset"),
-    [("fedacs", "mlp", "digits"), ("fedprox", "mlp", "digits"), ("fedavg", "tutorial-cnn", COLOUR)],
+    [
+        ("fedacs", "mlp", "digits"),
+        ("fedprox", "mlp", "digits"),
+        ("feddrl", "mlp", "digits"),
+        ("ondemand", "mlp", "digits"),
+        ("nccb", "mlp", "digits"),
+        ("oort", "mlp", "digits"),
+        ("fedavg", "tutorial-cnn", COLOUR),
+        ("fedavg", SMALL_LSTM, WORDS),
+    ],
 )
 def test_five_rounds_in_double_precision_are_those_of_the_local_runtime(tmp_path, method, model, dataset):
     given = {

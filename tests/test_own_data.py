@@ -57,6 +57,19 @@ def test_a_run_on_passed_in_data_resumes_with_the_same_data_only(tmp_path):
     assert again.metrics == whole.metrics
 
 
+def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
+    words = RNG.integers(0, 6, size=(300, 4))
+    names = [f"word{number}" for number in range(6)]
+    federation = covey.federation(words, (words[:, -1] + 1) % 6, np.arange(300) % 5, class_names=names, tokens=True)
+    assert federation.dataset.x.dtype == torch.int64
+    small = {"name": "lstm", "embedding": 8, "hidden": 16, "layers": 1}
+    work = {"epochs": 10, "batch": 10, "rate": 1.0}
+    result = run(federation=federation, model=small, cohort=5, rounds=5, local=work, workers=1, out=tmp_path / "run")
+    assert result.metrics[-1]["accuracy"] > 0.9
+    with pytest.raises(Refusal, match="tokens must be whole numbers from 0"):
+        covey.federation(words - 1, words[:, 0], np.arange(300) % 5, tokens=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from covey.errors import Refusal
-from covey.registry import Registry, coerce
+from covey.registry import Entry, Registry, coerce
 
 PLUGIN = '''
 import numpy as np
@@ -87,6 +87,14 @@ def test_options_are_the_keyword_parameters_checked_and_completed():
     ):
         with pytest.raises(Refusal, match=sentence.replace("?", r"\?")):
             registry.options("box", given)
+
+
+def test_types_that_only_a_type_checker_imports_do_not_hide_the_others():
+    def load(data_dir: "Elsewhere", *, count: "int" = 3) -> "Elsewhere":  # type: ignore[name-defined]  # noqa: F821
+        return data_dir
+
+    (option,) = Entry("load", load).options.values()
+    assert (option.name, option.annotation, option.default) == ("count", int, 3)
 
 
 def test_a_users_own_part_is_imported_by_path():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import covey
 from benchmarks.laps import Job, job
-from benchmarks.workloads import CLASSES, load
+from benchmarks.workloads import load
 
 _FOREVER = 1_000_000
 
@@ -18,7 +18,8 @@ def main(job: Job) -> None:
         data.y,
         list(data.parts.numpy()),
         test=(data.test_x, data.test_y),
-        class_names=[f"class {label}" for label in range(CLASSES)],
+        class_names=[f"class {label}" for label in range(workload.classes)],
+        tokens=workload.is_text,
     )
     stopped = False
 

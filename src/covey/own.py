@@ -19,20 +19,23 @@ def federation(
     test: tuple[Any, Any] | float = 0.2,
     class_names: Sequence[str] | None = None,
     name: str = "own data",
+    tokens: bool = False,
 ) -> Federation:
     """A federation of your own samples, to pass to `covey.run(federation=...)`.
 
     `x` are samples `[n, ...]` (uint8 images `[n, channels, height, width]`, or numbers), `y` labels `[n]`.
     `parts` says who holds what: the client of each sample `[n]` (numbers or names), or a list with each client's
     sample numbers (a sample may then belong to several clients). `test` is a pair of test samples and labels, or
-    the share of each client's samples to hold out.
+    the share of each client's samples to hold out. With `tokens=True`, `x` are numbers of words `[n, length]`.
     """
     count = len(y)
     require(len(x) == count, f"{name}: {len(x)} samples but {count} labels.")
     held_out = test if isinstance(test, tuple) else None
     share = test if isinstance(test, float) else 0.2
     if len(parts) == count and np.ndim(parts[0]) == 0:
-        dataset = from_arrays(name, x, y, np.asarray(parts), test=share, held_out=held_out, class_names=class_names)
+        dataset = from_arrays(
+            name, x, y, np.asarray(parts), test=share, held_out=held_out, class_names=class_names, tokens=tokens
+        )
         assert dataset.groups is not None
         members = [torch.nonzero(dataset.groups == group).flatten() for group in range(len(dataset.group_names))]
         return Federation(dataset, members, shared=False, names=dataset.group_names)
@@ -52,6 +55,6 @@ def federation(
         held_out is not None,
         "Where parts lists sample numbers, give test samples too: test=(test_x, test_y).",
     )
-    dataset = from_arrays(name, x, y, None, held_out=held_out, class_names=class_names)
+    dataset = from_arrays(name, x, y, None, held_out=held_out, class_names=class_names, tokens=tokens)
     used = np.concatenate(hands)
     return Federation(dataset, [torch.from_numpy(hand) for hand in hands], shared=len(np.unique(used)) < len(used))

@@ -8,8 +8,10 @@ entry points in the group `covey.<plural>`, for instance
     mine = "my_package.selection:MySelector"
 """
 
+import contextlib
 import difflib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,12 +58,26 @@ class Entry(Generic[T]):
         if not callable(self.part):
             return {}
         annotated = self.part.__init__ if inspect.isclass(self.part) else self.part
-        hints = typing.get_type_hints(annotated)
+        hints = _hints(annotated)
         return {
             name: Option(name, hints.get(name, Any), parameter.default)
             for name, parameter in inspect.signature(self.part).parameters.items()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
+
+
+def _hints(annotated: Any) -> dict[str, Any]:
+    """Types of a function's parameters, as far as its module knows their names when it runs."""
+    try:
+        return typing.get_type_hints(annotated)
+    except NameError:
+        # Names that only a type checker imports; options of plain types have none of these.
+        found: dict[str, Any] = {}
+        for name, annotation in annotated.__annotations__.items():
+            one = types.SimpleNamespace(__annotations__={name: annotation})
+            with contextlib.suppress(NameError):
+                found |= typing.get_type_hints(one, vars(sys.modules[annotated.__module__]))
+        return found
 
 
 class Registry(Generic[T]):

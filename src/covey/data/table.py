@@ -77,14 +77,15 @@ def from_arrays(
     test: float = 0.2,
     held_out: tuple[Any, Any] | None = None,
     class_names: Sequence[str] | None = None,
+    tokens: bool = False,
 ) -> Dataset:
     """A data set from arrays: samples `[n, ...]`, labels `[n]` of any kind, and the client of each sample.
 
     Labels and clients may be numbers or words. Where `held_out` gives no test samples, the share `test` of each
     client's is held out (of all samples where clients are not named). uint8 samples stay as they are; others
-    become float32 and are standardised per feature or channel.
+    become float32 and are standardised per feature or channel; `tokens`, numbers of words, stay whole numbers.
     """
-    x, labels = _samples(x, name), np.asarray(y)
+    x, labels = _samples(x, name, tokens), np.asarray(y)
     require(labels.ndim == 1, f"{name}: labels must be one per sample, not of shape {list(labels.shape)}.")
     require(len(x) == len(labels), f"{name}: {len(x)} samples but {len(labels)} labels.")
     every_label = labels if held_out is None else np.concatenate([labels, np.asarray(held_out[1])])
@@ -105,22 +106,26 @@ def from_arrays(
         test_x, test_y = x[held], target[: len(x)][held]
     else:
         train_x, train_y, train_groups = x, target[: len(x)], groups
-        test_x, test_y = _samples(held_out[0], name), target[len(x) :]
+        test_x, test_y = _samples(held_out[0], name, tokens), target[len(x) :]
         require(test_x.shape[1:] == x.shape[1:], f"{name}: test samples have another shape than training samples.")
-    mean, deviation = channel_statistics(train_x)
+    mean, deviation = ((0.0,), (1.0,)) if tokens else channel_statistics(train_x)
     return Dataset(
         name, train_x, train_y, test_x, test_y, names, mean, deviation,
         train_groups if clients is not None else None, group_names,
     )  # fmt: skip
 
 
-def _samples(x: NDArray[Any] | Tensor, name: str) -> Tensor:
+def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
     array = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
     require(array.ndim >= 2, f"{name}: samples must be an array [n, ...], not of shape {list(array.shape)}.")
     require(
         array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer),
         f"{name}: samples must be numbers, not {array.dtype}.",
     )
+    if tokens:
+        whole = np.issubdtype(array.dtype, np.integer)
+        require(whole and array.min(initial=0) >= 0, f"{name}: tokens must be whole numbers from 0.")
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
