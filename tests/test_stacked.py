@@ -18,7 +18,7 @@ from covey.models import build_model, models
 from covey.probes import Losses
 from covey.runtimes import LocalRuntime, StackedRuntime
 from covey.runtimes.stacked import evaluate_together
-from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, patches_convolution
+from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, patches_convolution, with_kernels
 from covey.runtimes.stacked.plan import lanes_for, pack, segment, without_giants
 from tests.conftest import SMALL, without_timings
 
@@ -326,3 +326,22 @@ def test_models_scored_together_have_the_scores_they_have_alone(model):
     assert [len(scores.loss) for scores in together] == [1, 2]
     np.testing.assert_allclose(np.concatenate([scores.loss for scores in together]), alone.loss, rtol=1e-10)
     np.testing.assert_array_equal(np.concatenate([scores.correct for scores in together]), alone.correct)
+
+
+@pytest.mark.parametrize("model", ["mcmahan-cnn", "tutorial-cnn", "mobilenetv2"])
+def test_models_are_scored_together_in_bf16_too(model):
+    given = {"dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 70}, "clients": 5}
+    federation = build_federation(Config.of(given))
+    module = build_model(model, {}, (3, 16, 16), 10, 0)
+    stacked = StackedRuntime(federation, module, precision="bf16", device="cpu")
+    # As on a GPU, where convolutions of few channels are our own operators, which cast for themselves.
+    with_kernels(stacked.engine.learner.module)
+    start = Layout.of(module).read(module)
+    models = torch.stack([start, 1.1 * start, 0.9 * start])
+    alone = stacked.evaluate(models)
+    stacked.engine.stacks_scores = stacked.engine.learner.stacks = True
+    np.testing.assert_allclose(stacked.evaluate(models).loss, alone.loss, rtol=0.02)
+    samples, counts = stacked._holdings.samples([0, 1, 2], stacked.engine.gallery)
+    learner = stacked.engine.learner
+    expected = [learner.mean_loss(*pair) for pair in zip(models, samples.split(counts), strict=True)]
+    np.testing.assert_allclose(learner.own_losses(models, samples, counts).numpy(), expected, rtol=0.02)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from covey import randomness
 from covey.config import Local
@@ -15,6 +15,7 @@ from covey.data.dataset import Dataset, Samples
 from covey.errors import require
 from covey.layout import Layout
 from covey.models.dropout import dropout_layers, set_dropout_key
+from covey.side_by_side import SideBySide
 
 _PREPARED_BYTES = 1 << 26
 """Samples that take no more than this are normalised once, before the first epoch."""
@@ -54,6 +55,12 @@ class Learner:
         mean = torch.tensor(dataset.mean, dtype=self.dtype, device=self.device)
         self.scale = (1 / deviation).view(-1, *spatial)
         self.shift = (-mean / deviation).view(-1, *spatial)
+
+    @cached_property
+    def side_by_side(self) -> SideBySide:
+        """The model for many states at once, in the same precision."""
+        with torch.inference_mode(False):
+            return SideBySide(self.module, self.dtype, torch.bfloat16 if self._bf16 else self.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: normalised per channel; tokens (int64) as they are."""
@@ -131,9 +138,7 @@ class Learner:
     @torch.inference_mode()
     def _own_losses_at_once(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
         """The models side by side, clients padded to the largest."""
-        self.module.eval()
-        slots = (*self.layout.parameters, *self.layout.buffers)
-        named = {slot.name: slot.of(states.to(self.dtype)) for slot in slots}
+        models = self.side_by_side.models(states)
         sizes = torch.tensor(counts, device=self.device)
         begins = torch.cumsum(sizes, dim=0) - sizes
         total = torch.zeros(len(counts), dtype=torch.float64, device=self.device)
@@ -145,9 +150,8 @@ class Learner:
             x, y = samples.x[places], samples.y[places]
             flat = self.inputs(x.flatten(0, 1)).contiguous()
             inputs = flat.view(*places.shape, *flat.shape[1:])
-            with self.arithmetic():
-                logits = vmap(lambda tensors, own: functional_call(self.module, tensors, (own,)))(named, inputs)
-            losses = F.cross_entropy(logits.flatten(0, 1).to(self.dtype), y.flatten(), reduction="none")
+            logits = self.side_by_side.logits(models, inputs, own=True)
+            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
             total += (losses.view(places.shape).double() * real).sum(dim=1)
         return total / sizes
 

@@ -44,18 +44,18 @@ class StackConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.way == "kernel":
-            x, weight, bias = _cast(x, self.weight, self.bias)
+            x, weight, bias = _cast(x.device.type, x, self.weight, self.bias)
             return image_convolution(x, weight, bias, self.stride, self.padding)
         if self.way == "grouped":
             return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         return patches_convolution(x, self.weight, self.bias, self.stride, self.padding, windows=self.way == "windows")
 
 
-def _cast(*tensors: Tensor | None) -> tuple[Any, ...]:
+def _cast(device: str, *tensors: Tensor | None) -> tuple[Any, ...]:
     """Tensors in the arithmetic of autocast, where that is on; operators of our own do not take part in it."""
-    if not torch.is_autocast_enabled("cuda"):
+    if not torch.is_autocast_enabled(device):
         return tensors
-    return tuple(None if tensor is None else tensor.to(torch.get_autocast_dtype("cuda")) for tensor in tensors)
+    return tuple(None if tensor is None else tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
 def patches_convolution(

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call, vmap
 
 from covey.data.dataset import Samples
 from covey.environments import FloatArray
@@ -40,23 +39,15 @@ def score_stack(engine: Engine, states: list[Tensor]) -> tuple[FloatArray, NDArr
 @torch.inference_mode()
 def _score_group(engine: Engine, states: Tensor, test: Samples) -> tuple[Tensor, Tensor]:
     """Summed loss `[m]` and right answers `[m, classes]`, models side by side."""
-    learner, layout = engine.learner, engine.layout
-    learner.module.eval()
-    named = {slot.name: slot.of(states.to(learner.dtype)) for slot in (*layout.parameters, *layout.buffers)}
-
-    def outputs(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        logits: Tensor = functional_call(learner.module, tensors, (x,))
-        return logits
-
+    learner = engine.learner
+    named = learner.side_by_side.models(states)
     models = len(states)
     loss = torch.zeros(models, dtype=torch.float64, device=engine.device)
     correct = torch.zeros(models, learner.classes, dtype=torch.int64, device=engine.device)
     size = max(1, min(learner.chunk, AT_ONCE // models))
     for at in range(0, len(test), size):
         x, y = test.x[at : at + size], test.y[at : at + size]
-        with learner.arithmetic():
-            logits = vmap(outputs, in_dims=(0, None))(named, learner.inputs(x))
-        logits = logits.to(learner.dtype)
+        logits = learner.side_by_side.logits(named, learner.inputs(x), own=False)
         labels = y.expand(models, -1)
         each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(models, -1)
         loss += each.double().sum(dim=1)
