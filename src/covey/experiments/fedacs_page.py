@@ -45,6 +45,7 @@ from covey.experiments.statistics import (
     on_common_seeds,
     paired_speed,
     paired_terminal,
+    reached,
     share_of_gap,
 )
 from covey.experiments.store import Result, Store
@@ -122,8 +123,11 @@ def _in_words(about: _About) -> list[Part]:
         if pair is None:
             continue
         clear = _clear(pair.difference)
+        ours = about.line(environment.name, OURS)
+        rounds = min(reached(line[seed]) for line in (ours, base) for seed in pair.seeds)
+        verb = "ends" if rounds >= about.scale.rounds else f"stands, after {rounds:,} of {about.scale.rounds:,} rounds,"
         sentence = (
-            f"{environment.title}: FedACS ends {spread(pair.difference, '{:+.1f}')} points from random selection "
+            f"{environment.title}: FedACS {verb} {spread(pair.difference, '{:+.1f}')} points from random selection "
             f"({clear}; {counted(len(pair.seeds), 'seed')}"
         )
         if environment.accuracy:
@@ -136,8 +140,21 @@ def _in_words(about: _About) -> list[Part]:
             sentence += (
                 f" (in the paper {PAPER_IID - environment.accuracy[BASELINE]:+.1f})" if environment.accuracy else ""
             )
-        said.append(f"- {sentence}.")
+        said.append(f"- {sentence}.{_against_rival(about, environment)}")
     return ["\n".join(said)] if said else []
+
+
+def _against_rival(about: _About, environment: Environment) -> str:
+    """How FedACS does against the method that comes closest to it in the paper, as the authors compared it."""
+    pair = paired_terminal(
+        about.line(environment.name, OURS), about.line(environment.name, "oort-simple"), about.window
+    )
+    if pair is None:
+        return ""
+    sentence = f" Against Oort as compared {spread(pair.difference, '{:+.1f}')} ({_clear(pair.difference)}"
+    if environment.accuracy:
+        sentence += f"; in the paper {environment.accuracy[OURS] - environment.accuracy['oort-simple']:+.1f}"
+    return sentence + ")."
 
 
 def _clear(difference: Estimate) -> str:
@@ -479,7 +496,9 @@ def _figure_8(about: _About) -> list[Part]:
     there = {title: line for title, line in lines.items() if line}
     words = (
         "Mean α of the invited clients, uniform environment. In the paper that of FedACS falls quickly and settles by "
-        "round 200, and its mean R rises above that of random selection; only the curves are given."
+        "round 200, and its mean R rises above that of random selection; only the curves are given. A client "
+        "with few classes is easy to fit, so a high loss and little skew go together: selection by loss alone (Oort as "
+        "compared) finds clients with little skew too, while the model is young."
     )
     if not there:
         return [words, about.missing("Figure 8", "figure-8")]
