@@ -54,7 +54,8 @@ def test_five_rounds_in_double_precision_are_those_of_the_local_runtime(tmp_path
 
 @pytest.mark.parametrize(("model", "shape"), [("tutorial-cnn", (3, 32, 32)), ("mcmahan-cnn", (1, 28, 28))])
 def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
-    dataset = {"name": "synthetic", "shape": shape, "train": 200, "test": 20}
+    # Few images: among many, rounding changes which of two almost equal values a pool takes.
+    dataset = {"name": "synthetic", "shape": shape, "train": 24, "test": 20}
     federation = build_federation(Config.of({"dataset": dataset, "environment": "iid", "clients": 4}))
     data = federation.dataset
     order_of = {}

@@ -157,6 +157,7 @@ class Engine:
     ) -> None:
         """Train clients that share a shape, in as many lanes as the memory holds."""
         batch = int(str(shape[0]))
+        alone = not self._launchers
         while True:
             lanes = self.most_lanes
             try:
@@ -165,9 +166,11 @@ class Engine:
                 losses = self._launcher(shape, segments, lanes, batch).run(visits, jobs, results)
                 break
             except torch.OutOfMemoryError:
-                if lanes == 1:
+                if alone and lanes == 1:
                     raise
-            self.most_lanes = lanes // 2
+            # What launches of other shapes hold goes first; only then are there fewer lanes.
+            self.most_lanes = lanes // 2 if alone else self.most_lanes
+            alone = True
             self._launchers.clear()
             self._lanes.clear()
             torch.cuda.empty_cache()
@@ -422,8 +425,14 @@ class Launcher:
         torch.cuda.current_stream(device).wait_stream(side)
         self._counter.zero_()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            once()
+        try:
+            with torch.cuda.graph(graph):
+                once()
+        except RuntimeError as error:
+            # The end of a recording that ran out of memory fails for a reason of its own.
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
         return graph
 
     def signature(self, count: int) -> str:
