@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from covey.errors import Refusal, require
 from covey.models.building import models
 from covey.models.dropout import Dropout
+from covey.models.embedding import WordVectors
 
 
 @models.add("lstm")
@@ -37,7 +38,7 @@ class WordLSTM(nn.Module):
         for name, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
             require(value >= 1, f"model.{name} must be at least 1, not {value}.")
         require(0 <= dropout < 1, f"model.dropout is the share to drop between layers, in [0, 1), not {dropout:g}.")
-        self.embedding = nn.Embedding(classes, embedding)
+        self.embedding = WordVectors(classes, embedding)
         self.lstm = LSTMCells(embedding, hidden, layers, dropout)
         self.classifier = nn.Linear(hidden, classes)
 

@@ -21,7 +21,8 @@ from typing import Any, no_type_check
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
+
+from covey.operators import define, stacked
 
 triton: Any = None
 tl: Any = None
@@ -506,20 +507,8 @@ def _gradients_shape(
     return of_kernels, gradient.new_empty(*lanes, filters if with_bias else 0)
 
 
-def _stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor | None:
-    """A tensor under `vmap` as a stack of lanes; one that all lanes share is not copied.
-
-    Made contiguous here, where the compiler sees it and can write it so in the first place.
-    """
-    if tensor is None:
-        return None
-    if dimension is None:
-        return tensor.expand(info.batch_size, *tensor.shape)
-    return tensor.movedim(dimension, 0).contiguous()
-
-
 def _convolve_lanes(info: Any, dimensions: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-    tensors = [_stacked(info, *pair) for pair in zip(inputs[:3], dimensions[:3], strict=True)]
+    tensors = [stacked(info, *pair) for pair in zip(inputs[:3], dimensions[:3], strict=True)]
     result: Tensor = torch.ops.covey.image_convolution(*tensors, *inputs[3:])
     return result, 0
 
@@ -527,44 +516,23 @@ def _convolve_lanes(info: Any, dimensions: tuple[int | None, ...], *inputs: Any)
 def _gradients_of_lanes(
     info: Any, dimensions: tuple[int | None, ...], *inputs: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    tensors = [_stacked(info, *pair) for pair in zip(inputs[:2], dimensions[:2], strict=True)]
+    tensors = [stacked(info, *pair) for pair in zip(inputs[:2], dimensions[:2], strict=True)]
     return torch.ops.covey.image_convolution_gradients(*tensors, *inputs[2:]), (0, 0)
 
 
-class _Differentiable(torch.autograd.function._SingleLevelFunction):
-    """The convolution as autograd sees it.
-
-    `torch.library.register_autograd` makes an `autograd.Function` that refuses `torch.func.grad`, and one called
-    outside of an operator loses its backward when `vmap(grad(...))` is compiled. So this stands at the operator's
-    autograd key, for one level of differentiation, as those of PyTorch's own operators do.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, keys: Any, *inputs: Any) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            y: Tensor = torch.ops.covey.image_convolution.default.redispatch(
-                keys & torch._C._after_autograd_keyset, *inputs
-            )
-        x, weight, bias, ctx.stride, ctx.padding = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.with_bias = bias is not None
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        _, for_image, for_weight, for_bias, *_ = ctx.needs_input_grad
-        of_image = of_weight = of_bias = None
-        if for_weight or for_bias:
-            of_weight, of_bias = torch.ops.covey.image_convolution_gradients(
-                gradient, x, weight.shape[-2:], ctx.stride, ctx.padding, ctx.with_bias
-            )
-        if for_image:
-            of_image = _image_gradient(gradient, weight, ctx.stride, ctx.padding)
-        return None, of_image, of_weight, of_bias if ctx.with_bias else None, None, None
-
-
-_differentiable: Any = _Differentiable
+def _differentiate(
+    inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    """Gradients of images, kernels and biases."""
+    x, weight, bias, stride, padding = inputs
+    of_image = of_weight = of_bias = None
+    if needed[1] or needed[2]:
+        of_weight, of_bias = torch.ops.covey.image_convolution_gradients(
+            gradient, x, weight.shape[-2:], stride, padding, bias is not None
+        )
+    if needed[0]:
+        of_image = _image_gradient(gradient, weight, stride, padding)
+    return of_image, of_weight, None if bias is None else of_bias, None, None
 
 
 def _image_gradient(gradient: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
@@ -576,23 +544,17 @@ def _image_gradient(gradient: Tensor, weight: Tensor, stride: Sequence[int], pad
     return image_convolution(gradient, turned, None, stride, wider)
 
 
-def _convolve_differentiably(keys: Any, *inputs: Any) -> Tensor:
-    with enable_single_level_autograd_function():
-        y: Tensor = _differentiable.apply(keys, *inputs)
-    return y
-
-
-_registry: Any = torch.library
-_library = _registry.Library("covey", "FRAGMENT")
-_library.define("image_convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding) -> Tensor")
-_library.define(
-    "image_convolution_gradients(Tensor gradient, Tensor x, int[] kernel, int[] stride, int[] padding, bool with_bias)"
-    " -> (Tensor, Tensor)"
+define(
+    "image_convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding) -> Tensor",
+    _convolve,
+    _convolve_shape,
+    _convolve_lanes,
+    _differentiate,
 )
-_library.impl("image_convolution", _convolve, "CompositeExplicitAutograd")
-_library.impl("image_convolution", _convolve_differentiably, "Autograd", with_keyset=True)
-_library.impl("image_convolution_gradients", _gradients, "CompositeExplicitAutograd")
-_registry.register_fake("covey::image_convolution", _convolve_shape, lib=_library)
-_registry.register_fake("covey::image_convolution_gradients", _gradients_shape, lib=_library)
-_registry.register_vmap("covey::image_convolution", _convolve_lanes, lib=_library)
-_registry.register_vmap("covey::image_convolution_gradients", _gradients_of_lanes, lib=_library)
+define(
+    "image_convolution_gradients(Tensor gradient, Tensor x, int[] kernel, int[] stride, int[] padding, bool with_bias)"
+    " -> (Tensor, Tensor)",
+    _gradients,
+    _gradients_shape,
+    _gradients_of_lanes,
+)

@@ -1,0 +1,79 @@
+"""Operators of our own that PyTorch treats as its own: under `vmap`, `torch.func.grad` and `torch.compile`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+
+_registry: Any = torch.library
+_library = _registry.Library("covey", "FRAGMENT")
+
+Differentiate = Callable[[Sequence[Any], Tensor, Sequence[bool]], Sequence[Tensor | None]]
+"""`(inputs, gradient of the output, which inputs need one)` → a gradient, or None, for every input."""
+
+
+def define(
+    schema: str,
+    compute: Callable[..., Any],
+    shape: Callable[..., Any],
+    lanes: Callable[..., Any],
+    differentiate: Differentiate | None = None,
+) -> None:
+    """The operator `covey::name(...)`: what it computes, the shape of that, and what it does under `vmap`."""
+    name = schema.split("(", maxsplit=1)[0]
+    _library.define(schema)
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    _registry.register_fake(f"covey::{name}", shape, lib=_library)
+    _registry.register_vmap(f"covey::{name}", lanes, lib=_library)
+    if differentiate is not None:
+        _library.impl(name, _with_gradient(name, differentiate), "Autograd", with_keyset=True)
+
+
+def _with_gradient(name: str, differentiate: Differentiate) -> Callable[..., Tensor]:
+    """The operator as autograd sees it.
+
+    `torch.library.register_autograd` makes an `autograd.Function` that refuses `torch.func.grad`, and one called
+    outside of an operator loses its backward when `vmap(grad(...))` is compiled. So this stands at the operator's
+    autograd key, for one level of differentiation, as those of PyTorch's own operators do.
+    """
+
+    class Differentiable(torch.autograd.function._SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *inputs: Any) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                y: Tensor = getattr(torch.ops.covey, name).default.redispatch(
+                    keys & torch._C._after_autograd_keyset, *inputs
+                )
+            ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+            ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in inputs))
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+            inputs = [
+                other if saved is None else saved for saved, other in zip(ctx.saved_tensors, ctx.others, strict=True)
+            ]
+            return None, *differentiate(inputs, gradient, ctx.needs_input_grad[1:])
+
+    differentiable: Any = Differentiable
+
+    def differentiably(keys: Any, *inputs: Any) -> Tensor:
+        with enable_single_level_autograd_function():
+            y: Tensor = differentiable.apply(keys, *inputs)
+        return y
+
+    return differentiably
+
+
+def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor | None:
+    """A tensor under `vmap` as a stack of lanes; one that all lanes share is not copied.
+
+    Made contiguous here, where the compiler sees it and can write it so in the first place.
+    """
+    if tensor is None:
+        return None
+    if dimension is None:
+        return tensor.expand(info.batch_size, *tensor.shape)
+    return tensor.movedim(dimension, 0).contiguous()
