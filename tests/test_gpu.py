@@ -72,6 +72,27 @@ def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
         assert (mine - theirs).norm() / mine.norm() <= 1e-5
 
 
+@pytest.mark.parametrize(
+    ("model", "dataset"),
+    [
+        ("tutorial-cnn", COLOUR),
+        ("mcmahan-cnn", {"name": "synthetic", "shape": (1, 28, 28), "train": 300, "test": 60}),
+        (SMALL_LSTM, WORDS),
+    ],
+)
+def test_the_same_seed_gives_the_same_bits(tmp_path, model, dataset):
+    given = {"dataset": dataset, "model": model, "environment": "iid", "clients": 10, "cohort": 5, "rounds": 4}
+    where = {
+        "runtime": "stacked",
+        "device": "cuda",
+        "precision": "bf16",
+        "local": {"epochs": 2, "batch": 4, "rate": 0.1},
+    }
+    one, other = (covey.run({**given, **where}, out=tmp_path / name) for name in ("one", "other"))
+    assert torch.equal(*(Layout.of(result.model()).read(result.model()) for result in (one, other)))
+    assert [row["loss"] for row in one.metrics] == [row["loss"] for row in other.metrics]
+
+
 def test_a_thousand_large_models_under_a_memory_limit_give_the_same_result():
     dataset = {"name": "synthetic", "shape": (1, 28, 28), "train": 2_000, "test": 20}
     given = {"dataset": dataset, "environment": {"name": "iid", "samples": 10}, "clients": 1_000}

@@ -151,6 +151,8 @@ class Engine:
             fast = self.precision in ("tf32", "bf16")
             torch.backends.cuda.matmul.allow_tf32 = fast
             torch.backends.cudnn.allow_tf32 = fast
+            # The same seed gives the same run: no algorithm that adds in whatever order threads come.
+            torch.backends.cudnn.deterministic = True
 
     def _launch(
         self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job], results: list[Trained]
