@@ -1,8 +1,9 @@
-"""What the server's own part costs: selection among very many clients.
+"""What the server's own part costs: selection among very many clients, an agent's decision, aggregation.
 
     python benchmarks/server.py --out results/server.json
 
-Every figure is the median and the worst of several repeats, and the memory that was taken on top of the state.
+Every figure is the median and the worst of several repeats, and the memory that was taken on top of the state (that of
+NumPy and Python; torch keeps its own). Aggregation is set against a copy of the same bytes.
 """
 
 import argparse
@@ -22,6 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from covey.aggregation import FedDRL, FedDRLSet, weighted_sum
+from covey.aggregation.by_agent import ByAgent
+from covey.aggregation.impact import Reported
 from covey.config import Local
 from covey.layout import Layout
 from covey.roles import Setting
@@ -45,8 +49,56 @@ def fedacs() -> Callable[[int], object]:
     return lambda round: selector.select(round, everyone)
 
 
+VGG_11 = 9_797_092
+"""Parameters for CIFAR-100."""
+
+COHORT = 10
+
+
+def decision(aggregator: ByAgent) -> Callable[[int], object]:
+    """From what clients report to impact factors; the agent does not learn."""
+    aggregator.begin(setting(100, COHORT))
+    rng = np.random.default_rng(0)
+    everyone = np.arange(COHORT)
+    before = rng.uniform(0.2, 2, COHORT)
+    told = Reported(everyone, everyone, np.ones(COHORT, dtype=np.bool_), before, before / 2, np.full(COHORT, 300.0))
+    return lambda round: aggregator.impact_factors(round, told, torch.device("cpu"))
+
+
+def learning(aggregator: ByAgent) -> Callable[[int], object]:
+    """An agent's training after a round, with a thousand experiences: 32 steps on batches."""
+    aggregator.begin(setting(100, COHORT))
+    rng = np.random.default_rng(0)
+    agent = aggregator.agent
+    for _ in range(1_000):
+        states = rng.random((2, agent.architecture.state_size)) + 0.1
+        agent.replay.push(states[0], rng.random(agent.architecture.action_size), -rng.random(), states[1])
+    return lambda round: agent.train_now(round)
+
+
+def models() -> torch.Tensor:
+    return torch.randn(COHORT, VGG_11, generator=torch.Generator().manual_seed(0))
+
+
+def aggregation() -> Callable[[int], object]:
+    states, weights = models(), torch.full((COHORT,), 1 / COHORT, dtype=torch.float64)
+    return lambda round: weighted_sum(states, weights)
+
+
+def copying() -> Callable[[int], object]:
+    states = models()
+    room = torch.empty_like(states)
+    return lambda round: room.copy_(states)
+
+
 CASES: dict[str, tuple[str, Callable[[], Callable[[int], object]]]] = {
     "fedacs-1m": ("FedACS selects 10 of 1,000,000 clients that all have a history", fedacs),
+    "feddrl-decision": ("FedDRL decides on 10 clients", lambda: decision(FedDRL(learn=False))),
+    "feddrl-set-decision": ("FedDRL for sets decides on 10 clients", lambda: decision(FedDRLSet(learn=False))),
+    "feddrl-learning": ("FedDRL learns after a round, 32 steps on batches of 4", lambda: learning(FedDRL())),
+    "feddrl-set-learning": ("FedDRL for sets learns after a round, 32 steps on 16", lambda: learning(FedDRLSet())),
+    "average-vgg11": ("Aggregation of VGG-11 from 10 clients", aggregation),
+    "average-copy": ("A copy of the same bytes, 392 MB", copying),
 }
 
 
@@ -84,7 +136,7 @@ def main() -> None:
         rows[name] = {"about": about, **measured(make, given.repeats)}
         row = rows[name]
         print(
-            f"{about}: {row['median_seconds'] * 1e3:.1f} ms (worst {row['worst_seconds'] * 1e3:.1f}), "
+            f"{about}: {row['median_seconds'] * 1e3:.2f} ms (worst {row['worst_seconds'] * 1e3:.2f}), "
             f"{row['extra_bytes'] / 1e6:.0f} MB",
             flush=True,
         )

@@ -1,6 +1,7 @@
 """Class shares from gradients: exact at a zero head, learned by a predictor, and with noise."""
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from covey import Config, Refusal
 from covey.aggregation.ondemand import WithPredictor
 from covey.client import Learner
 from covey.data.dataset import Samples
-from covey.estimation import ClassQuery, Privacy, clipped_gradient, nearest_mix
+from covey.estimation import ClassQuery, Privacy, clipped_gradient, cost_of_privacy, nearest_mix
 from covey.experiment import Experiment
 from covey.layout import Layout
 from covey.messages import Order, Replies, checked
@@ -424,6 +425,11 @@ def test_more_privacy_costs_more_error():
     off = {epsilon: errors(one, "analytic", insight_dp=f"{epsilon},1e-5").mean() for epsilon in (0.1, 1, 8)}
     assert off[8] < 0.05 < off[1] < 0.2 < off[0.1] < uniform_errors(one).mean()
     assert errors(one, "analytic").max() < 1e-5
+    truth, sizes = one.federation.truth.shares, one.federation.sizes.astype(np.float64)
+    for cost in cost_of_privacy(truth, sizes, 1e-5, tuple(off)):
+        assert cost.error == pytest.approx(off[cost.epsilon], rel=0.25)
+        assert cost.error_by_samples < cost.error
+        assert cost.deviation == Privacy(cost.epsilon, 1e-5).deviation
 
 
 def test_one_sample_moves_the_query_at_a_zero_head_by_no_more_than_its_noise_is_made_for():
@@ -461,7 +467,22 @@ def test_a_predictor_works_on_noisy_gradients_and_tells_no_error():
     answers = asked(one, np.arange(40))
     assert set(answers) == {"shares"}
     torch.testing.assert_close(answers["shares"].sum(dim=1), torch.ones(40))
-    assert "predictor_error" not in one.method.aggregator.figures()
+    figures = one.method.aggregator.figures()
+    assert "predictor_error" not in figures
+    most = aggregator_of(one).answers.max()
+    assert figures["epsilon_spent"] == pytest.approx(Privacy(4, 1e-5).after(int(most)))
+
+
+def test_without_the_accountant_noise_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(Refusal, match=r"dp-accounting, which is not installed: pip install 'covey\[privacy\]'"):
+        Privacy(1.234, 1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (math.nan, 1e-5), (1, 1)])
+def test_budgets_that_are_none_are_refused(epsilon, delta):
+    with pytest.raises(Refusal, match="insight_dp"):
+        Privacy(epsilon, delta)
 
 
 def test_predictors_begin_alike_for_the_same_seed():

@@ -2,6 +2,9 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +21,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from covey import run
-from covey.aggregation import agents_together
+from covey.aggregation import agents_together, ddpg
 from covey.aggregation.agents_together import Network, catch_up, wait
 from covey.aggregation.by_agent import ByAgent
 from covey.aggregation.ddpg import Agent, Learning, priorities_of, targets_of, train, update
@@ -30,11 +33,12 @@ from covey.aggregation.replay import Experiences, Replay, prioritised
 from covey.commands_agent import train_agent as train_agent_command
 from covey.config import Config, Local
 from covey.errors import Refusal
-from covey.experiment import Experiment, resume, run_together
+from covey.experiment import Experiment, Run, resume, run_together
 from covey.layout import Layout
 from covey.messages import Fault, Replies, checked
 from covey.models.mlp import MLP
-from covey.records import read_checkpoint
+from covey.records import client_loss, read_checkpoint
+from covey.report.tables import reproduced_by
 from covey.roles import Setting
 from covey.training_agent import Offline, train_agent
 from tests.conftest import SMALL, without_timings
@@ -212,6 +216,20 @@ def test_agents_trained_as_a_stack_become_what_they_become_alone(networks):
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("networks", architectures(), ids=["flat", "set"])
+def test_agents_become_on_a_gpu_what_they_become_on_a_cpu(networks):
+    here, there = ([experienced(Agent(networks, LEARNING, n), 20, n) for n in range(3)] for _ in range(2))
+    for number, (one_, other) in enumerate(zip(here, there, strict=True)):
+        other.to(torch.device("cuda"))
+        one_.train_now(number, "replay")
+        other.train_later(number, "replay")
+    state = np.linspace(0.1, 1, networks.state_size)
+    for one_, other in zip(here, there, strict=True):
+        assert other.act(state) == pytest.approx(one_.act(state), rel=1e-6, abs=1e-9)
+        assert other.steps == one_.steps
+
+
 @dataclass(eq=False)
 class Pupil:
     likeness: int
@@ -253,6 +271,40 @@ def test_an_agent_learns_which_action_is_rewarded():
     for epoch in range(40):
         agent.train_now(epoch)
     assert agent.act(np.array([0.3, 0.7])) == pytest.approx([0.6], abs=0.1)
+
+
+def test_an_agent_becomes_the_same_to_the_bit_on_one_thread_and_on_two():
+    """These shapes are ones whose products differ in their last bits between one thread and two."""
+
+    def became(threads):
+        torch.set_num_threads(threads)
+        agent = experienced(Agent(FlatNetworks(12, 8, 64), replace(LEARNING, batch=10), 0), 80)
+        agent.train_now(0)
+        assert torch.get_num_threads() == threads
+        return agent.actor.main.clone(), agent.act(np.linspace(0.1, 1, 12))
+
+    (one_, first), (two, second) = became(1), became(2)
+    assert torch.equal(one_, two)
+    assert first.tolist() == second.tolist()
+
+
+def test_the_side_thread_learns_while_the_agent_acts():
+    agent, twin = (experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40) for _ in range(2))
+    before = agent.actor.main.clone()
+    agent.train_aside(0, 1)
+    agent.train_aside(0, 2)
+    agent.adopt(wait=True)
+    twin.train_now(0, 1)
+    assert agent.steps == twin.steps == 8
+    assert torch.equal(agent.actor.main, twin.actor.main)
+    assert not torch.equal(agent.actor.main, before)
+
+
+def test_a_run_may_train_its_agent_beside_the_rounds(tmp_path):
+    result = run(agent_run(batch=2, side_thread=True), rounds=8, out=tmp_path / "run")
+    assert result.finished
+    _, state = read_checkpoint(result.folder)
+    assert state["aggregator"]["agent"]["steps"] > 0
 
 
 # --- replay
@@ -410,9 +462,9 @@ def test_a_client_whose_loss_is_nan_is_left_out_and_harms_nobody(make):
         assert factors["1"] == 0
         assert sum(factors.values()) == pytest.approx(1)
         assert model.tolist() == pytest.approx([*factors.values(), 0, 0])
-    assert aggregator.figures()["client_loss_mean"] == 2
-    assert aggregator.figures()["client_loss_gap"] == 2
-    assert aggregator.figures()["client_loss_variance"] == pytest.approx(2 / 3)
+    assert client_loss(replies([1.0, float("nan"), 3.0, 2.0])) == pytest.approx(
+        {"mean": 2, "variance": 2 / 3, "gap": 2}
+    )
 
 
 def test_what_is_unknown_sits_on_the_mean_of_the_others():
@@ -450,8 +502,7 @@ def agent_run(**options):
 
 def test_rewards_are_of_the_round_after_and_figures_are_in_the_records(tmp_path):
     result = run(agent_run(), rounds=6, out=tmp_path / "run")
-    figures = [row["figures"] for row in result.metrics]
-    costs = [each["client_loss_mean"] + each["client_loss_gap"] for each in figures]
+    costs = [row["client_loss"]["mean"] + row["client_loss"]["gap"] for row in result.metrics]
     _, state = read_checkpoint(result.folder)
     held = state["aggregator"]["agent"]["replay"]
     assert held["rewards"].tolist() == pytest.approx([-cost for cost in costs[1:]])
@@ -486,6 +537,24 @@ def test_a_run_that_is_cut_off_and_resumed_is_the_whole_run(options, tmp_path):
         assert plain.metrics[-1]["figures"] != whole.metrics[-1]["figures"]
 
 
+def test_runs_are_the_same_whatever_the_threads_the_worker_processes_and_the_order_of_hashes(tmp_path):
+    given = {**SMALL, "rounds": 8, "aggregator": {"name": "feddrl", "hidden": 64, "batch": 2}}
+    here = run(given, out=tmp_path / "here")
+    program = (
+        "import json, sys, torch, covey; torch.set_num_threads(2); given, out = sys.argv[1:]; "
+        "covey.run(json.loads(given), workers=2, out=out)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, json.dumps(given), str(tmp_path / "there")],
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1234"},
+    )
+    there = Run.open(tmp_path / "there")
+    assert without_timings(there.metrics) == without_timings(here.metrics)
+    files = [(folder / "checkpoint.safetensors").read_bytes() for folder in (here.folder, there.folder)]
+    assert files[0] == files[1]
+
+
 def test_what_is_restored_acts_and_goes_on_as_what_was_saved():
     first, second = (begun(FedDRL(hidden=8, batch=2)) for _ in range(2))
     rng = np.random.default_rng(0)
@@ -507,6 +576,32 @@ def test_runs_in_lockstep_are_the_runs_alone(tmp_path):
     for config, one_ in zip(configs, together, strict=True):
         alone = run(config, out=tmp_path / f"a{config.seed}")
         assert without_timings(one_.metrics) == without_timings(alone.metrics)
+
+
+@pytest.mark.parametrize("name", ["feddrl", "feddrl-set"])
+def test_runs_in_lockstep_whose_agents_learn_as_one_stack_are_the_runs_alone(name, tmp_path, monkeypatch):
+    """As on a GPU: a CPU trains agents one by one unless it is told that they are alike."""
+    stacks = []
+    monkeypatch.setattr(Agent, "likeness", property(lambda agent: (agent.architecture, len(agent.replay))))
+    learn = ddpg._learn
+    monkeypatch.setattr(ddpg, "_learn", lambda *agents: (stacks.append(len(agents)), learn(*agents)))
+    given = {**SMALL, "rounds": 10, "selector": {"name": "fedacs", "pool": 0.75}}
+    given["aggregator"] = {"name": name, "hidden": 8, "batch": 2, "updates": 4, "noise": 0.3}
+    configs = [Config.of({**given, "seed": seed}) for seed in range(3)]
+    together = run_together([(config, tmp_path / f"t{config.seed}") for config in configs])
+    assert set(stacks) == {3}
+    for config, one_ in zip(configs, together, strict=True):
+        alone = run(config, out=tmp_path / f"a{config.seed}")
+        for mine, other in zip(one_.metrics, alone.metrics, strict=True):
+            assert mine["clients"] == other["clients"]
+            assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5)
+            assert mine["figures"]["impact_factors"] == pytest.approx(other["figures"]["impact_factors"], rel=1e-6)
+
+
+def test_a_draw_below_zero_for_every_client_falls_back_to_the_means():
+    aggregator = begun(FedDRL(hidden=8, beta=1.0, floor=10.0), clients=4, cohort=1)
+    for t in range(1, 60):
+        assert aggregator.factors(t, np.array([0.5, 0.5]), reported([1.0])) == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("selector", ["fedacs", "oort", "power-of-choice", "rexp3"])
@@ -573,7 +668,7 @@ def test_workers_differ_in_their_noise_alone(tmp_path):
     rows = [
         json.loads((tmp_path / f"agent-workers/worker-{n}/metrics.jsonl").read_text().splitlines()[0]) for n in (0, 1)
     ]
-    assert rows[0]["figures"]["client_loss_mean"] == rows[1]["figures"]["client_loss_mean"]
+    assert rows[0]["client_loss"] == rows[1]["client_loss"]
     assert rows[0]["figures"]["impact_factors"] != rows[1]["figures"]["impact_factors"]
 
 
@@ -659,6 +754,42 @@ def test_training_is_refused_where_it_cannot_be_or_was_done(tmp_path):
 def test_impossible_options_are_refused(options, sentence, tmp_path):
     with pytest.raises(Refusal, match=sentence):
         run(agent_run(**options), out=tmp_path / "run")
+
+
+def test_the_flag_gives_a_run_its_agent(covey_command, tmp_path):
+    path = small_agent(tmp_path / "agent.safetensors")
+    small = ["--clients", "8", "--rounds", "2", "--workers", "1", "--agent", path]
+    flags = [*small, "--cohort", "4", "--set", "aggregator.hidden=16", "--json"]
+    answer = covey_command("run", *flags, "--out", tmp_path / "a")
+    assert answer.code == 0, answer.err
+    assert Run.open(tmp_path / "a").config.aggregator.options["agent"] == str(path)
+    answer = covey_command("run", "--selector", "oort", *flags, "--out", tmp_path / "b")
+    assert answer.code == 0, answer.err
+    assert Run.open(tmp_path / "b").config.method == "oort+feddrl"
+    for cohort, method, sentence in (
+        (3, "feddrl", "trained for 4 clients a round, and here there are 3"),
+        (4, "feddrl-set", "trained for the aggregator 'feddrl', not 'feddrl-set'"),
+        (4, "loss-softmax", "is for the aggregator 'feddrl', and 'loss-softmax' has another one"),
+    ):
+        answer = covey_command("run", *small, "--cohort", cohort, "--method", method, "--out", tmp_path / "c")
+        assert answer.code == 2
+        assert sentence in answer.err
+    answer = covey_command("run", "--agent", tmp_path / "none", "--out", tmp_path / "c")
+    assert "Give a file that covey train-agent has written" in answer.err
+
+
+def test_a_comparison_gives_the_agent_to_the_methods_that_it_is_for(covey_command, tmp_path):
+    given = {**SMALL, "aggregator": "feddrl-set"}
+    path = train_agent(given, rounds=10, out=tmp_path / "agent.safetensors", offline=Offline(epochs=1, batch=8))
+    flags = ["--seeds", "1", "--clients", "8", "--cohort", "4", "--rounds", "2", "--workers", "1", "--agent", path]
+    out = tmp_path / "all"
+    answer = covey_command("compare", "--methods", "fedavg,feddrl-set", *flags, "--out", out, "--json")
+    assert answer.code == 0, answer.err
+    assert Run.open(out / "feddrl-set/seed-0").config.aggregator.options["agent"] == str(path)
+    assert f"--agent {path}" in reproduced_by(out)
+    assert covey_command("resume", out, "--json").code == 0
+    answer = covey_command("compare", "--methods", "fedavg,feddrl", *flags, "--out", tmp_path / "other")
+    assert "is for the aggregator 'feddrl-set', which none of fedavg, feddrl has" in answer.err
 
 
 def test_the_command_trains_an_agent(tmp_path):

@@ -34,6 +34,7 @@ from covey.estimation import ClassQuery, Privacy
 from covey.experiment import Experiment, _game, as_config, describing
 from covey.federations import Federation
 from covey.flower import InProcessGrid, Strategy, client_app
+from covey.flower.health import Health
 from covey.flower.inprocess import travelled
 from covey.flower.job import app as simulated_app
 from covey.flower.post import Post
@@ -740,3 +741,72 @@ def test_a_fleet_of_sites_with_folders_of_their_own(monkeypatch, tmp_path, capsy
     said = capsys.readouterr().out
     assert "round 5: harbour, mill, quarry answered; lost: nothing" in said
     assert float(said.split("accuracy at the sites: ")[1]) > 0.8
+
+
+# Clients that fail, and the run folder of a strategy
+
+
+def test_a_client_that_fails_is_rested_longer_each_time_and_forgiven_at_once():
+    health = Health(strikes=2, longest=4)
+    sat_out: list[int] = []
+    for number in range(1, 30):
+        if 7 in health.resting(number):
+            sat_out.append(number)
+        else:
+            health.note(number, [3, 7], [7])
+    # Two failures, then one round of rest, two, four, and never more.
+    assert sat_out == [3, 5, 6, 8, 9, 10, 11, 13, 14, 15, 16, 18, 19, 20, 21, 23, 24, 25, 26, 28, 29]
+    assert health.resting(22) == set() or 3 not in health.resting(22)
+    health.note(40, [7], [])
+    assert health.resting(41) == set()
+
+
+def test_a_strategy_rests_clients_that_fail_and_invites_them_again():
+    grid = InProcessGrid([an_app(), broken("nan"), an_app()], 3)
+    strategy = Strategy("fedavg", model=net(), clients=3, cohort=3)
+    strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=6)
+    invited = [entry["invited"] for entry in strategy.history]
+    everyone, others = ["0", "1", "2"], ["0", "2"]
+    assert invited == [everyone, everyone, others, everyone, others, others]
+    assert strategy.history[2]["resting"] == ["1"]
+
+
+def test_a_strategys_folder_says_who_failed_and_can_be_reported(tmp_path):
+    grid = InProcessGrid([an_app(), broken("raises"), an_app()], 3)
+    strategy = Strategy("fedavg", model=net(), clients=3, cohort=3, folder=tmp_path / "run")
+    strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=3)
+    rows = read_metrics(tmp_path / "run")
+    assert [[fault["client"] for fault in row["dropped"]] for row in rows] == [[1], [1], []]
+    assert [row["resting"] for row in rows] == [[], [], [1]]
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    page = covey.report.report([tmp_path / "run"]).read_text()
+    assert "the disk is full" in page
+    again = Strategy("fedavg", model=net(), clients=3, cohort=3, folder=tmp_path / "run")
+    again.start(grid, ArrayRecord(net().state_dict()), num_rounds=4)
+    assert [row["round"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert [row["dropped"] for row in read_metrics(tmp_path / "run")[:3]] == [row["dropped"] for row in rows]
+
+
+class Forging(InProcessGrid):
+    """A grid on which a node's answers claim to come from another node."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        answers = list(super().send_and_receive(messages, timeout=timeout))
+        for answer in answers:
+            if "who" not in answer.metadata.message_type:
+                answer.metadata.__dict__["_src_node_id"] = 1000
+        return answers
+
+
+def test_an_answer_counts_for_who_was_asked_whatever_it_says_of_itself():
+    grid = Forging(an_app(), 3)
+    replies = a_post(grid, 3).exchange(grid, an_order([0, 1, 2]))
+    assert replies.clients.tolist() == [0, 1, 2]
+    assert replies.samples.tolist() == [30, 31, 32]
+
+
+def test_an_answer_that_is_too_large_is_not_used():
+    grid = InProcessGrid(an_app(), 2)
+    replies = a_post(grid, 2, limit=100).exchange(grid, an_order([0, 1]))
+    assert len(replies) == 0
+    assert [fault.reason for fault in replies.faults] == ["its answer is larger than 100 bytes"] * 2

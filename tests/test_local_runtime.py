@@ -192,3 +192,13 @@ def test_closing_gives_torch_its_threads_back():
     assert torch.get_num_threads() == 1
     local.close()
     assert torch.get_num_threads() == 2
+
+
+def test_the_last_of_several_that_is_closed_gives_them_back():
+    torch.set_num_threads(2)
+    first, second = (runtime(federation(), 1) for _ in range(2))
+    first.close()
+    assert torch.get_num_threads() == 1
+    second.close()
+    second.close()
+    assert torch.get_num_threads() == 2

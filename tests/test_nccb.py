@@ -5,6 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from covey.randomness import generator
 from covey.records import read_checkpoint, write_checkpoint
 from covey.roles import Selector, Setting
 from covey.selection import Uniform
-from covey.selection.contexts import highest, normalised
+from covey.selection.contexts import highest, normalised, together
 from covey.selection.estimators import Linear, Network, Seen
 from covey.selection.k_linucb import KLinUCB
 from covey.selection.nccb import NCCB, centres_of, nearest
@@ -145,6 +146,35 @@ def test_rewards_are_root_mean_square_losses_over_the_greatest_so_far():
     by_size.select(1, np.arange(5))
     by_size.observe(1, trained([3, 4], [0.5, 4.0], samples=[240, 60]))
     assert by_size.scaled(by_size.rewards).tolist() == [0.5, 1.0]
+
+
+def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
+    utilities = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    selector = begun(clients=5, cohort=2, bits=8, clusters=2, regret=True)
+    asked, probes = selector.survey(1, np.arange(5))
+    assert asked.tolist() == [0, 1, 2, 3, 4] and [probe.name for probe in probes] == ["simhash", "utility"]
+    total = 0.0
+    for t in (1, 2, 3):
+        told = trained(range(5), utilities * t, samples=[10] * 5)
+        # Client 4 does not answer in the third round: nobody knows what it would have been worth.
+        told = told.take(np.arange(5 if t < 3 else 4))
+        bits = {"simhash": {"bits": torch.from_numpy(SINGLE)}} if t == 1 else {}
+        selector.surveyed(t, replace(told, probes={**told.probes, **bits}))
+        cohort = selector.select(t, np.arange(5))
+        best = math.hypot(4, 5) if t < 3 else math.hypot(3, 4)
+        worth = np.where(told.clients.max() >= cohort, utilities[cohort], 0.0)
+        total += 10 * t * (best - math.hypot(*worth))
+        selector.observe(t, trained(cohort, utilities[cohort] * t, samples=[10, 10]))
+        figures = selector.figures()
+        assert figures["best_utility"] == pytest.approx(10 * t * best)
+        assert figures["regret"] == pytest.approx(total)
+        asked, probes = selector.survey(t + 1, np.arange(5))
+        assert asked.tolist() == [0, 1, 2, 3, 4] and [probe.name for probe in probes] == ["utility"]
+    assert total > 0
+    again = begun(clients=5, cohort=2, bits=8, clusters=2, regret=True)
+    again.load_state_dict(selector.state_dict())
+    assert again.regret == selector.regret
+    assert "regret" not in begun(SINGLE).figures()
 
 
 def test_a_round_without_rewards_is_survived():
@@ -531,8 +561,8 @@ def texts(seed: int, topics=6, each=50, words=300, vocabulary=1000) -> tuple[np.
     return topic, packed(np.stack([of_tokens(torch.from_numpy(tokens)) for tokens in said]))
 
 
-def mean_utility(make: Callable[[], Selector], seed: int, topic: np.ndarray, contexts: np.ndarray) -> float:
-    """The mean utility of all invited in 200 rounds of 5, where a topic's losses stay what they are.
+def simulated(make: Callable[[], Selector], seed: int, topic: np.ndarray, contexts: np.ndarray) -> tuple[float, float]:
+    """The mean utility of all invited in 200 rounds of 5, where a topic's losses stay what they are; and the regret.
 
     Losses of a language model differ by less than a factor of 2 between topics; measurements err by 5 %.
     """
@@ -547,8 +577,9 @@ def mean_utility(make: Callable[[], Selector], seed: int, topic: np.ndarray, con
         cohort = np.sort(selector.select(t, np.arange(clients)))
         noise = 1 + 0.05 * generator(seed, t, "noise").standard_normal(5)
         selector.observe(t, trained(cohort, utilities[cohort] * noise))
-        found.append(utilities[cohort].mean())
-    return float(np.mean(found))
+        found.append(utilities[cohort])
+    best = np.sort(utilities)[-5:]
+    return float(np.mean(found)), sum(together(best) - together(cohort) for cohort in found)
 
 
 def test_mean_utility_orders_the_methods_as_the_paper_does():
@@ -561,11 +592,13 @@ def test_mean_utility_orders_the_methods_as_the_paper_does():
     found = []
     for seed in range(5):
         topic, contexts = texts(seed)
-        found.append([mean_utility(make, seed, topic, contexts) for make in methods.values()])
-    nccb, oort, linear, random = np.array(found).T
+        found.append([simulated(make, seed, topic, contexts) for make in methods.values()])
+    (nccb, oort, linear, random), regrets = np.array(found).transpose(2, 1, 0)
     assert (nccb > oort + 0.03).all() and (oort > linear).all() and (linear > random + 0.05).all()
     assert nccb.mean() > 0.96
     assert oort.mean() > linear.mean() + 0.015
+    # The cumulative regret (equation 4) has the same order.
+    assert (np.diff(regrets, axis=0) > 0).all()
 
 
 # --- state, size and refusals
@@ -691,6 +724,23 @@ def test_a_run_records_the_bits_once_the_utility_and_what_is_explored(tmp_path):
     exploring = [row["figures"]["exploring"] for row in result.metrics]
     assert exploring == [0, 0, 0, 0]  # four clusters, a cohort of four
     assert set(result.metrics[0]["probe_bytes"]) == {"simhash", "utility"}
+
+
+@pytest.mark.parametrize("selector", ["nccb", "k-linucb"])
+def test_a_run_records_its_regret_and_decides_as_it_would_without(selector, tmp_path):
+    options = {"name": selector, **({"clusters": 3, "threshold": 0} if selector == "nccb" else {})}
+    plain = run(DIGITS, selector=options, rounds=4, out=tmp_path / "plain")
+    judged = run(DIGITS, selector={**options, "regret": True}, rounds=4, out=tmp_path / "judged")
+    assert [row["clients"] for row in judged.metrics] == [row["clients"] for row in plain.metrics]
+    assert [row["accuracy"] for row in judged.metrics] == [row["accuracy"] for row in plain.metrics]
+    total = 0.0
+    for row in judged.metrics:
+        figures = row["figures"]
+        total += figures["best_utility"] - figures["utility"]
+        assert figures["best_utility"] >= figures["utility"] - 1e-9
+        assert figures["regret"] == pytest.approx(total, rel=1e-6)
+    # All 12 clients say what they would be worth, and the cohort once more.
+    assert judged.metrics[1]["probe_bytes"]["utility"] == 4 * plain.metrics[1]["probe_bytes"]["utility"]
 
 
 def test_a_run_on_texts_tells_topics_apart(tmp_path):

@@ -57,6 +57,12 @@ def test_a_run_on_passed_in_data_resumes_with_the_same_data_only(tmp_path):
     assert again.metrics == whole.metrics
 
 
+def test_crops_and_flips_are_for_images(tmp_path):
+    for local in ({"flip": True}, {"crop": 2}):
+        with pytest.raises(Refusal, match="are for images, and samples of 'own data' have the shape 5"):
+            run(federation=covey.federation(X, Y, SITES), local=local, out=tmp_path / "run")
+
+
 def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
     words = RNG.integers(0, 6, size=(300, 4))
     names = [f"word{number}" for number in range(6)]

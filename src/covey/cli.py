@@ -11,7 +11,10 @@ import typer
 import covey
 from covey import display
 from covey.analytics import ROUNDS
-from covey.commands_agent import train_agent
+from covey.commands_agent import agents_for, train_agent, with_agent
+from covey.commands_fleet import app as fleet_app
+from covey.commands_fleet import as_known
+from covey.commands_fleet import use as use_fleet
 from covey.commands_ondemand import go_on, ondemand
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
 from covey.config import assignment, overlay, read_toml
@@ -63,6 +66,10 @@ MemoryFlag = Annotated[
     str | None,
     typer.Option("--memory-limit", metavar="SIZE", help="Device memory for the stacked runtime, such as 8GiB."),
 ]
+AGENT_HELP = "Trained agent to begin with, as covey train-agent writes it (aggregator.learn=false keeps it as it is)."
+AgentFlag = Annotated[Path | None, typer.Option("--agent", metavar="FILE", help=AGENT_HELP)]
+AgentsFlag = Annotated[list[Path] | None, typer.Option("--agent", metavar="FILE", help=AGENT_HELP)]
+FleetFlag = Annotated[Path | None, typer.Option("--fleet", help="Ask the sites of a live fleet: its folder.")]
 SetFlag = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1 or environment.alpha=0.5."),
@@ -129,6 +136,7 @@ def run(
     memory_limit: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
+    agent: AgentFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -154,7 +162,7 @@ def run(
         "data_dir": data_dir,
         "altered": None if poison is None else {"poison": poison},
     }
-    chosen = covey.Config.of(_settings(config, flags, set_))
+    chosen = covey.Config.of(with_agent(_settings(config, flags, set_), agent))
     with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
         result = covey.run(chosen, out=out, on_round=on_round)
     _tell_run(result, json_)
@@ -187,6 +195,7 @@ def compare(
     memory_limit: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
+    agent: AgentsFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -210,9 +219,11 @@ def compare(
     }
     given = _settings(config, flags, set_)
     given.pop("method", None)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
     _compare(
         json_,
-        methods=[name.strip() for name in methods.split(",") if name.strip()],
+        methods=names,
+        agents=agents_for(names, agent or []),
         seeds=_seeds(seeds),
         vary=_vary(vary or []),
         target=target,
@@ -295,6 +306,7 @@ def analyze(
     ] = None,
     runtime: RuntimeFlag = None,
     device: DeviceFlag = None,
+    fleet: FleetFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
     config: ConfigFlag = None,
@@ -316,15 +328,17 @@ def analyze(
         "altered": None if poison is None else {"poison": poison},
     }
     count = None if rounds is None else coerce(rounds, int, "rounds")
+    live = {} if fleet is None else use_fleet(fleet)
     with display.run_progress("analyze", count or (1 if from_ else ROUNDS), 0) as on_round:
         analysis = covey.analyze(
-            _settings(config, flags, set_),
+            overlay(live, _settings(config, flags, set_)),
             model_of=from_,
             insight=insight,
             rounds=count,
             level=coerce(level, float, "level"),
             on_round=on_round,
         )
+    analysis = as_known(analysis, live)
     if json_:
         _print_json(analysis.as_mapping())
     else:
@@ -405,6 +419,7 @@ def export(
 app.command()(reproduce)
 app.command()(ondemand)
 app.command()(train_agent)
+app.add_typer(fleet_app, name="fleet")
 
 
 _LISTS: dict[str, Registry[Any]] = {

@@ -1,6 +1,7 @@
 """`covey train-agent`: a thin layer over `covey.training_agent`."""
 
 import json
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +9,40 @@ from typing import Annotated, Any
 import typer
 
 from covey import display
-from covey.config import Config, assignment, overlay, read_toml
+from covey.aggregation.by_agent import agent_kind
+from covey.config import Config, assignment, chosen, overlay, read_toml
+from covey.errors import Refusal, require
+from covey.methods import methods as known
 from covey.training_agent import Offline
 from covey.training_agent import train_agent as train
+
+
+def with_agent(settings: dict[str, Any], agent: Path | None) -> dict[str, Any]:
+    """Settings of a run that begins with a trained agent; the method is the agent's own where none is named."""
+    if agent is None:
+        return settings
+    kind = agent_kind(agent)
+    named, _ = chosen("aggregator", settings.get("aggregator"))
+    if named is None and "method" not in settings:
+        settings = overlay(settings, {"aggregator" if "selector" in settings else "method": kind})
+    config = Config.of(settings)
+    if config.aggregator is None or "agent" not in config.aggregator.options:
+        raise Refusal(f"--agent {agent} is for the aggregator '{kind}', and '{config.method}' has another one.")
+    return overlay(settings, {"aggregator": {"agent": str(agent)}})
+
+
+def agents_for(methods: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
+    """Aggregator → file of the trained agent, for those of some methods that have one."""
+    agents: dict[str, str] = {}
+    for file in files:
+        kind = agent_kind(file)
+        wanting = [name for name in methods if name in known.names() and known[name].part.aggregator == kind]
+        require(
+            bool(wanting), f"--agent {file} is for the aggregator '{kind}', which none of {', '.join(methods)} has."
+        )
+        require(kind not in agents, f"There are two agents for '{kind}': {agents.get(kind)} and {file}.")
+        agents[kind] = str(file)
+    return agents
 
 
 def train_agent(
@@ -46,7 +78,7 @@ def train_agent(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train FedDRL's agent in two stages; use it with --set aggregator.agent=FILE."""
+    """Train FedDRL's agent in two stages; use it with --agent FILE."""
     flags = {
         "method": method,
         "selector": selector,
@@ -80,4 +112,4 @@ def train_agent(
     if json_:
         print(json.dumps({"file": str(path), "bytes": path.stat().st_size}, indent=2))
     else:
-        display.say(f"Agent: {path}. Use it with: covey run ... --set aggregator.agent={path}")
+        display.say(f"Agent: {path}. Use it with: covey run ... --agent {path}")

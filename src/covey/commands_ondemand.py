@@ -1,6 +1,7 @@
 """`covey ondemand`: a thin layer over `covey.ondemand`."""
 
 import json
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +12,13 @@ from rich import box
 from rich.table import Table
 
 from covey import display
+from covey.commands_fleet import use
 from covey.composition import Pairing
 from covey.config import assignment, overlay
 from covey.display import percent
 from covey.errors import Refusal
 from covey.mixes import Target
-from covey.ondemand import ROUNDS, Composed, OnDemand, resume_ondemand
+from covey.ondemand import ROUNDS, Composed, OnDemand, read_ondemand, resume_ondemand
 from covey.ondemand import ondemand as run_ondemand
 from covey.registry import coerce
 from covey.report.ondemand import job_rows
@@ -61,6 +63,9 @@ def ondemand(
     runtime: Annotated[str | None, typer.Option("--runtime", help="What executes the clients' work.")] = None,
     workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Worker processes.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda, for the stacked runtime.")] = None,
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", help="Ask and train the sites of a live fleet: its folder.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as local.rate=0.01.")
     ] = None,
@@ -71,6 +76,9 @@ def ondemand(
     targets: list[Target] = [*(target or []), *(target_csv or [])]
     if not targets:
         raise Refusal("Say what mix the model is for: --target '0=0.5,3=0.5', or --target-csv FILE with labels.")
+    if fleet is not None:
+        use(fleet, tested=True, truth=estimator == "ground-truth")
+        runtime = "fleet"
     settings: dict[str, Any] = {"runtime": runtime, "workers": workers, "device": device}
     settings = {key: value for key, value in settings.items() if value is not None}
     for text in set_ or []:
@@ -102,6 +110,14 @@ def go_on(folder: Path, json_: bool) -> None:
     with display.comparison_progress() as (on_run, on_round):
         job = resume_ondemand(folder, on_composed=None if json_ else show_composed, on_run=on_run, on_round=on_round)
     tell(job, json_)
+
+
+def draw_again(folders: Sequence[Path], out: Path | None) -> Path:
+    """`covey report` of a job: its page once more, from what the folder holds."""
+    if len(folders) > 1:
+        raise Refusal("An on-demand job has a page of its own: report on it alone, or on the runs inside it.")
+    path = out or folders[0]
+    return read_ondemand(folders[0]).draw(path / "report.html" if path.is_dir() else path)
 
 
 def tell(job: OnDemand, json_: bool) -> None:
@@ -152,6 +168,8 @@ def show(job: OnDemand) -> None:
     for name, figure in job_rows(job):
         summary.add_row(name, figure)
     display.console.print(summary, highlight=False)
+    if job.composed.privacy:
+        display.console.print(_privacy_table(job), highlight=False)
     table = Table(box=box.SIMPLE_HEAD, title="Accuracy on the target")
     table.add_column("target")
     for name in ("at the end", "best", "on its test set"):
@@ -168,3 +186,13 @@ def show(job: OnDemand) -> None:
     display.say(job.verdict)
     for one in job.tailored[:_SHOWN]:
         display.say(f"Model: {one.model}")
+
+
+def _privacy_table(job: OnDemand) -> Table:
+    """Accuracy of estimated class shares against ε."""
+    table = Table(box=box.SIMPLE_HEAD, title="What privacy costs on these clients: error of class shares (n·MAE)")
+    for name in ("epsilon", "noise (σ)", "mean over clients", "by samples"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cost in job.composed.privacy:
+        table.add_row(f"{cost.epsilon:g}", f"{cost.deviation:.3g}", f"{cost.error:.3f}", f"{cost.error_by_samples:.3f}")
+    return table

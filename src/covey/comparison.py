@@ -21,6 +21,7 @@ from covey.environments import FloatArray
 from covey.errors import Refusal, require
 from covey.experiment import Run, as_config, data_frame, expand, resume, run, run_together
 from covey.loop import OnRound
+from covey.methods import methods as recipes
 from covey.records import FORMAT, write_json
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def compare(
     vary: Mapping[str, Sequence[Any]] | None = None,
     given: Mapping[str, Any] | None = None,
     target: float | None = None,
+    agents: Mapping[str, str] | None = None,
     out: Path | str | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
@@ -196,12 +198,14 @@ def compare(
 ) -> Comparison:
     """Run every method with every varied setting on every seed, and compare.
 
-    `seeds` is a number (0, 1, …) or a list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`.
+    `seeds` is a number (0, 1, …) or a list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files
+    of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`.
     An `out` folder that holds part of the same comparison is gone on with.
     """
     base = overlay(expand(given or {}), expand(settings))
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     plan = {"methods": list(methods), "seeds": numbers, "vary": {k: list(v) for k, v in (vary or {}).items()}}
+    plan |= {"agents": dict(agents)} if agents else {}
     require(len(numbers) >= 1, f"seeds must be at least 1, not {seeds}.")
     require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
     require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
@@ -231,7 +235,9 @@ def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Con
         for values in itertools.product(*(plan["vary"][key] for key in keys)):
             varied = dict(zip(keys, values, strict=True))
             label = " ".join([method, *(f"{key}={value}" for key, value in varied.items())])
-            configs = tuple(as_config(base, {**varied, "method": method, "seed": seed}) for seed in plan["seeds"])
+            agent = plan.get("agents", {}).get(recipes[method].part.aggregator) if method in recipes.names() else None
+            own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
+            configs = tuple(as_config(base, {**own, "seed": seed}) for seed in plan["seeds"])
             contenders.append(Contender(label, method, configs))
     labels = [contender.label for contender in contenders]
     require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")

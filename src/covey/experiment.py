@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +57,11 @@ class Experiment:
         dealt = build_federation(config) if given is None else as_configured(given, config)
         federation = recipe.reshape(dealt, config.seed) if recipe and recipe.reshape else dealt
         dataset = federation.dataset
+        require(
+            len(dataset.shape) == 3 or not (config.local.crop or config.local.flip),
+            f"local.crop and local.flip are for images, and samples of '{dataset.name}' have the shape "
+            f"{' x '.join(map(str, dataset.shape))}.",
+        )
         module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
         layout = Layout.of(module)
         model = layout.read(module).to(torch.float64 if config.precision == "fp64" else torch.float32)
@@ -159,7 +164,9 @@ class Run:
         _, state = read_checkpoint(self.folder)
         if state is None:
             raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
-        experiment = Experiment.of(self.config, self.given)
+        # What a live fleet trained is looked at here, whether the fleet is there or not.
+        config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
+        experiment = Experiment.of(config, self.given)
         experiment.method.load_state_dict(state)
         return experiment
 

@@ -75,6 +75,8 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request, Any, None
                 scores = summary(scored, game.truth.shares, method.model_of_client)
         record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock, asked)
         record |= {"figures": figures} if (figures := method.figures()) else {}
+        if (annotate := getattr(runtime, "annotated", None)) is not None:
+            record = annotate(record)
         stopping = stop()
         records.write(record, method.state_dict, now=stopping or t == game.rounds)
         if game.on_round:

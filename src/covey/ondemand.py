@@ -37,7 +37,7 @@ from covey.config import Config, overlay
 from covey.data.dataset import Samples
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
-from covey.estimation import Estimates
+from covey.estimation import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
 from covey.experiment import Experiment, Run, as_config, expand, resume, run_together
 from covey.federations import GIVEN, Federation
 from covey.loop import OnRound
@@ -152,6 +152,8 @@ class Composed:
     bytes_up: int = 0
     """Of the survey, where one was made."""
     bytes_down: int = 0
+    privacy: tuple[PrivacyCost, ...] = ()
+    """What noise costs on these clients, at the δ that was asked for and several ε. For evaluation only."""
 
     @property
     def clients(self) -> int:
@@ -209,6 +211,7 @@ class OnDemand:
             "class_names": list(composed.class_names),
             "survey_bytes_up": composed.bytes_up,
             "survey_bytes_down": composed.bytes_down,
+            "privacy": [vars(cost) for cost in composed.privacy],
             "notes": list(composed.notes),
             "targets": [one.as_mapping() for one in self.tailored],
         }
@@ -331,6 +334,19 @@ def resume_ondemand(
         return _advance(folder, run, experiment, on_composed, on_run, on_round)
     finally:
         experiment.runtime.close()
+
+
+def read_ondemand(folder: Path | str, *, federation: Federation | None = None) -> OnDemand:
+    """What a complete job came to; nothing is trained, and one that is not complete is refused."""
+    folder = Path(folder)
+    data = _read(folder)
+    names = [f"target-{number}" for number in range(1, len(data["plan"]["targets"]) + 1)]
+    places = [folder / name for name in (*names, *(["continued"] if data["plan"]["continued"] else []))]
+    require(
+        all((place / "config.json").is_file() and Run.open(place).finished for place in places),
+        f"The job {folder} is not complete; go on with: covey resume {folder}",
+    )
+    return resume_ondemand(folder, federation=federation)
 
 
 def is_ondemand(folder: Path) -> bool:
@@ -621,8 +637,18 @@ def _composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> 
         notes=tuple(data["notes"]),
         bytes_up=data["bytes_up"],
         bytes_down=data["bytes_down"],
+        privacy=_cost(experiment.federation, plan["insight_dp"]),
     )
     return composed, tensors["model"]
+
+
+def _cost(federation: Federation, insight_dp: str | None) -> tuple[PrivacyCost, ...]:
+    """What noise costs on these clients, at several ε and the one that was asked for."""
+    if insight_dp is None:
+        return ()
+    asked = Privacy.of(insight_dp)
+    epsilons = sorted({*EPSILONS, asked.epsilon})
+    return tuple(cost_of_privacy(federation.truth.shares, federation.sizes.astype(np.float64), asked.delta, epsilons))
 
 
 def _read(folder: Path) -> dict[str, Any]:

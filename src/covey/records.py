@@ -94,7 +94,25 @@ def round_record(
         "clock": clock + sum(answer.round_seconds for answer in answers),
         "seconds": {phase: round(value, 6) for phase, value in seconds.items()},
         "probe_seconds": {probe: round(value, 6) for probe, value in probe_seconds.items()},
+        **({"client_loss": fairness} if (fairness := client_loss(replies)) else {}),
     }
+
+
+def client_loss(replies: Replies) -> dict[str, float]:
+    """How well, and how evenly, the model that was sent serves the round's clients, where they have measured that.
+
+    Mean and variance of its losses on each client's own samples, and the gap from the lowest to the highest.
+    """
+    for probe, field in (("losses", "before"), ("utility", "loss")):
+        rows = replies.observed(probe)
+        if len(rows):
+            losses = replies.probes[probe][field].double().cpu().numpy()[rows]
+            return {
+                "mean": float(losses.mean()),
+                "variance": float(losses.var()),
+                "gap": float(losses.max() - losses.min()),
+            }
+    return {}
 
 
 def _said(fault: Fault) -> dict[str, object]:

@@ -6,7 +6,7 @@ agent is trained on all of them offline. It is kept in a file, and drives any la
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,59 @@ class Offline:
         require(self.critic_rate > 0, f"critic_rate must be above 0, not {self.critic_rate:g}.")
 
 
+@dataclass(frozen=True)
+class Training:
+    """One agent to be trained: where, by how many workers, and into which file."""
+
+    config: Config
+    """Of every worker but for its number; its rounds are theirs."""
+    out: Path
+    workers: int = 2
+    offline: Offline = field(default_factory=Offline)
+
+    def __post_init__(self) -> None:
+        require(not self.out.exists(), f"The file {self.out} exists already; choose another name for the agent.")
+        require(self.workers >= 1, f"There must be at least one worker, not {self.workers}.")
+        most = self.workers * (self.config.rounds - 1)
+        require(
+            most >= self.offline.batch,
+            f"{self.workers} workers over {self.config.rounds} rounds collect {most} experiences at most, not enough "
+            f"for a batch of {self.offline.batch}.",
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the runs of the workers are."""
+        return self.out.with_name(f"{self.out.stem}-workers")
+
+    def runs(self) -> list[tuple[Config, Path]]:
+        """The workers' runs; refused where others are in their place."""
+        found = []
+        for number in range(self.workers):
+            mine = as_config(self.config, {"aggregator": {"worker": number, "learn": True}})
+            place = self.folder / f"worker-{number}"
+            if (place / "config.json").is_file() and read_config(place) != mine:
+                raise Refusal(
+                    f"{place} is a run with other settings; choose another name for the agent, or remove {self.folder}."
+                )
+            found.append((mine, place))
+        return found
+
+    def about(self, experiences: int) -> dict[str, Any]:
+        """What the file says of the agent."""
+        config = self.config
+        return {
+            "trained_on": {
+                **{part: getattr(config, part).as_mapping() for part in ("dataset", "environment", "model")},
+                **{name: getattr(config, name) for name in ("clients", "cohort", "seed", "rounds")},
+                "workers": self.workers,
+                "experiences": experiences,
+                "epochs": self.offline.epochs,
+            },
+            "options": config.aggregator.as_mapping() if config.aggregator else {},
+        }
+
+
 def train_agent(
     given: Mapping[str, Any] | Config | None = None,
     /,
@@ -70,31 +123,38 @@ def train_agent(
     Settings are those of `covey.run`, with a method or aggregator that has an agent; its options are the workers'. Runs
     of the workers, of `rounds` rounds each, are kept beside `out`; those of a training that was stopped go on.
     """
-    path, offline = Path(out), offline or Offline()
-    require(not path.exists(), f"The file {path} exists already; choose another name for the agent.")
-    require(workers >= 1, f"There must be at least one worker, not {workers}.")
     if federation is not None:
         settings = {**settings, **describing(federation)}
     config = as_config(given, {**settings, "rounds": rounds})
-    require(
-        workers * (rounds - 1) >= offline.batch,
-        f"{workers} workers over {rounds} rounds collect {workers * (rounds - 1)} experiences at most, not enough for "
-        f"a batch of {offline.batch}.",
-    )
+    training = Training(config, Path(out), workers, offline or Offline())
+    if federation is None:
+        return train_agents([training], on_round)[0]
     aggregator = agent_aggregator(config, federation)
-    runs = collect(config, workers, path.with_name(f"{path.stem}-workers"), federation, on_round)
-    main = train_offline(aggregator, [experiences(each) for each in runs], offline)
-    about = {
-        "trained_on": {
-            **{part: getattr(config, part).as_mapping() for part in ("dataset", "environment", "model")},
-            **{name: getattr(config, name) for name in ("clients", "cohort", "seed", "rounds")},
-            "workers": workers,
-            "experiences": len(main.replay),
-            "epochs": offline.epochs,
-        },
-        "options": config.aggregator.as_mapping() if config.aggregator else {},
-    }
-    return write_agent(path, aggregator, main, about)
+    runs = [_one(mine, place, number, federation, on_round) for number, (mine, place) in enumerate(training.runs())]
+    return _finish(training, aggregator, runs)
+
+
+def train_agents(
+    trainings: Sequence[Training],
+    on_round: OnWorkerRound | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Path]:
+    """Train several agents, the workers of all of them in lockstep. Once `stop` says so, they end and are kept."""
+    aggregators = [agent_aggregator(training.config) for training in trainings]
+    runs = run_together([each for training in trainings for each in training.runs()], on_round, stop)
+    files = []
+    for training, aggregator in zip(trainings, aggregators, strict=True):
+        files.append(_finish(training, aggregator, runs[: training.workers]))
+        runs = runs[training.workers :]
+    return files
+
+
+def _finish(training: Training, aggregator: ByAgent, runs: Sequence[Run]) -> Path:
+    """The second stage, when the first is done, and the file."""
+    if not all(each.finished for each in runs):
+        raise TrainingStopped(training.folder)
+    main = train_offline(aggregator, [experiences(each) for each in runs], training.offline)
+    return write_agent(training.out, aggregator, main, training.about(len(main.replay)))
 
 
 def agent_aggregator(config: Config, federation: Federation | None = None) -> ByAgent:
@@ -106,32 +166,6 @@ def agent_aggregator(config: Config, federation: Federation | None = None) -> By
         name = config.aggregator.name if config.aggregator else config.method
         raise Refusal(f"'{name}' has no agent to train; choose the aggregator 'feddrl' or 'feddrl-set'.")
     return aggregator
-
-
-def collect(
-    config: Config,
-    workers: int,
-    folder: Path,
-    federation: Federation | None = None,
-    on_round: OnWorkerRound | None = None,
-) -> list[Run]:
-    """The first stage: runs of the workers, in lockstep, on the same federation from the same start."""
-    pending = []
-    for number in range(workers):
-        mine = as_config(config, {"aggregator": {"worker": number, "learn": True}})
-        place = folder / f"worker-{number}"
-        if (place / "config.json").is_file() and read_config(place) != mine:
-            raise Refusal(
-                f"{place} is a run with other settings; choose another name for the agent, or remove {folder}."
-            )
-        pending.append((mine, place))
-    if federation is None:
-        runs = run_together(pending, on_round)
-    else:
-        runs = [_one(mine, place, number, federation, on_round) for number, (mine, place) in enumerate(pending)]
-    if not all(each.finished for each in runs):
-        raise TrainingStopped(folder)
-    return runs
 
 
 def _one(config: Config, place: Path, number: int, federation: Federation, on_round: OnWorkerRound | None) -> Run:

@@ -4,15 +4,27 @@ import torch
 from torch import Tensor
 
 from covey.messages import Replies
+from covey.probes import Probe, Utility
 from covey.roles import Aggregator, aggregators
+
+_BLOCK = 1 << 18
+"""Values that are summed over all clients before the next: they and their sum stay in a cache."""
 
 
 @aggregators.add("average")
 class Average(Aggregator):
-    """Mean of the clients' models, weighted by their numbers of samples (or plainly, with `weighted=false`)."""
+    """Mean of the clients' models, weighted by their numbers of samples (or plainly, with `weighted=false`).
 
-    def __init__(self, *, weighted: bool = True) -> None:
+    fairness: whether clients also measure the loss of the model that they receive, so that records and reports say
+        how evenly it serves them. It takes them a pass over their samples, and the server learns the losses.
+    """
+
+    def __init__(self, *, weighted: bool = True, fairness: bool = False) -> None:
         self.weighted = weighted
+        self.fairness = fairness
+
+    def probes(self, round: int) -> tuple[Probe, ...]:
+        return (Utility(),) if self.fairness else ()
 
     def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
         counts = replies.samples.double() if self.weighted else torch.ones(len(replies), dtype=torch.float64)
@@ -24,7 +36,10 @@ def weighted_sum(states: Tensor, weights: Tensor) -> Tensor:
     if states.is_cuda:
         # A matrix times a vector: one pass over the states, and never in tf32, as a matrix product would be.
         return torch.mv(states.t(), weights.to(states.device, states.dtype))
-    total = states[0] * float(weights[0])
-    for state, weight in zip(states[1:], weights[1:].tolist(), strict=True):
-        total.add_(state, alpha=weight)
+    total = torch.empty_like(states[0])
+    first, *others = weights.tolist()
+    for part, sums in zip(torch.split(states, _BLOCK, dim=1), torch.split(total, _BLOCK), strict=True):
+        torch.mul(part[0], first, out=sums)
+        for state, weight in zip(part[1:], others, strict=True):
+            sums.add_(state, alpha=weight)
     return total

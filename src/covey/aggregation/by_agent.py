@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from covey.aggregation.ddpg import Agent, Architecture, Learning
 from covey.aggregation.impact import ByImpactFactors, Reported
@@ -35,6 +36,7 @@ class ByAgent(ByImpactFactors):
         agent: str | None,
         learn: bool,
         worker: int,
+        side_thread: bool,
     ) -> None:
         require(0 <= learning.discount < 1, f"aggregator.discount is from 0 to below 1, not {learning.discount:g}.")
         require(learning.batch >= 1, f"aggregator.batch must be at least 1, not {learning.batch}.")
@@ -46,6 +48,7 @@ class ByAgent(ByImpactFactors):
             learning.capacity >= learning.batch,
             f"aggregator.capacity = {learning.capacity} experiences do not fill a batch of {learning.batch}.",
         )
+        require(learning.anchor >= 0, f"aggregator.anchor must not be negative, not {learning.anchor:g}.")
         require(noise >= 0, f"aggregator.noise must not be negative, not {noise:g}.")
         require(0 <= reversion <= 1, f"aggregator.reversion is a fraction in [0, 1], not {reversion:g}.")
         require(reward in ("paper", "relative"), f"aggregator.reward is paper or relative, not '{reward}'.")
@@ -57,6 +60,7 @@ class ByAgent(ByImpactFactors):
         self.trained = agent
         self.learn = learn
         self.worker = worker
+        self.side_thread = side_thread
 
     @abstractmethod
     def architecture(self, setting: Setting) -> Architecture:
@@ -103,7 +107,8 @@ class ByAgent(ByImpactFactors):
             action = self.limited(action + self.deviation)
             self.last = state, action, reported.cost
             if round < self.setting.rounds:
-                self.agent.train_later(self.setting.seed, round, "replay", self.worker)
+                train = self.agent.train_aside if self.side_thread else self.agent.train_later
+                train(self.setting.seed, round, "replay", self.worker)
         else:
             action = self.limited(action)
         return self.factors(round, action, reported)
@@ -151,17 +156,16 @@ def write_agent(path: Path, aggregator: ByAgent, agent: Agent, about: Mapping[st
     return path
 
 
+def agent_kind(path: Path) -> str:
+    """Which aggregator the agent in a file was trained for."""
+    about, _ = _read(path)
+    return str(about["kind"])
+
+
 def read_agent(path: Path, aggregator: ByAgent, agent: Agent) -> dict[str, Any]:
     """Make `agent`, of an aggregator that has begun, the one of a file; says what that was trained on."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {})["agent"])
-            kind, meaning = about["kind"], dict(about["meaning"])
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise Refusal(
-            f"The agent {path} cannot be read ({error}). Give a file that covey train-agent has written."
-        ) from error
+    about, tensors = _read(path)
+    kind, meaning = about["kind"], about["meaning"]
     require(
         kind == aggregator.kind, f"The agent {path} was trained for the aggregator '{kind}', not '{aggregator.kind}'."
     )
@@ -181,3 +185,17 @@ def read_agent(path: Path, aggregator: ByAgent, agent: Agent) -> dict[str, Any]:
     except (KeyError, RuntimeError) as error:
         raise Refusal(f"The agent {path} is damaged: {error}.") from error
     return about
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What an agent's file says of it, and its tensors."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about: dict[str, Any] = json.loads((file.metadata() or {})["agent"])
+            about = {**about, "kind": about["kind"], "meaning": dict(about["meaning"])}
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise Refusal(
+            f"The agent {path} cannot be read ({error}). Give a file that covey train-agent has written."
+        ) from error
+    return about, tensors

@@ -5,6 +5,8 @@ What was experienced is replayed, the more often the more it surprises (FedDRL's
 for a stack of agents; a single agent is a stack of one.
 """
 
+import copy
+import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey.aggregation.agents_together import Network, catch_up, leave, wait
+from covey.aggregation.repeatable import as_tensor, one_thread
 from covey.aggregation.replay import Experiences, Replay, prioritised
 from covey.environments import FloatArray
 from covey.randomness import generator, torch_seed
@@ -118,12 +121,14 @@ class Agent:
         self.replay = Replay(learning.capacity, architecture.state_size, architecture.action_size)
         self.pending: list[int | str] | None = None
         """The key of the training that was put off."""
+        self._aside: tuple[threading.Thread, Agent] | None = None
 
     def act(self, state: FloatArray) -> FloatArray:
         """π(s), by the networks as they are after all training that was due."""
         catch_up(self, train)
-        with torch.no_grad():
-            inputs = torch.from_numpy(state).to(self.device)[None, None]
+        self.adopt()
+        with torch.no_grad(), one_thread():
+            inputs = as_tensor(state).to(self.device)[None, None]
             action: FloatArray = self.architecture.act(self.actor.main[None], inputs)[0, 0].cpu().numpy()
         return action
 
@@ -136,6 +141,30 @@ class Agent:
     def train_now(self, *key: int | str) -> None:
         self.train_later(*key)
         catch_up(self, train)
+
+    def train_aside(self, *key: int | str) -> None:
+        """Train a copy of the networks on what is remembered by now while others work (the paper's side thread).
+
+        The first action after its end is by the networks that came of it. Nothing is done while one is under way.
+        """
+        if self._aside is None and self.updates:
+            twin = copy.copy(self)
+            twin.actor, twin.critic, twin.replay = self.actor.copy(), self.critic.copy(), self.replay.copy()
+            twin.pending = list(key)
+            thread = threading.Thread(target=_learn, args=(twin,), name="agent", daemon=True)
+            self._aside = thread, twin
+            thread.start()
+
+    def adopt(self, *, wait: bool = False) -> None:
+        """Take over what the side thread has learned, if it is done; with `wait`, when it is."""
+        if self._aside is None:
+            return
+        thread, twin = self._aside
+        if wait:
+            thread.join()
+        if not thread.is_alive():
+            self.actor, self.critic, self.steps = twin.actor, twin.critic, twin.steps
+            self._aside = None
 
     @property
     def updates(self) -> int:
@@ -159,6 +188,7 @@ class Agent:
             self.actor, self.critic = self.actor.to(device), self.critic.to(device)
 
     def state_dict(self) -> State:
+        self.adopt(wait=True)
         return {
             "actor": dict(zip(("main", "target", "mean", "square"), self.actor.tensors, strict=True)),
             "critic": dict(zip(("main", "target", "mean", "square"), self.critic.tensors, strict=True)),
@@ -169,6 +199,7 @@ class Agent:
 
     def load_state_dict(self, state: State) -> None:
         leave(self)
+        self._aside = None
         self.actor = Network(**{name: tensor.clone() for name, tensor in state["actor"].items()})
         self.critic = Network(**{name: tensor.clone() for name, tensor in state["critic"].items()})
         self.steps = int(state["steps"])
@@ -180,6 +211,11 @@ class Agent:
 
 def train(agents: Sequence[Agent]) -> None:
     """Algorithm 1, for agents that are alike: as one stack, each on its own experiences."""
+    with one_thread():
+        _learn(*agents)
+
+
+def _learn(*agents: Agent) -> None:
     first = agents[0]
     learning, device, updates = first.learning, first.device, first.updates
     memory = Experiences.stack([agent.replay.experiences(device) for agent in agents])
@@ -257,9 +293,14 @@ def priorities_of(
 
 @torch.no_grad()
 def adam(network: Network, slope: Tensor, rate: float, steps: Tensor) -> None:
-    """One step of Adam (Kingma and Ba 2015, with their defaults) for a stack: `[agents, P]`, in place."""
+    """One step of Adam (Kingma and Ba 2015, with their defaults) for a stack: `[agents, P]`, in place.
+
+    With c₁ and c₂ the corrections of the moments' bias, m/c₁ over √(v/c₂) + ε is m over (√v + ε√c₂)·c₁/√c₂, which
+    takes fewer passes over the parameters.
+    """
     first, second, tiny = 0.9, 0.999, 1e-8
     network.mean.lerp_(slope, 1 - first)
     network.square.mul_(second).addcmul_(slope, slope, value=1 - second)
-    width = (network.square / (1 - second**steps)).sqrt_().add_(tiny)
-    network.main.addcdiv_(network.mean / (1 - first**steps), width, value=-rate)
+    root = (1 - second**steps).sqrt_()
+    width = network.square.sqrt().add_(tiny * root).mul_((1 - first**steps) / root)
+    network.main.addcdiv_(network.mean, width, value=-rate)

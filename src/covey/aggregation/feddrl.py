@@ -56,8 +56,8 @@ class FlatNetworks:
 class FedDRL(ByAgent):
     """Models weighted by impact factors that a reinforcement-learning agent (DDPG) chooses from clients' losses.
 
-    The networks have a place for each of the K clients of a round. Training is part of the round (the paper's side
-    thread would make results depend on the machine's speed); it takes place just before the next decision.
+    The networks have a place for each of the K clients of a round. Training is part of the round, and takes place just
+    before the next decision.
 
     discount: γ.
     batch: experiences per step of the optimisers.
@@ -84,6 +84,8 @@ class FedDRL(ByAgent):
     agent: file of a trained agent to begin with, as written by covey train-agent.
     learn: whether the agent explores and learns in this run; a trained one may be kept as it is.
     worker: which worker of two-stage training this is; decides the noise and nothing else.
+    side_thread: whether training runs beside the rounds, as in the paper, and the agent decides by what has come of it
+        so far. Then a run depends on the machine's speed, and the same seed does not give the same run.
     """
 
     kind = "feddrl"
@@ -112,6 +114,7 @@ class FedDRL(ByAgent):
         agent: str | None = None,
         learn: bool = True,
         worker: int = 0,
+        side_thread: bool = False,
     ) -> None:
         super().__init__(
             Learning(discount, batch, updates, soft, actor_rate, critic_rate, capacity, normalise_rewards),
@@ -121,6 +124,7 @@ class FedDRL(ByAgent):
             agent=agent,
             learn=learn,
             worker=worker,
+            side_thread=side_thread,
         )
         require(hidden >= 1, f"aggregator.hidden must be at least 1, not {hidden}.")
         require(0 <= beta <= 1, f"aggregator.beta is a fraction in [0, 1], not {beta:g}.")
@@ -161,4 +165,7 @@ class FedDRL(ByAgent):
         centres = softmax(self.sharpness * means, reported.usable)
         deviations = np.minimum(np.maximum(spreads / 100, self.floor), self.beta * centres)
         factors: FloatArray = np.maximum(centres + deviations * draws, 0.0)
+        if factors.sum() == 0:
+            # With β = 1 all draws may fall below zero, and a model of nothing is none.
+            return centres
         return factors / factors.sum() if self.renormalise else factors

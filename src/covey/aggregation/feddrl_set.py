@@ -130,6 +130,7 @@ class FedDRLSet(ByAgent):
     agent: file of a trained agent to begin with, as written by covey train-agent.
     learn: whether the agent explores and learns in this run; false without an agent is the rule that it begins as.
     worker: which worker of two-stage training this is; decides the noise and nothing else.
+    side_thread: whether training runs beside the rounds; then the same seed does not give the same run.
     """
 
     kind = "feddrl-set"
@@ -157,6 +158,7 @@ class FedDRLSet(ByAgent):
         agent: str | None = None,
         learn: bool = True,
         worker: int = 0,
+        side_thread: bool = False,
     ) -> None:
         super().__init__(
             Learning(discount, batch, updates, soft, actor_rate, critic_rate, capacity, normalise_rewards, anchor),
@@ -166,11 +168,11 @@ class FedDRLSet(ByAgent):
             agent=agent,
             learn=learn,
             worker=worker,
+            side_thread=side_thread,
         )
         require(hidden >= 1, f"aggregator.hidden must be at least 1, not {hidden}.")
         require(limit > 0, f"aggregator.limit must be above 0, not {limit:g}.")
         require(0 <= keep < 1, f"aggregator.keep is a fraction from 0 to below 1, not {keep:g}.")
-        require(anchor >= 0, f"aggregator.anchor must not be negative, not {anchor:g}.")
         self.hidden = hidden
         self.limit = limit
         self.gain = gain

@@ -89,27 +89,17 @@ class ByImpactFactors(Aggregator):
         reported = Reported.of(replies, self.setting)
         if reported.usable.any():
             factors = self.impact_factors(round, reported, replies.states.device)
-            self._figures = fairness(reported.before[reported.usable])
         else:
             self.nothing_reported(round)
             factors = reported.samples / reported.samples.sum()
-            self._figures = {}
         weights = factors[reported.seats]
-        self._figures["impact_factors"] = dict(zip(map(str, replies.clients.tolist()), weights.tolist(), strict=True))
+        factor_of = dict(zip(map(str, replies.clients.tolist()), weights.tolist(), strict=True))
+        self._figures = {"impact_factors": factor_of}
         return weighted_sum(replies.states, torch.from_numpy(weights))
 
     def figures(self) -> dict[str, object]:
-        """Mean, variance and range over clients of the last round's l_b, and the impact factor of each client."""
+        """The impact factor of each client of the last round."""
         return self._figures
-
-
-def fairness(losses: FloatArray) -> dict[str, object]:
-    """How well, and how evenly, a model serves clients: figures of their losses `[k]`."""
-    return {
-        "client_loss_mean": float(losses.mean()),
-        "client_loss_variance": float(losses.var()),
-        "client_loss_gap": float(losses.max() - losses.min()),
-    }
 
 
 def softmax(values: FloatArray, among: NDArray[np.bool_]) -> FloatArray:

@@ -36,7 +36,8 @@ class WithPredictor(Aggregator):
         shares, then clients apply the predictor that they received to each of their mini-batches, and send the mean.
     insight_dp: epsilon and delta, such as 1,1e-5: the estimate is made of the mean gradient with noise, each sample's
         gradient cut to `clip`. It protects what is sent for the estimate, for each time that a client takes part, and
-        neither the model nor the predictor that the client trains.
+        neither the model nor the predictor that the client trains. Records tell what the client that took part most
+        often has spent so far, as `epsilon_spent`.
     clip: longest gradient of a sample under `insight_dp`.
     """
 
@@ -79,6 +80,8 @@ class WithPredictor(Aggregator):
         """`[clients, h]`: mean gradients of the latest participation."""
         self.told_errors: FloatArray = np.full(setting.clients, np.nan)
         """`[clients]`: n·MAE of the latest estimate as clients themselves found it; NaN is untold."""
+        self.answers = np.zeros(setting.clients, dtype=np.int32)
+        """`[clients]`: how often each has told something for its estimate."""
 
     def probes(self, round: int) -> tuple[Probe, ...]:
         return (*self.inner.probes(round), self.query(round, self.epochs))
@@ -122,6 +125,7 @@ class WithPredictor(Aggregator):
             shares = found["shares"].double().numpy()
             shares /= shares.sum(axis=1, keepdims=True)
         self._known.learn(round, clients, shares, sizes)
+        self.answers[clients] += 1
         if "error" in found:
             self.told_errors[clients] = found["error"].double().numpy()
 
@@ -138,6 +142,9 @@ class WithPredictor(Aggregator):
 
     def figures(self) -> dict[str, object]:
         told = {} if np.isnan(self.told_errors).all() else {"predictor_error": float(np.nanmean(self.told_errors))}
+        if self.privacy is not None and self.answers.any():
+            # Of the client that was asked most: its answers add up, and so does what they say of its samples.
+            told = {**told, "epsilon_spent": self.privacy.after(int(self.answers.max()))}
         return {**self.inner.figures(), "clients_estimated": int((self._known.seen > 0).sum()), **told}
 
     def state_dict(self) -> State:
@@ -150,6 +157,7 @@ class WithPredictor(Aggregator):
             "sizes": known.sizes.copy(),
             "gradients": self._gradients.clone(),
             "told_errors": self.told_errors.copy(),
+            "answers": self.answers.copy(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -158,3 +166,4 @@ class WithPredictor(Aggregator):
         self._known = Estimates(*(np.array(state[name]) for name in ("shares", "seen", "sizes")))
         self._gradients = state["gradients"].clone()
         self.told_errors = np.array(state["told_errors"])
+        self.answers = np.array(state.get("answers", self.answers), dtype=np.int32)

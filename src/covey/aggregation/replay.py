@@ -70,6 +70,12 @@ class Replay:
         for row in range(len(other)):
             self.push(*(array[row] for array in other._arrays))
 
+    def copy(self) -> "Replay":
+        """The same experiences, apart."""
+        twin = Replay(self.capacity, self._arrays[0].shape[1], self._arrays[1].shape[1])
+        twin.load_state_dict(self.state_dict())
+        return twin
+
     def experiences(self, device: torch.device | str = "cpu") -> Experiences:
         """All of them: `[n, ...]`."""
         return Experiences(*(torch.from_numpy(array[: self._length]).to(device) for array in self._arrays))

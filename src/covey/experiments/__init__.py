@@ -4,6 +4,7 @@ plan        runs, groups and scales as data
 playing     runs what is missing, over as many occasions as it takes
 measuring   what is measured of clients on the way
 branching   runs that begin with another one's model
+schooling   agents that are trained before the runs in which they decide
 store       a small file for each run; all that tables and figures are made from
 statistics  what stored runs say, lines of a table in particular
 pages       tables and charts as a page, drawing its pictures
@@ -12,13 +13,14 @@ fedacs      the first of them, and fedacs_page its tables and figures; so for th
 
 from covey.errors import require
 from covey.experiments.fedacs import PAPER as FEDACS
+from covey.experiments.feddrl import PAPER as FEDDRL
 from covey.experiments.nccb import PAPER as NCCB
 from covey.experiments.ondemand import PAPER as ONDEMAND
 from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted
 from covey.experiments.playing import Outcome, machine_settings, reproduce
 from covey.experiments.store import Result, Store
 
-papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS, ONDEMAND, NCCB)}
+papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS, FEDDRL, ONDEMAND, NCCB)}
 """Papers that can be reproduced, by name."""
 
 

@@ -1,6 +1,7 @@
 """What it takes to reproduce a paper, as data: runs in groups, the most valuable first, at several scales.
 
-A run may begin with the model of another one (`Branch`); which clients it then trains on is found out on the way.
+A run may begin with the model of another one (`Branch`); which clients it then trains on is found out on the way. Or it
+may be decided by an agent that is trained beforehand, in runs of its own (`School`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ PAGES_ONLY = "tables"
 _MACHINE = ("rounds", "seed", "runtime", "workers", "precision", "device", "memory_limit", "data_dir")
 """Settings in which two occasions of one run may differ."""
 
-_COMPOSED = ("selector.clients", "aggregator.clients", "aggregator.ratios")
-"""Settings of a branch that no plan prescribes: they come of what its base run has estimated."""
+_COMPOSED = ("selector.clients", "aggregator.clients", "aggregator.ratios", "aggregator.agent")
+"""Settings that no plan prescribes: they come of what a base run has estimated, or are where a machine keeps a file."""
 
 _PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
 
@@ -56,6 +57,8 @@ class Planned:
     """After which rounds its model is kept in the work folder, for branches to begin with."""
     branch: "Branch | None" = None
     """Where it begins, if not with an initial model."""
+    school: "School | None" = None
+    """Where the agent that decides in it is trained, if one is trained beforehand."""
     by_class: bool = False
     """Whether the store keeps the accuracy of every class, and the clients' true class shares."""
     targets: tuple[str, ...] = ()
@@ -104,6 +107,19 @@ class Branch:
             "estimator": self.estimator,
             "estimated": self.estimated,
         }
+
+
+@dataclass(frozen=True)
+class School:
+    """An agent that is trained beforehand (FedDRL's two stages), and kept in the work folder."""
+
+    name: str
+    """Of its file."""
+    settings: Mapping[str, Any]
+    """Of its workers' runs, as `Config.of` takes them."""
+    workers: int
+    offline: Mapping[str, Any]
+    """How the second stage differs from its defaults."""
 
 
 def run_name(environment: str, method: str, seed: int, variant: str = "") -> str:

@@ -9,7 +9,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,11 @@ from covey.comparison import OnRun
 from covey.config import Config
 from covey.data.dataset import load_dataset
 from covey.errors import Refusal, require
-from covey.experiment import Experiment, run_together
+from covey.experiment import Experiment, as_config, run_together
 from covey.experiments.branching import begin_branch, keep_model, lacking, model_file
 from covey.experiments.measuring import measure, measured_rounds
 from covey.experiments.plan import Group, Paper, Planned, Scale, Wanted, made_otherwise
+from covey.experiments.schooling import agent_file, missing_agents, train
 from covey.experiments.store import BRANCH, Store, result_of
 from covey.loop import OnRound
 from covey.records import FORMAT, read_checkpoint, read_config, read_metrics, write_json
@@ -86,9 +87,10 @@ def reproduce(
     plan = paper.plan(scale, wanted)
     runs = [run for group in plan for run in group.runs]
     configs = {run.name: run.config(machine) for run in [*runs, *_bases(runs)]}
+    lessons = {run.school.name: as_config(run.school.settings, machine) for run in runs if run.school}
     store = Store.read(results)
     deadline = None if minutes is None else begin + 60 * minutes
-    player = _Player(paper, store, work, configs, deadline, on_run, on_round)
+    player = _Player(paper, store, work, configs, lessons, deadline, on_run, on_round)
     player.check(plan)
     stopped = player.play(plan)
     return Outcome(
@@ -109,6 +111,7 @@ class _Player:
         store: Store,
         work: Path,
         configs: Mapping[str, Config],
+        lessons: Mapping[str, Config],
         deadline: float | None,
         on_run: OnRun | None,
         on_round: OnRound | None,
@@ -117,6 +120,7 @@ class _Player:
         self.store = store
         self.work = work
         self.configs = configs
+        self.lessons = lessons
         self.deadline = deadline
         self.played = 0
         self._on_run = on_run
@@ -162,7 +166,9 @@ class _Player:
                     if lockstep and (kept is None or not _alike(kept.config, config)):
                         # Runs share compiled steps while one of them is alive: this one is, while others are like it.
                         kept = Experiment.of(config)
-                    stopped = self._prepare(group, part) or self._advance(group.title, part)
+                    stopped = (
+                        self._prepare(group, part) or self._school(group, part) or self._advance(group.title, part)
+                    )
                     if stopped:
                         return stopped
         return ""
@@ -185,6 +191,30 @@ class _Player:
                 bases[branch.base.name], until = branch.base, max(until, round)
         return self._advance(f"{group.title}, what it begins with", list(bases.values()), until) if bases else ""
 
+    def _school(self, group: Group, runs: Sequence[Planned]) -> Stop:
+        """See to it that the agents that decide in these runs are trained."""
+        lacking = missing_agents(runs, self.work)
+        if not lacking:
+            return ""
+        told = self._counting()
+        rounds = sum(school.workers * self.lessons[school.name].rounds for school in lacking)
+        if self._on_run:
+            self._on_run(f"{group.title}, agents are trained", None, rounds)
+        together = all(_stacks(self.lessons[school.name]) for school in lacking)
+        done = train(lacking, self.lessons, self.work, told, self._over, together=together)
+        return "" if done else "time" if self._over() else "interrupt"
+
+    def _counting(self) -> Callable[[int, dict[str, object]], None]:
+        """What is told of rounds of many runs, as rounds of one."""
+        count = itertools.count(1)
+
+        def told(number: int, record: dict[str, object]) -> None:
+            self.played += 1
+            if self._on_round:
+                self._on_round({**record, "round": next(count)})
+
+        return told
+
     def _advance(self, title: str, runs: Sequence[Planned], until: int | None = None) -> Stop:
         """Play runs together to their end (or to round `until`), with a halt wherever one is measured or kept."""
         ends = {run.name: run.rounds if until is None else min(run.rounds, until) for run in runs}
@@ -194,13 +224,7 @@ class _Player:
         if self._on_run:
             label = f"{title}, {len(runs)} runs in lockstep" if len(runs) > 1 else runs[0].name
             self._on_run(label, None, sum(max(0, ends[run.name] - self._done(run)) for run in runs))
-        count = itertools.count(1)
-
-        def told(number: int, record: dict[str, object]) -> None:
-            self.played += 1
-            if self._on_round:
-                self._on_round({**record, "round": next(count)})
-
+        told = self._counting()
         try:
             for halt in halts:
                 pending = [run for run in runs if self._done(run) < min(halt, ends[run.name])]
@@ -239,6 +263,8 @@ class _Player:
     def _config(self, run: Planned) -> Config:
         """The configuration to go on with: arithmetic stays as the run began, and so do a branch's clients."""
         config = self.configs[run.name]
+        if run.school is not None:
+            config = as_config(config, {"aggregator": {"agent": str(agent_file(self.work, run.school))}})
         if not self._begun(run):
             return config
         found = read_config(self.work / run.name)

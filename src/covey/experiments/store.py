@@ -34,6 +34,9 @@ MEASUREMENTS = "measurements.json"
 BRANCH = "branch.json"
 """Where a run folder keeps what it began with, if that was another run's model."""
 
+CENTRAL = "central"
+"""The method whose federation has one client."""
+
 OWN_MIX = "local"
 """The target that is every client's own mix, with the client's own model where each has one."""
 
@@ -41,7 +44,7 @@ LISTED_CLASSES = 10
 """The store keeps the accuracy of every class up to so many."""
 
 _COLUMNS = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes")
-_SELDOM = ("class_accuracy", "shares", "targets", "branch")
+_SELDOM = ("class_accuracy", "shares", "targets", "branch", "client_loss", "impact")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +79,7 @@ class Result:
     withheld: int
     """Models that clients kept to themselves."""
     seconds: Mapping[str, float]
-    """Wall-clock seconds: `clients`, `probes` (their part for measurements) and `total`."""
+    """Wall-clock seconds: `clients`, `probes` (their part for measurements), `aggregation` and `total`."""
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """What was measured of all clients after a `round`, for evaluation only: their `scores` and the next `cohort`;
     or the `errors` (n·MAE) of estimates of their class shares, by estimator."""
@@ -90,6 +93,12 @@ class Result:
     """Of a run that began with another one's model: `base`, `round`, `target`, `estimator`, `estimated` (the round of
     the estimates); and what was composed: how many `clients`, and how far their mix is from the target (n·MAE), by
     the estimates (`distance`) and in truth (`true_distance`)."""
+
+    client_loss: Mapping[str, list[float | None]] = field(default_factory=dict)
+    """Where clients reported the loss of the model that they received: its `mean`, `variance` and `gap` over a round's
+    clients `[evaluations]`, the mean over the rounds since the last evaluation."""
+    impact: list[float | None] = field(default_factory=list)
+    """`[clients]`: mean impact factor in the rounds that a client took part in, where a method decides on that."""
 
     @property
     def name(self) -> str:
@@ -211,6 +220,8 @@ def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | No
     invited = Counter(client for row in rows for client in row["clients"])
     settings = config.as_mapping()
     settings.pop("data_dir", None)
+    if run.school is not None:
+        settings["aggregator"]["agent"] = run.school.name
     scored = [row for row in rows if "accuracy" in row]
     truth = true_skew(folder) if skew is None else skew
     listed = run.by_class and all(len(row.get("class_accuracy", ())) in range(1, LISTED_CLASSES + 1) for row in scored)
@@ -236,6 +247,7 @@ def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | No
         seconds={
             "clients": round(sum(row["seconds"].get("clients", 0.0) for row in rows), 1),
             "probes": round(sum(sum(row.get("probe_seconds", {}).values()) for row in rows), 1),
+            "aggregation": round(sum(row["seconds"].get("aggregation", 0.0) for row in rows), 1),
             "total": round(sum(sum(row["seconds"].values()) for row in rows), 1),
         },
         measurements=measured,
@@ -243,7 +255,34 @@ def result_of(paper: str, run: Planned, folder: Path, skew: Sequence[float] | No
         shares=[_all_rounded(row, 4) for row in truth_of(config).shares] if listed else [],
         targets={target: _all_rounded(_on_target(scored, target, config), 4) for target in run.targets},
         branch=_read_json(folder / BRANCH) if (folder / BRANCH).is_file() else None,
+        client_loss=_client_loss(rows),
+        impact=_impact(rows, len(truth)),
     )
+
+
+def _client_loss(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Figures of clients' losses at every evaluation, over the rounds since the one before; {} where there are none."""
+    if not any("client_loss" in row for row in rows):
+        return {}
+    columns: dict[str, list[float | None]] = {"mean": [], "variance": [], "gap": []}
+    since: list[Mapping[str, float]] = []
+    for row in rows:
+        since += [row["client_loss"]] if "client_loss" in row else []
+        if "accuracy" in row:
+            for name, column in columns.items():
+                column.append(float(f"{np.mean([one[name] for one in since]):.4g}") if since else None)
+            since = []
+    return columns
+
+
+def _impact(rows: Sequence[Mapping[str, Any]], clients: int) -> list[float | None]:
+    """The mean impact factor of each client over the rounds that it took part in; [] where nobody decides on them."""
+    told = [row["figures"]["impact_factors"] for row in rows if "impact_factors" in row.get("figures", {})]
+    factors: list[list[float]] = [[] for _ in range(clients)]
+    for one in told:
+        for client, factor in one.items():
+            factors[int(client)].append(factor)
+    return [float(f"{np.mean(own):.4g}") if own else None for own in factors] if told else []
 
 
 def true_skew(folder: Path) -> FloatArray:
@@ -319,7 +358,8 @@ def _check(result: Result) -> None:
     accuracy = np.array(columns["accuracy"], dtype=np.float64)
     require(bool(((accuracy >= 0) & (accuracy <= 1)).all()), "an accuracy is not a fraction")
     require(len(result.cohort_skew) == rounds, f"it has {rounds} rounds but {len(result.cohort_skew)} cohort skews")
-    clients = int(result.config["clients"])
+    # All data in one place are one client.
+    clients = 1 if result.config["method"] == CENTRAL else int(result.config["clients"])
     require(len(result.skew) == clients, f"it has {clients} clients but the skew of {len(result.skew)}")
     require(len(result.hits) == clients, f"it has {clients} clients but the hits of {len(result.hits)}")
     require(result.finished == (rounds >= int(result.config["rounds"])), "it is not as finished as it says")
@@ -327,6 +367,9 @@ def _check(result: Result) -> None:
         for name, column in {"scores": one.get("scores"), **one.get("errors", {})}.items():
             fits = column is None or len(column) == clients
             require(fits, f"the {name} after round {one['round']} are not of {clients} clients")
+    for name, figures in result.client_loss.items():
+        require(len(figures) == len(at), f"it has {len(at)} evaluations but {len(figures)} of clients' {name} loss")
+    require(len(result.impact) in (0, clients), f"it has {clients} clients but the impact of {len(result.impact)}")
     for target, accuracies in result.targets.items():
         require(len(accuracies) == len(at), f"it has {len(at)} evaluations but {len(accuracies)} on {target}")
     if result.class_accuracy:

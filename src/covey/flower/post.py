@@ -3,13 +3,15 @@
 A client that answers with an error, with garbage or not at all costs its own reply (a `Fault` that says why).
 """
 
+import math
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -39,6 +41,9 @@ all reach a training function of the user's own."""
 LACKING = "covey.lacking"
 """A reply with this record says that the client lost what it should hold; it is asked again, with everything."""
 
+LIMIT = 1 << 30
+"""Bytes of arrays that an answer may hold, where nothing else is said."""
+
 _LOCAL = {spec.name for spec in fields(Local)}
 
 
@@ -54,18 +59,25 @@ class Post:
         simulated: bool = False,
         timeout: float = 3600.0,
         configure: Configure | None = None,
+        run: str | None = None,
+        limit: int = LIMIT,
     ) -> None:
         self.roster = roster
-        self.run = secrets.token_hex(8)
+        self.run = secrets.token_hex(8) if run is None else run
+        """Names the run to clients: what they hold from another one they forget."""
         self.timeout = timeout
+        """Seconds that a round waits for answers."""
+        self.limit = limit
         self.settings: Mapping[str, Any] = {}
         """For all clients' own training functions."""
         self._seed = seed
         self._job = job
         self._simulated = simulated
         self._configure = configure
-        self._holds: dict[int, list[str]] = {}
+        self.holds: dict[int, list[str]] = {}
         """Client → digests of the models that it holds, the one used longest ago first."""
+        self._posted: list[tuple[Metadata, int]] = []
+        """The round's messages, and whom each was for."""
         self._kept: dict[int, set[str]] = {}
         """Client → digests of what probes keep there (in a simulation)."""
 
@@ -75,17 +87,20 @@ class Post:
         """The order as messages to its clients, or to those of `everything`, who hold nothing any more."""
         if everything is not None:
             for client in everything:
-                self._holds.pop(client, None)
+                self.holds.pop(client, None)
                 self._kept.pop(client, None)
         wanted = set(order.clients.tolist()) if everything is None else set(everything)
         messages = []
+        self._posted = [] if everything is None else self._posted
         shared: Shared = {}
         for position, client in enumerate(order.clients.tolist()):
             node = self.roster.node_of(client)
             if client in wanted and node is not None:
                 content = self.letter(order, position, shared, evaluate=evaluate)
                 kind = EVALUATE if evaluate else TRAIN if order.train else QUERY
-                messages.append(Message(content, node, kind, ttl=self.timeout, group_id=str(order.round)))
+                message = Message(content, node, kind, ttl=self.timeout, group_id=str(order.round))
+                self._posted.append((message.metadata, client))
+                messages.append(message)
         return messages
 
     def letter(
@@ -95,10 +110,10 @@ class Post:
         client = int(order.clients[position])
         held = order.resident or order.held
         # Methods whose models stay with clients look for what is there; for others nothing is there.
-        parcel = Parcel({*self._holds.get(client, ()), *self._kept.get(client, ())}, {} if shared is None else shared)
+        parcel = Parcel({*self.holds.get(client, ()), *self._kept.get(client, ())}, {} if shared is None else shared)
         probes = [probe.for_client(client) for probe in order.probes]
         needed = evaluate or order.train or any(probe.uses_model for probe in probes)
-        own = (order.train or evaluate) and order.resident and not self._simulated and client in self._holds
+        own = (order.train or evaluate) and order.resident and not self._simulated and client in self.holds
         start = None if own or not needed else parcel.refer("state", order.start_of(position))
         anchor = order.anchor if order.anchor is None or order.anchor.dim() == 1 else order.anchor[position]
         work, settings = self._for_client(order, client)
@@ -138,17 +153,25 @@ class Post:
 
     def exchange(self, grid: Grid, order: Order) -> Replies:
         """Send an order, wait for the answers, and read them."""
+        begin = time.monotonic()
         sent = self.messages(order)
         answers = list(grid.send_and_receive(sent, timeout=self.timeout)) if sent else []
-        return self.read(grid, order, answers)
+        return self.read(grid, order, answers, self.timeout - (time.monotonic() - begin))
 
-    def read(self, grid: Grid, order: Order, answers: Iterable[Message]) -> Replies:
-        """Answers in client order; who lacks what it should hold is asked once more."""
+    def scores(self, grid: Grid, order: Order) -> dict[int, tuple[int, float, float]]:
+        """Client → samples, loss and accuracy that it reports of a model, where that makes sense."""
+        sent = self.messages(order, evaluate=True)
+        found = self._by_client(grid.send_and_receive(sent, timeout=self.timeout)) if sent else {}
+        read = {client: reported(found[client]) for client in sorted(found)}
+        return {client: scores for client, scores in read.items() if scores is not None}
+
+    def read(self, grid: Grid, order: Order, answers: Iterable[Message], left: float | None = None) -> Replies:
+        """Answers in client order; who lacks what it should hold is asked once more, in the seconds that are left."""
         found = self._by_client(answers)
         lacking = [client for client, answer in found.items() if _lacks(answer)]
-        if lacking:
+        if lacking and (left is None or left > 0):
             again = self.messages(order, lacking)
-            found |= self._by_client(grid.send_and_receive(again, timeout=self.timeout))
+            found |= self._by_client(grid.send_and_receive(again, timeout=self.timeout if left is None else left))
         replies: list[Reply] = []
         faults: list[Fault] = []
         seconds: list[float] = []
@@ -165,10 +188,13 @@ class Post:
         return replace(gathering, seconds=taken, round_seconds=max(seconds, default=0.0))
 
     def _by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
-        """The first answer of each node that is one of the clients."""
+        """The first answer to each message. Who sent it is who was asked, whatever the answer says of itself."""
+        asked = {metadata.message_id: client for metadata, client in self._posted if metadata.message_id}
         found: dict[int, Message] = {}
         for answer in answers:
-            client = self.roster.client_of(answer.metadata.src_node_id)
+            client = asked.get(answer.metadata.reply_to_message_id)
+            if client is None and not asked:
+                client = self.roster.client_of(answer.metadata.src_node_id)
             if client is not None:
                 found.setdefault(client, answer)
         return found
@@ -195,6 +221,9 @@ class Post:
         client = int(order.clients[position])
         if REPLY not in content.metric_records:
             return Fault(client, "its answer is not one of Covey's")
+        size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+        if size > self.limit:
+            return Fault(client, f"its answer is larger than {self.limit:,} bytes")
         probes = [probe.for_client(client) for probe in order.probes]
         answer = unpack_answer(content, {probe.name: None for probe in probes})
         for probe in probes:
@@ -238,10 +267,22 @@ class Post:
             self._kept[client] = held
         uses = order.train or any(probe.uses_model for probe in order.probes)
         if (order.resident or order.held) and uses:
-            models = used_now(self._holds.get(client, []), digest(order.start_of(position)))
+            models = used_now(self.holds.get(client, []), digest(order.start_of(position)))
             if order.train and bool(torch.isfinite(state).all()):
                 models = used_now(models, digest(state))
-            self._holds[client] = models
+            self.holds[client] = models
+
+
+def reported(reply: Message) -> tuple[int, float, float] | None:
+    """Samples, loss and accuracy that a client reports, where they make sense."""
+    if not reply.has_content() or REPLY not in reply.content.metric_records:
+        return None
+    record = reply.content.metric_records[REPLY]
+    values = [record.get(name) for name in ("samples", "loss", "accuracy")]
+    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    if len(numbers) < 3 or not 1 <= numbers[0] < 1 << 53 or not 0 <= numbers[2] <= 1:
+        return None
+    return int(numbers[0]), numbers[1], numbers[2]
 
 
 def _lacks(answer: Message) -> bool:

@@ -23,15 +23,15 @@ from covey.config import Config, Local
 from covey.environments import IntArray
 from covey.errors import Refusal, require
 from covey.flower.app import Named
-from covey.flower.post import Configure, Post
+from covey.flower.folder import RunFolder
+from covey.flower.health import Health
+from covey.flower.post import Configure, Post, reported
 from covey.flower.roster import Roster
-from covey.flower.wire import REPLY
 from covey.layout import Layout
 from covey.manymodel import manymodels
 from covey.messages import Order, Replies, checked
 from covey.methods import OneModel, methods
 from covey.randomness import generator
-from covey.records import read_checkpoint, write_checkpoint
 from covey.roles import Method, Setting
 from covey.selection import selectors
 
@@ -55,7 +55,11 @@ class Strategy(FlowerStrategy):
     evaluate: share of the clients that evaluate their model after each round; 0 is none.
     configure: `configure(round, name)`, settings for single clients.
     patience: seconds to wait for the clients before the first round.
-    folder: where a checkpoint is kept after every round; with one there, `start` goes on from it.
+    folder: a run folder, written after every round: the method's whole state, from which `start` goes on, and who
+        failed and why, for `covey report`.
+    strikes: failures in a row after which a client is not invited for a round, then two, four, … (0: never rested).
+
+    How long a round waits for answers is Flower's `start(timeout=...)`.
     """
 
     def __init__(
@@ -76,11 +80,13 @@ class Strategy(FlowerStrategy):
         configure: Configure | None = None,
         patience: float = 60.0,
         folder: Path | str | None = None,
+        strikes: int = 2,
     ) -> None:
         if names is None and clients is None:
             raise Refusal("Say how many clients there are (clients=20), or what they call themselves (names=[...]).")
         count = len(names) if names is not None else clients
         require(names is None or clients in (None, count), f"There are {count} names for {clients} clients.")
+        require(strikes >= 0, f"strikes must not be negative, not {strikes}.")
         require(0 <= evaluate <= 1, f"evaluate is a share in [0, 1], not {evaluate:g}.")
         given = {"method": method, "selector": selector, "aggregator": aggregator, "many": many}
         self._given: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -90,7 +96,9 @@ class Strategy(FlowerStrategy):
         self._names = names
         self._configure = configure
         self._patience = patience
-        self._folder = None if folder is None else Path(folder)
+        self._place = None if folder is None else Path(folder)
+        self._folder: RunFolder | None = None
+        self._strikes = strikes
         self._done = 0
         self.evaluate = evaluate
         self.config = self._configured(1)
@@ -107,6 +115,8 @@ class Strategy(FlowerStrategy):
         self.method: Method | None = None
         """Made by `start`; `method.state_dict()` is what a checkpoint needs."""
         self._order: Order | None = None
+        self._asked: list[tuple[Order, Replies]] = []
+        self._notes: dict[str, Any] = {}
 
     def _configured(self, rounds: int) -> Config:
         local = {} if self._local is None else self._local
@@ -141,25 +151,29 @@ class Strategy(FlowerStrategy):
             work=config.local,
         )
         self.history = []
+        self._health = Health(self._strikes or 1 << 30)
         self.method = self._made(config, setting, state)
-        arrays = self._resumed(initial_arrays)
+        arrays = self._resumed(initial_arrays, config)
         rounds = num_rounds - self._done
-        result = super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        try:
+            result = super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        finally:
+            if self._folder is not None:
+                self._folder.close()
         if not result.arrays:
             result.arrays = arrays
         return result
 
-    def _resumed(self, initial: ArrayRecord) -> ArrayRecord:
+    def _resumed(self, initial: ArrayRecord, config: Config) -> ArrayRecord:
         """The model to begin with: that of the checkpoint, where there is one."""
         self._done = 0
-        if self._folder is None:
+        if self._place is None:
             return initial
-        self._folder.mkdir(parents=True, exist_ok=True)
-        done, state = read_checkpoint(self._folder)
-        if state is None:
+        self._folder = RunFolder(self._place, config)
+        if self._folder.state is None:
             return initial
-        self._ready().load_state_dict(state)
-        self._done = done
+        self._ready().load_state_dict(self._folder.state)
+        self._done = self._folder.done
         return self._record()
 
     def _made(self, config: Config, setting: Setting, state: Tensor) -> Method:
@@ -179,16 +193,25 @@ class Strategy(FlowerStrategy):
         self._grid = grid
         post.settings = dict(config)
         post.roster.refresh(grid, post.timeout)
-        reachable = post.roster.available()
-        entry: dict[str, Any] = {"round": server_round, "reachable": len(reachable), "invited": [], "answered": []}
-        entry |= {"faults": []}
+        there = post.roster.available()
+        resting = self._health.resting(server_round) & set(there.tolist())
+        # Where nobody else is there, those who are rested are better than none.
+        reachable = np.setdiff1d(there, list(resting)) if len(resting) < len(there) else there
+        entry: dict[str, Any] = {"round": server_round, "reachable": len(there), "invited": [], "answered": []}
+        entry |= {"faults": [], "resting": [post.roster.names[client] for client in sorted(resting)]}
         self.history.append(entry)
+        self._asked = []
+        self._notes = {
+            "away": np.setdiff1d(np.arange(self.config.clients), there).tolist(),
+            "resting": np.setdiff1d(there, reachable).tolist(),
+        }
         if not len(reachable):
             self._order = None
             return []
         survey = method.survey(server_round, reachable)
         if survey is not None:
             answers = checked(post.exchange(grid, survey))
+            self._asked = [(survey, answers)]
             self._note(entry, answers)
             method.surveyed(server_round, answers)
         self._order = method.order(server_round, reachable)
@@ -205,9 +228,11 @@ class Strategy(FlowerStrategy):
         found = checked(post.read(self._grid, self._order, replies))
         self._note(entry, found)
         entry["answered"] = [post.roster.names[client] for client in found.clients]
+        lost = [fault.client for fault in found.faults if fault.measurement is None]
+        self._health.note(server_round, self._order.clients.tolist(), lost)
         method.absorb(server_round, found)
         if self._folder is not None:
-            write_checkpoint(self._folder, server_round, method.state_dict())
+            self._folder.keep(method, self._order, found, self._asked, self._notes)
         entry["figures"] = method.figures()
         if not len(found):
             return None, None
@@ -240,7 +265,7 @@ class Strategy(FlowerStrategy):
         found: dict[int, tuple[int, float, float]] = {}
         for reply in replies:
             client = self._post.roster.client_of(reply.metadata.src_node_id)
-            scores = _scores(reply)
+            scores = reported(reply)
             if client is not None and scores is not None:
                 found[client] = scores
         if not found:
@@ -249,6 +274,8 @@ class Strategy(FlowerStrategy):
         weights = rows[:, 0] / rows[:, 0].sum()
         total = int(rows[:, 0].sum())
         loss, accuracy = float(weights @ rows[:, 1]), float(weights @ rows[:, 2])
+        if self._folder is not None:
+            self._folder.score(server_round + self._done, {"loss": loss, "accuracy": accuracy})
         return MetricRecord({"loss": loss, "accuracy": accuracy, "clients": len(found), "num-examples": total})
 
     def summary(self) -> None:
@@ -307,15 +334,3 @@ class Strategy(FlowerStrategy):
         """A vector as a user's `state_dict`, in its order and with what is not learned as it was."""
         learned = {name.removeprefix("model."): value for name, value in self.layout.named(state).items()}
         return OrderedDict((name, learned.get(name, value)) for name, value in self._tensors.items())
-
-
-def _scores(reply: Message) -> tuple[int, float, float] | None:
-    """Samples, loss and accuracy that a client reports, where they make sense."""
-    if not reply.has_content() or REPLY not in reply.content.metric_records:
-        return None
-    record = reply.content.metric_records[REPLY]
-    values = [record.get(name) for name in ("samples", "loss", "accuracy")]
-    numbers = [float(value) for value in values if isinstance(value, (int, float)) and np.isfinite(value)]
-    if len(numbers) < 3 or numbers[0] < 1 or not 0 <= numbers[2] <= 1:
-        return None
-    return int(numbers[0]), numbers[1], numbers[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from covey.description import Description, describe
 from covey.errors import Refusal
-from covey.report import curves, federation, standings, tables, words
+from covey.report import curves, federation, impact, standings, tables, words
 from covey.report.figures import Figure
 from covey.report.gathering import Group, Study, gather
 from covey.report.page import Markup, Page, Section, escape, folded, write_page
@@ -57,6 +57,7 @@ def page_of(study: Study) -> Page:
             ),
         ),
         Section("by-class", "Classes", _there([standings.classes_figure(study, names)])),
+        Section("fairness", "Fairness", _there([*impact.client_loss_figures(study), impact.impact_figure(study)])),
         Section(
             "cost",
             "Cost",
@@ -72,6 +73,7 @@ def page_of(study: Study) -> Page:
                     curves.cohort_skew_figure(study),
                     federation.dropped_figure(study),
                     tables.dropped_table(study),
+                    tables.absence_table(study),
                 ]
             ),
         ),

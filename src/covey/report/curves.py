@@ -33,7 +33,7 @@ Value = Callable[[Mapping[str, Any]], float | None]
 
 
 def accuracy_figure(study: Study) -> Figure | None:
-    return _over_rounds(
+    return over_rounds(
         study,
         "accuracy",
         "Test accuracy over rounds",
@@ -46,7 +46,7 @@ def accuracy_figure(study: Study) -> Figure | None:
 
 
 def own_accuracy_figure(study: Study) -> Figure | None:
-    return _over_rounds(
+    return over_rounds(
         study,
         "own-accuracy",
         "Accuracy on clients' own class mix",
@@ -57,7 +57,7 @@ def own_accuracy_figure(study: Study) -> Figure | None:
 
 
 def loss_figure(study: Study) -> Figure | None:
-    return _over_rounds(
+    return over_rounds(
         study,
         "loss",
         "Test loss over rounds",
@@ -69,7 +69,7 @@ def loss_figure(study: Study) -> Figure | None:
 
 
 def training_loss_figure(study: Study) -> Figure | None:
-    return _over_rounds(
+    return over_rounds(
         study,
         "training-loss",
         "Training loss over rounds",
@@ -81,7 +81,7 @@ def training_loss_figure(study: Study) -> Figure | None:
 
 
 def cohort_skew_figure(study: Study) -> Figure | None:
-    return _over_rounds(
+    return over_rounds(
         study,
         "cohort-skew",
         "Skew of the invited",
@@ -131,7 +131,7 @@ def line_bytes(line: Line, direction: str) -> float:
     return float(np.mean([sum(row[direction] for row in run.metrics) for run in line.runs]))
 
 
-def _over_rounds(
+def over_rounds(
     study: Study,
     name: str,
     heading: str,
@@ -143,6 +143,7 @@ def _over_rounds(
     wide: bool = False,
     height: int = 320,
 ) -> Figure | None:
+    """A figure of rounds as lines, mean and band over seeds; nothing where no line has it."""
     drawn = {line: _by_round(line, value) for line in study.lines}
     drawn = {line: found for line, found in drawn.items() if len(found[0])}
     if not drawn:

@@ -11,7 +11,7 @@ from covey.comparison import is_comparison, read_plan
 from covey.config import Config
 from covey.display import difference, interval, percent, run_summary, size
 from covey.experiment import expand
-from covey.federations import GIVEN
+from covey.federations import GIVEN, NATURAL
 from covey.report.figures import keys_of
 from covey.report.gathering import Group, Line, Study, federation_of, runs_of, settings, spell
 from covey.report.page import Markup, escape, folded, swatch, table
@@ -107,6 +107,36 @@ def dropped_table(study: Study) -> Markup | None:
         )
         rows.append([label, f"{len(clients):,}", reason, whose])
     return table(["method", "replies", "reason", "clients"], rows, "Why replies were dropped")
+
+
+def absence_table(study: Study) -> Markup | None:
+    """Of runs on a live fleet: whose answers were lost, who was away, and who was rested, and in which rounds."""
+    found: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for line in study.lines:
+        for run in line.runs:
+            for row in run.metrics:
+                if "away" not in row:
+                    continue
+                lost = [int(fault["client"]) for fault in row["dropped"]]
+                for kind, clients in (("lost", lost), ("away", row["away"]), ("rested", row["resting"])):
+                    for client in clients:
+                        kinds = found.setdefault((line.label, client), {"lost": [], "away": [], "rested": []})
+                        kinds[kind].append(int(row["round"]))
+    if not found:
+        return None
+    rows = [
+        [label, str(client), *(_in_rounds(rounds) for rounds in kinds.values())]
+        for (label, client), kinds in sorted(found.items(), key=lambda item: (item[0][0], item[0][1]))
+    ]
+    return table(["method", "client", "answer lost", "away", "rested"], rows, "Faults by client, with their rounds")
+
+
+def _in_rounds(rounds: list[int]) -> str:
+    """`3: rounds 2, 5, 6`."""
+    if not rounds:
+        return "0"
+    listed = ", ".join(map(str, rounds[:8])) + (" …" if len(rounds) > 8 else "")
+    return f"{len(rounds)}: {'round' if len(rounds) == 1 else 'rounds'} {listed}"
 
 
 def configuration(study: Study) -> list[Markup]:
@@ -218,6 +248,8 @@ def _compare_command(plan: Mapping[str, Any]) -> str:
         words += ["--vary", f"{key}={','.join(map(spell, values))}"]
     if plan.get("target") is not None:
         words += ["--target", spell(plan["target"])]
+    for file in plan.get("agents", {}).values():
+        words += ["--agent", file]
     return shlex.join([*words, *_arguments(_flat(expand(plan["given"])))])
 
 
@@ -228,7 +260,9 @@ def _needed(config: Config) -> dict[str, Any]:
         named = {"selector": config.selector.name, "aggregator": config.aggregator.name}
     for section in ("dataset", "environment", "model"):
         named[section] = getattr(config, section).name
-    implied = settings(Config.of(named))
+    # Data that come with their clients would have to be read to count them.
+    counted = {"clients": config.clients} if config.environment.name == NATURAL else {}
+    implied = settings(Config.of({**named, **counted}))
     own = settings(config)
     more = {key: value for key, value in own.items() if key not in implied or implied[key] != value}
     # The first seed is the default, yet a command that names it is clearer.

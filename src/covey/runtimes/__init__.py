@@ -28,4 +28,14 @@ def flower(federation: Federation, module: nn.Module, config: Config) -> Runtime
     return FlowerRuntime.of(federation, module, config)
 
 
+@runtimes.add("fleet")
+def fleet(federation: Federation, module: nn.Module, config: Config) -> Runtime:
+    """The sites of a live fleet (`covey fleet`), over TLS; COVEY_FLEET names its folder."""
+    try:
+        from covey.fleet.runtime import FleetRuntime
+    except ImportError as error:
+        raise Refusal(f"The runtime 'fleet' needs Flower: pip install 'covey[flower]' ({error}).") from error
+    return FleetRuntime.of(federation, module, config)
+
+
 __all__ = ["LocalRuntime", "Runtime", "StackedRuntime", "runtimes"]

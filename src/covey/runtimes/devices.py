@@ -33,7 +33,7 @@ class OnDevices:
     def available(self, round: int) -> IntArray:
         """The clients that can be reached: a share of them, at least one."""
         reachable = self.runtime.available(round)
-        if self.devices.availability == 1:
+        if self.devices.availability == 1 or self.live:
             return reachable
         count = max(1, int(len(reachable) * self.devices.availability + 0.5))
         rng = generator(self._seed, round, "availability")
@@ -41,6 +41,8 @@ class OnDevices:
 
     def execute(self, order: Order) -> Replies:
         """Replies of those who answer in time, with the seconds that each took and the round as a whole."""
+        if self.live:
+            return self.runtime.execute(order)
         answering = self.answering(order)
         return self.timed(order, self.runtime.execute(answering) if len(answering.clients) else no_replies(order))
 
@@ -65,6 +67,16 @@ class OnDevices:
             faults=(*replies.faults, *(Fault(client, reason) for client, reason in lost.items())),
         )
 
+    @property
+    def live(self) -> bool:
+        """Whether clients are real, and so is what they take."""
+        return bool(getattr(self.runtime, "live", False))
+
+    def annotated(self, record: dict[str, object]) -> dict[str, object]:
+        """A round's record with what the runtime adds to it."""
+        annotate = getattr(self.runtime, "annotated", None)
+        return record if annotate is None else annotate(record)
+
     def evaluate(self, states: Tensor) -> Scores:
         return self.runtime.evaluate(states)
 
@@ -83,8 +95,10 @@ class OnDevices:
 
     def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:
         """Clients whose reply does not arrive, and why."""
-        lost = {}
+        lost: dict[int, str] = {}
         deadline = self.devices.deadline
+        if not deadline and not self.devices.dropout:
+            return lost
         draws = generator(self._seed, order.round, "dropout").random(len(self._sizes))
         for client, needed in zip(order.clients.tolist(), seconds.tolist(), strict=True):
             if draws[client] < self.devices.dropout:

@@ -24,8 +24,11 @@ from covey.federations import Federation
 from covey.messages import Fault, Order, Replies, Reply, gathered
 from covey.runtimes.bench import Arena, Bench, FitTask, ScoreTask, Task
 from covey.runtimes.pool import Pool
+from covey.runtimes.threads import OneThread
 
 _TEST_CHUNK = 2_000
+
+_one_thread = OneThread()
 
 
 class LocalRuntime:
@@ -46,8 +49,7 @@ class LocalRuntime:
         self._seed = seed
         self._bench: Bench | None = None
         self._pool: Pool | None = None
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        _one_thread.hold(self)
         keep_freed_memory()
 
     @classmethod
@@ -119,7 +121,7 @@ class LocalRuntime:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        torch.set_num_threads(self._threads)
+        _one_thread.release(self)
 
     def _perform(self, tasks: Sequence[Task]) -> list[Any]:
         """Results in the order of tasks; a Fault where the worker died."""

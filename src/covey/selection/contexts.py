@@ -31,9 +31,13 @@ class ContextSelector(Selector):
 
     A reward is √(mean loss²) of the model that the client received, U(i)/|D_i| of equation 2, over the greatest one
     seen so far, hence in [0, 1]. A client whose measurement did not arrive has none in that round.
+
+    Records tell the utility of the clients that replied (equation 3). With `regret` they also tell by how much the
+    cohorts so far fell short of the best ones, Σ U(B*) - U(B) (equation 4): all clients that can be reached are then
+    asked for their utility in every round, which nothing but the records learns of.
     """
 
-    def __init__(self, *, bits: int, form: Form, quantisation: float, reward: Reward) -> None:
+    def __init__(self, *, bits: int, form: Form, quantisation: float, reward: Reward, regret: bool = False) -> None:
         require(8 <= bits <= 256 and bits % 8 == 0, f"selector.bits must be a multiple of 8 from 8 to 256, not {bits}.")
         require(
             form in ("auto", "tokens", "quantised", "projection"),
@@ -43,6 +47,7 @@ class ContextSelector(Selector):
         require(reward in ("per-sample", "total"), f"selector.reward is per-sample or total, not '{reward}'.")
         self.bits = bits
         self.reward = reward
+        self.judged = regret
         self.probe = SimHash(bits, form, quantisation)
 
     def begin(self, setting: Setting) -> None:
@@ -53,10 +58,17 @@ class ContextSelector(Selector):
         """`[clients]`: whose context has arrived."""
         self.greatest = 0.0
         """The greatest reward so far, in the unit of the loss (times samples, where reward is total)."""
+        self.regret = 0.0
+        """By how much the cohorts so far fell short of the best ones, where that is asked for."""
         self._utility: float | None = None
+        self._best: float | None = None
+        self._utilities: FloatArray = np.full(setting.clients if self.judged else 0, np.nan)
+        """`[clients]`: U(i) at the present model, of those that were asked for it; else NaN."""
 
     def survey(self, round: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
         unknown = candidates[~self.known[candidates]]
+        if self.judged:
+            return candidates, (self.probe, Utility()) if len(unknown) else (Utility(),)
         return (unknown, (self.probe,)) if len(unknown) else None
 
     def surveyed(self, round: int, replies: Replies) -> None:
@@ -68,20 +80,20 @@ class ContextSelector(Selector):
             clients = replies.clients[rows]
             self.contexts[clients] = replies.probes[self.probe.name]["bits"].numpy()[rows]
             self.known[clients] = True
+        if self.judged:
+            rows, losses = _losses(replies)
+            self._utilities[:] = np.nan
+            self._utilities[replies.clients[rows]] = replies.samples.double().numpy()[rows] * losses
 
     def probes(self, round: int) -> tuple[Probe, ...]:
         return (Utility(),)
 
     def observe(self, round: int, replies: Replies) -> None:
-        rows = replies.observed(Utility.name)
+        rows, rewards = _losses(replies)
         self._utility = None
-        rewards: FloatArray = np.empty(0)
         if len(rows):
-            squares = replies.probes[Utility.name]["square"].double().numpy()[rows]
             samples = replies.samples.double().numpy()[rows]
-            rewards = np.sqrt(np.maximum(squares, 0))
-            # U(B) = √ΣU(i)² with U(i) = |D_i|·√(mean loss²) (equations 2 and 3).
-            self._utility = float(np.sqrt(np.square(samples * rewards).sum()))
+            self._utility = together(samples * rewards)
             rewards = samples * rewards if self.reward == "total" else rewards
             self.greatest = max(self.greatest, float(rewards.max()))
         known = self.known[replies.clients[rows]]
@@ -96,15 +108,22 @@ class ContextSelector(Selector):
         return rewards / (self.greatest or 1.0)
 
     def figures(self) -> dict[str, object]:
-        return {"utility": self._utility}
+        judged = {"best_utility": self._best, "regret": self.regret} if self.judged else {}
+        return {"utility": self._utility, **judged}
 
     def state_dict(self) -> State:
-        return {"contexts": self.contexts.copy(), "known": self.known.copy(), "greatest": self.greatest}
+        return {
+            "contexts": self.contexts.copy(),
+            "known": self.known.copy(),
+            "greatest": self.greatest,
+            "regret": self.regret,
+        }
 
     def load_state_dict(self, state: State) -> None:
         self.contexts = np.array(state["contexts"], dtype=np.uint8)
         self.known = np.array(state["known"], dtype=np.bool_)
         self.greatest = float(state["greatest"])
+        self.regret = float(state.get("regret", 0.0))
 
     def bits_of(self, clients: IntArray) -> FloatArray:
         """The contexts of some clients: `[k, bits]` of 0 and 1."""
@@ -119,10 +138,32 @@ class ContextSelector(Selector):
     def filled(self, rng: np.random.Generator, cohort: IntArray, candidates: IntArray) -> IntArray:
         """The cohort, with clients of unknown context where those with one are too few."""
         missing = min(self.setting.cohort, len(candidates)) - len(cohort)
-        if missing <= 0:
-            return cohort
-        unknown = candidates[~self.known[candidates]]
-        return np.concatenate([cohort, rng.choice(unknown, size=min(missing, len(unknown)), replace=False)])
+        if missing > 0:
+            unknown = candidates[~self.known[candidates]]
+            cohort = np.concatenate([cohort, rng.choice(unknown, size=min(missing, len(unknown)), replace=False)])
+        if self.judged:
+            self._judge(cohort)
+        return cohort
+
+    def _judge(self, cohort: IntArray) -> None:
+        """Add what the cohort falls short of the best one of its size, of those that told their utility."""
+        told = np.sort(self._utilities[np.isfinite(self._utilities)])
+        self._best = together(told[max(0, len(told) - len(cohort)) :])
+        self.regret += self._best - together(np.nan_to_num(self._utilities[cohort]))
+
+
+def together(utilities: FloatArray) -> float:
+    """U(B) = √ΣU(i)², with U(i) = |D_i|·√(mean loss²) (equations 2 and 3)."""
+    return float(np.sqrt(np.square(utilities).sum()))
+
+
+def _losses(replies: Replies) -> tuple[IntArray, FloatArray]:
+    """Who told its losses, as positions, and the root of their mean square: `[k]` each."""
+    rows = replies.observed(Utility.name)
+    if not len(rows):
+        return rows, np.empty(0)
+    squares = replies.probes[Utility.name]["square"].double().numpy()[rows]
+    return rows, np.sqrt(np.maximum(squares, 0))
 
 
 def one_thread() -> AbstractContextManager[object]:

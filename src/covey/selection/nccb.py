@@ -75,6 +75,8 @@ class NCCB(ContextSelector):
         fall as the model learns, and old rewards mislead.
     train: after every round (round) or after every reward of a round (reward), as the paper has it; a cohort's number
         times slower, and no better in that simulation.
+    regret: also record by how much the cohorts fall short of the best ones; for experiments, since every client then
+        evaluates every model.
     """
 
     def __init__(
@@ -97,8 +99,9 @@ class NCCB(ContextSelector):
         rate: float = 0.01,
         window: int = 200,
         train: Literal["round", "reward"] = "round",
+        regret: bool = False,
     ) -> None:
-        super().__init__(bits=bits, form=form, quantisation=quantisation, reward=reward)
+        super().__init__(bits=bits, form=form, quantisation=quantisation, reward=reward, regret=regret)
         require(clusters >= 1, f"selector.clusters must be at least 1, not {clusters}.")
         require(threshold >= 0, f"selector.threshold is a number of invitations, 0 or more, not {threshold}.")
         require(

@@ -1,0 +1,344 @@
+"""`covey fleet`: a thin layer over `covey.fleet`."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from covey import display
+from covey.analytics import Analysis
+from covey.config import Config, assignment, overlay, read_toml
+from covey.errors import Refusal, require
+from covey.experiment import Run, default_folder, resume, run
+from covey.federations import build_federation
+from covey.registry import coerce
+
+if TYPE_CHECKING:
+    from covey.fleet.folder import Fleet
+
+app = typer.Typer(help="A real fleet: TLS, authenticated nodes, faults, restart.", no_args_is_help=True)
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The fleet's folder.")]
+SetFlag = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+OutFlag = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
+
+_FEW = 0.4
+"""Share of the clients invited where nothing is said: fleets on one machine are small."""
+
+
+@app.command()
+def up(
+    clients: Annotated[str, typer.Option("--clients", metavar="N", help="Number of sites.")] = "5",
+    method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
+    cohort: Annotated[str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is dealt to the sites.")] = None,
+    environment: Annotated[str | None, typer.Option("--environment", help="Who holds what.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
+    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Decides split and draws.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
+    ] = None,
+    drill: Annotated[
+        list[str] | None,
+        typer.Option("--drill", metavar="SITE:KIND:ROUND", help="A site misbehaves, such as 2:nan:1. Repeatable."),
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run, on a new fleet.")
+    ] = None,
+    out: OutFlag = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags win.")] = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
+    from covey.fleet.folder import Rules
+    from covey.fleet.launch import QUICK, Loopback, loopback_fleet
+
+    flags = {
+        "clients": clients,
+        "method": method,
+        "rounds": rounds,
+        "cohort": cohort,
+        "dataset": dataset,
+        "environment": environment,
+        "model": model,
+        "seed": seed,
+        "runtime": "fleet",
+        "devices": None if timeout is None else {"deadline": timeout},
+    }
+    settings = overlay({"cohort": _FEW, **(read_toml(config) if config else {})}, _given(flags))
+    for text in set_ or []:
+        settings = overlay(settings, assignment(text))
+    chosen = Run.open(again).config if again is not None else Config.of(settings)
+    federation = build_federation(chosen)
+    with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
+        rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
+        drills = {"drill": "drill.txt"} if drill else None
+        fleet = loopback_fleet(Path(place) / "fleet", federation, settings, rules=rules, node=drills)
+        for text in drill or []:
+            _drill(fleet, text)
+        result: Run | None = None
+        try:
+            _say(json_, f"Starting a SuperLink at {fleet.address} and {len(fleet.sites)} SuperNodes, over TLS.")
+            with Loopback(fleet):
+                result = _played(fleet, chosen, again, out)
+        finally:
+            logs = _keep_logs(fleet, result.folder if result else Path(place).parent / f"{Path(place).name}-logs")
+        _say(json_, f"Taken down again. Logs: {logs}")
+    assert result is not None
+    _tell(result, json_)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
+    sites: Annotated[str, typer.Option("--sites", metavar="A,B,…", help="What the sites are called.")],
+    address: Annotated[
+        str, typer.Option("--address", metavar="HOST:PORT", help="Where sites reach the server.")
+    ] = "127.0.0.1:8443",
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Another name or address of the server. Repeatable.")
+    ] = None,
+    shape: Annotated[str, typer.Option("--shape", metavar="N,…", help="Shape of a sample: 24, or 1,28,28.")] = "",
+    classes: Annotated[str, typer.Option("--classes", metavar="N", help="Classes: how many, or their names.")] = "",
+    method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
+    cohort: Annotated[str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
+    ] = None,
+    poll: Annotated[str, typer.Option("--poll", metavar="SECONDS", help="How often a site looks for orders.")] = "3",
+    set_: SetFlag = None,
+) -> None:
+    """Files for a real fleet: certificates, keys, a start script for each site, a page for the operator."""
+    from covey.fleet.certificates import SERVER_DAYS
+    from covey.fleet.deployment import write_deployment
+    from covey.fleet.folder import Fleet, Rules
+    from covey.fleet.samples import described
+
+    require(bool(shape and classes), "Say what samples look like: --shape 24 --classes 4 (or --classes ok,worn).")
+    names = tuple(name.strip() for name in sites.split(",") if name.strip())
+    data: dict[str, Any] = {
+        "shape": list(coerce(shape, tuple[int, ...], "--shape")),
+        "classes": int(classes) if classes.isdigit() else [name.strip() for name in classes.split(",")],
+    }
+    described(data, folder)
+    flags = {"method": method, "model": model, "rounds": rounds, "cohort": cohort}
+    settings = overlay({"method": "fedavg", "model": "mlp", "rounds": 20, "cohort": len(names)}, _given(flags))
+    for text in set_ or []:
+        settings = overlay(settings, assignment(text))
+    Config.of({**settings, "clients": len(names)})
+    rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
+    fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
+    fleet.write([fleet.host, *(host or [])], poll=coerce(poll, float, "--poll"))
+    write_deployment(fleet, SERVER_DAYS)
+    display.say(f"Written: {folder}. Begin with {folder / 'README.md'}")
+
+
+@app.command()
+def link(folder: FolderArgument) -> None:
+    """Run the fleet's SuperLink, where sites connect to, until it is stopped."""
+    from covey.fleet.folder import Fleet
+    from covey.fleet.launch import superlink_command
+    from covey.fleet.processes import environment
+
+    fleet = Fleet.read(folder)
+    command = superlink_command(fleet, host="127.0.0.1" if fleet.host in ("127.0.0.1", "localhost") else "0.0.0.0")
+    log = ["--log-file", str(fleet.server / "superlink.log")]
+    os.execve(command[0], [*command, *log], environment(fleet.server / "flower"))
+
+
+@app.command()
+def node(folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]) -> None:
+    """Run the node of a site, until it is stopped."""
+    from covey.fleet.node import main
+    from covey.fleet.processes import environment
+
+    os.environ.update(environment(folder / "flower"))
+    raise typer.Exit(main([str(folder)]))
+
+
+@app.command()
+def register(folder: FolderArgument, json_: JsonFlag = False) -> None:
+    """Make the keys of a fleet's sites known to its SuperLink."""
+    fleet = _fleet(folder)
+    known = _link(fleet).register((name, fleet.site(name) / "node.pub") for name in fleet.sites)
+    if json_:
+        print(json.dumps(known, indent=2))
+    else:
+        display.say(f"Registered: {', '.join(known)}")
+
+
+@app.command()
+def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
+    """Who of a fleet is there."""
+    fleet = _fleet(folder)
+    nodes = {str(known.name): known for known in _link(fleet).nodes()}
+    rows = [
+        {"site": name, "status": str(nodes[name].status) if name in nodes else "not registered"} for name in fleet.sites
+    ]
+    if json_:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("site", "status"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row["site"], row["status"])
+    display.console.print(table, highlight=False)
+
+
+@app.command("run")
+def run_(
+    folder: FolderArgument,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; by default 'run' in the fleet's.")] = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Run a fleet's job, or go on with it from the last finished round."""
+    from covey.fleet.samples import settings
+
+    fleet = _fleet(folder)
+    given = settings(fleet)
+    for text in set_ or []:
+        given = overlay(given, assignment(text))
+    place = out or fleet.folder / "run"
+    begun = place if (place / "config.json").is_file() else None
+    chosen = Run.open(place).config if begun else Config.of(given)
+    _tell(_played(fleet, chosen, begun, place), json_)
+
+
+def use(folder: Path, *, tested: bool = False, truth: bool = False) -> dict[str, Any]:
+    """Settings of a job on a live fleet, for `--fleet`.
+
+    `tested` and `truth` say that the job needs test samples on the server, or to know what the sites hold.
+    """
+    from covey.fleet.samples import settings
+
+    fleet = _fleet(folder)
+    require(
+        not fleet.data or not truth,
+        "What the sites of this fleet hold is their own business: choose another estimator than ground-truth.",
+    )
+    require(
+        not fleet.data or not tested or "test" in fleet.data,
+        f'This job scores models on the server. Give it test samples: test = "test.npz" under [data] in '
+        f"{fleet.folder / 'fleet.toml'}, a file with arrays x and y.",
+    )
+    return settings(fleet)
+
+
+def as_known(analysis: Analysis, settings: dict[str, Any]) -> Analysis:
+    """An analysis of a live fleet: of sites with data of their own nobody knows the true skew."""
+    from covey.fleet.samples import LOADER
+
+    dataset = settings.get("dataset")
+    own = isinstance(dataset, dict) and dataset.get("name") == LOADER
+    return replace(analysis, truth=None) if own else analysis
+
+
+def _fleet(folder: Path) -> "Fleet":
+    """The fleet in a folder, which the runtime finds from now on."""
+    try:
+        from covey.fleet.folder import Fleet
+        from covey.fleet.runtime import FLEET
+    except ImportError as error:
+        raise Refusal(f"A fleet needs Flower: pip install 'covey[flower]' ({error}).") from error
+    fleet = Fleet.read(folder)
+    os.environ[FLEET] = str(fleet.folder)
+    return fleet
+
+
+def _link(fleet: "Fleet") -> Any:
+    from covey.fleet.link import Link
+
+    return Link(fleet.address, fleet.server / "ca.crt")
+
+
+def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> Run:
+    """A run on a live fleet, with its progress."""
+    fleet = _fleet(fleet.folder)
+    done = len(Run.open(begun).metrics) if begun else 0
+    with display.run_progress(chosen.method, chosen.rounds, done) as on_round:
+        if begun is not None:
+            return resume(begun, on_round=on_round)
+        return run(chosen, out=out or default_folder(chosen), on_round=on_round)
+
+
+def _tell(result: Run, json_: bool) -> None:
+    faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
+    if json_:
+        lost = [{"round": number, **fault} for number, fault in faults]
+        print(json.dumps({**display.run_summary(result), "faults": lost}, indent=2, allow_nan=False))
+    else:
+        display.run_result(result)
+        for number, fault in faults[:20]:
+            display.say(f"Round {number}: the answer of client {fault['client']} was lost: {fault['reason']}.")
+    if not result.finished:
+        print(f"covey: Stopped after round {len(result.metrics)}; what is done is in {result.folder}.", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _drill(fleet: "Fleet", text: str) -> None:
+    from covey.fleet.drill import KINDS
+
+    site, _, rest = text.partition(":")
+    kind, _, when = rest.partition(":")
+    require(
+        site.isdigit() and int(site) < len(fleet.sites) and kind in KINDS,
+        f"A drill is SITE:KIND:ROUND, such as 2:nan:1, with a kind of {', '.join(KINDS)}; not '{text}'.",
+    )
+    path = fleet.site(fleet.sites[int(site)]) / "data" / "drill.txt"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{kind} {when or '*'}\n")
+
+
+def _keep_logs(fleet: "Fleet", place: Path) -> Path:
+    """Copies of what processes said; keys stay behind and are deleted."""
+    logs = place / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    found = [*fleet.folder.glob("*.log"), *fleet.server.glob("*.log"), *fleet.folder.glob("sites/*/node.log")]
+    for path in found:
+        name = f"{path.parent.name}.log" if path.name == "node.log" else path.name
+        shutil.copy(path, logs / name)
+    return logs
+
+
+@contextmanager
+def _orderly() -> Iterator[None]:
+    """Within, SIGTERM is an exception like Ctrl-C, so that processes are taken down."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flags.items() if value is not None}
+
+
+def _say(json_: bool, text: str) -> None:
+    if not json_:
+        display.say(text)

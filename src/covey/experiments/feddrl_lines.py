@@ -1,0 +1,142 @@
+"""Lines of FedDRL's tables: the best accuracy of runs, as the paper reports it, and differences of that."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from covey.comparison import Estimate
+from covey.environments import FloatArray
+from covey.experiments.feddrl import (
+    DELTA,
+    FEDERATED,
+    METHODS,
+    REFERENCE,
+    TITLES,
+    Data,
+    FedDRLScale,
+    environment_name,
+)
+from covey.experiments.lines import Lines
+from covey.experiments.pages import MISSING, rounds_text, seeds_text, so_far, spread
+from covey.experiments.statistics import Line, common_seeds, reached, rounds_to, scored, settled
+from covey.experiments.store import Result, Store
+
+PLACES = {title: place for place, title in enumerate(TITLES.values())}
+"""A method has the same colour in every chart."""
+
+CLUSTERED = ("ce", "cn")
+
+
+def best(result: Result, at: int | None = None) -> float:
+    """The highest accuracy at any evaluation up to round `at`, by default of all."""
+    inside = result.evaluations <= (reached(result) if at is None else at)
+    return float(result.accuracy[inside].max()) if inside.any() else float(result.accuracy[0])
+
+
+def paired_best(line: Line, base: Line) -> Estimate | None:
+    """Best accuracy less that of `base`, seed by seed, each pair up to the last round that both have come to."""
+    values = []
+    for seed in common_seeds(line, base):
+        at = min(reached(line[seed]), reached(base[seed]))
+        values.append(best(line[seed], at) - best(base[seed], at))
+    return Estimate.of(values) if values else None
+
+
+class DRLLines(Lines):
+    """What every section needs to know."""
+
+    def __init__(self, scale: FedDRLScale, store: Store, command: str, methods: Sequence[str]) -> None:
+        super().__init__(store, scale.rounds, command, PLACES, digits=2)
+        self.scale = scale
+        self.methods = methods
+
+    def planned(self, method: str) -> int:
+        """Rounds that a run of the method has."""
+        return min(self.rounds, self.scale.single_rounds) if method == REFERENCE else self.rounds
+
+    def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
+        """Seed → run; those at their end alone where these are two or more."""
+        return settled(self.store.line(environment, method, variant), self.planned(method))
+
+    def lines(self, environment: str, variant: str = "", methods: Sequence[str] = FEDERATED) -> dict[str, Line]:
+        """Method → line, of those that have any run."""
+        found = {method: self.line(environment, method, variant) for method in methods}
+        return {method: line for method, line in found.items() if line}
+
+    def seeds(self, line: Line) -> str:
+        first = next(iter(line.values()), None)
+        if first is None:
+            return "0"
+        whole = scored(self.store.line(first.environment, first.method, first.variant))
+        return seeds_text(line, whole, self.planned(first.method))
+
+    def rounds_run(self, line: Line) -> str:
+        first = next(iter(line.values()), None)
+        return "0" if first is None else rounds_text(line, self.planned(first.method))
+
+    def best(self, line: Line) -> str:
+        if not line:
+            return MISSING
+        method = next(iter(line.values())).method
+        estimate = Estimate.of([best(result) for result in line.values()])
+        return spread(estimate, "{:.2f}") + so_far(line, self.planned(method))
+
+    def above(self, line: Line, base: Line) -> str:
+        """Points of best accuracy above another line."""
+        pair = paired_best(line, base) if line and base else None
+        return "-" if pair is None else spread(pair, "{:+.2f}")
+
+
+def environments(scale: FedDRLScale, splits: Sequence[str]) -> list[tuple[Data, str, int, str]]:
+    """Data, split, number of clients and name of all environments with these splits."""
+    return [
+        (data, split, clients, environment_name(data, split, clients))
+        for data in scale.data
+        for clients in (scale.many, scale.few)
+        for split in splits
+    ]
+
+
+def rounds_to_lowest(lines: Mapping[str, Line]) -> tuple[Estimate, dict[str, Estimate]] | None:
+    """The lowest of the methods' best accuracies, seed by seed, and each method's rounds to it (Fig. 10)."""
+    seeds = sorted(set.intersection(*(set(scored(line)) for line in lines.values()))) if lines else []
+    if not seeds or len(lines) < 2:
+        return None
+    targets, taken = [], {method: list[float]() for method in lines}
+    for seed in seeds:
+        target = min(best(line[seed]) for line in lines.values())
+        targets.append(target)
+        for method, line in lines.items():
+            rounds = rounds_to(line[seed], target)
+            assert rounds is not None
+            taken[method].append(float(rounds))
+    return Estimate.of(targets), {method: Estimate.of(values) for method, values in taken.items()}
+
+
+def client_loss(line: Line, figure: str) -> tuple[list[int], FloatArray] | None:
+    """A figure of clients' losses at the evaluations that all seeds have, mean over seeds."""
+    runs = [result for result in line.values() if result.client_loss]
+    if not runs:
+        return None
+    count = min(len(result.evaluations) for result in runs)
+    rows = [[np.nan if value is None else value for value in run.client_loss[figure][:count]] for run in runs]
+    return runs[0].evaluations[:count].astype(int).tolist(), np.array(rows, dtype=np.float64).mean(axis=0)
+
+
+def weights(line: Line, clients: int, cohort: int) -> tuple[Estimate, Estimate] | None:
+    """Mean impact factor of a client of the main group and of another one, as shares of an equal one."""
+    main = max(1, int(DELTA * clients + 0.5))
+    inside, outside = [], []
+    for result in line.values():
+        if not result.impact:
+            continue
+        factors = np.array([np.nan if one is None else one for one in result.impact], dtype=np.float64) * cohort
+        if np.isfinite(factors[:main]).any() and np.isfinite(factors[main:]).any():
+            inside.append(float(np.nanmean(factors[:main])))
+            outside.append(float(np.nanmean(factors[main:])))
+    return (Estimate.of(inside), Estimate.of(outside)) if inside else None
+
+
+def shown(about: DRLLines, environment: str) -> list[str]:
+    """Methods of a table: the paper's and ours, and whatever else was run."""
+    return [method for method in about.methods if method in METHODS or about.line(environment, method)]

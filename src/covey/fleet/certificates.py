@@ -1,0 +1,142 @@
+"""Certificates and keys of a fleet: an authority, the server's certificate, and a key pair for each site.
+
+All keys are NIST P-384. Private ones are written with mode 0600, and never over another.
+"""
+
+import ipaddress
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from covey.errors import require
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+"""How long certificates hold."""
+
+_BACKDATED = timedelta(minutes=10)
+"""Clocks of sites may be behind by so much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Authority:
+    """What signs a fleet's certificates."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def new(cls, name: str = "Covey fleet", days: int = AUTHORITY_DAYS) -> "Authority":
+        """An authority that signs itself, and may sign server certificates and nothing below them."""
+        key = ec.generate_private_key(ec.SECP384R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
+        usage = _usage(signs_certificates=True)
+        certificate = (
+            _builder(subject, subject, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA384())
+        )
+        return cls(key, certificate)
+
+    def server(self, hosts: Collection[str], days: int = SERVER_DAYS) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+        """A key and a certificate (PEM) for a server that is reached under these names and addresses."""
+        require(bool(hosts), "A server certificate needs a name or an address that the server is reached at.")
+        key = ec.generate_private_key(ec.SECP384R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, next(iter(hosts))[:64])])
+        names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+        signer = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        certificate = (
+            _builder(subject, self.certificate.subject, key.public_key(), days)
+            .add_extension(names, critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer),
+                critical=False,
+            )
+            .sign(self.key, hashes.SHA384())
+        )
+        return key, certificate.public_bytes(Encoding.PEM)
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(Encoding.PEM)
+
+
+def write_server(folder: Path, hosts: Collection[str]) -> None:
+    """`ca.crt`, `ca.key`, `server.crt` and `server.key` of a new authority and a server that it vouches for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = Authority.new()
+    key, certificate = authority.server(hosts)
+    write_private(folder / "ca.key", private_pem(authority.key))
+    (folder / "ca.crt").write_bytes(authority.pem)
+    write_private(folder / "server.key", private_pem(key))
+    (folder / "server.crt").write_bytes(certificate)
+
+
+def write_node_keys(folder: Path) -> None:
+    """`node.key` and `node.pub`: by which a site is recognised."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    write_private(folder / "node.key", private)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (folder / "node.pub").write_bytes(public + b"\n")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A file that only its owner may read; it must not exist yet."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,86 @@
+"""Files for a fleet on real machines: scripts for the server and for each site, and a page for the operator."""
+
+import shlex
+from pathlib import Path
+
+from covey.fleet.folder import Fleet
+
+_SERVER = """\
+#!/bin/sh
+# The fleet's SuperLink: where sites connect to. Its state and its log are in this folder.
+cd "$(dirname "$0")/.."
+exec covey fleet link .
+"""
+
+_RUN = """\
+#!/bin/sh
+# The fleet's server app: starts the run, or goes on from the last finished round. Start it again after a crash.
+cd "$(dirname "$0")/.."
+exec covey fleet run . "$@"
+"""
+
+_SITE = """\
+#!/bin/sh
+# The node of site {name}. Its data stay in the folder data (or where site.toml says).
+cd "$(dirname "$0")"
+exec covey fleet node .
+"""
+
+_README = """\
+# Fleet {title}
+
+Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]'`, of the same version.
+
+## Once
+
+1. **Keep secret:** `authority/ca.key` (signs certificates; move it off this machine), `server/server.key`,
+   `server/secret`, and each `sites/<name>/node.key` and `sites/<name>/secret`. All are readable by their owner alone.
+2. **Give each site its folder** `sites/<name>`, over a channel that you trust, and delete your copy of its `node.key`.
+   Keep `node.pub`: it is how the server recognises the site.
+3. **Each site puts its samples** into its folder `data`: `train.npz` (arrays `x`, `y`) or `train.csv` (a column
+   `label`), and `test.npz` or `test.csv` where it keeps some apart. What leaves the site: `docs/privacy.md` of Covey.
+4. **Open port {port}** of the server to the sites and to nobody else. Flower lets whoever reaches that port register
+   nodes and open runs; sites run no code that is sent to them, but they would answer.
+
+## Every day
+
+| who | command | |
+|---|---|---|
+| server | `server/start.sh` | the SuperLink; keep it running |
+| server | `covey fleet register .` | make the sites' keys known, once, and after a site was added |
+| site | `./start.sh` | the site's node; keep it running |
+| server | `covey fleet status .` | who is there |
+| server | `server/run.sh` | the run: starts it, or goes on where it stopped |
+| server | `covey report run` | a page about it, with every fault |
+| server | `covey analyze --fleet .` | how skewed each site is |
+
+Settings of the run are in `fleet.toml`: the method, the model, time-outs, and what happens to sites that fail.
+
+- A site that is away is not invited. It returns with the same key as the same client.
+- A site whose answers are late, broken or too large costs its own answer; the record says which and why. After
+  {strikes} failures in a row it is rested, longer each time.
+- A server that was killed goes on from its last finished round: start the SuperLink, then `server/run.sh`.
+- Certificates of the server hold {days} days.
+"""
+
+
+def write_deployment(fleet: Fleet, server_days: int) -> None:
+    """Scripts and the operator's page, beside what `Fleet.write` wrote."""
+    _script(fleet.server / "start.sh", _SERVER)
+    _script(fleet.server / "run.sh", _RUN)
+    for name in fleet.sites:
+        _script(fleet.site(name) / "start.sh", _SITE.format(name=shlex.quote(name)))
+    text = _README.format(
+        title=fleet.folder.name,
+        address=fleet.address,
+        port=fleet.port,
+        sites=", ".join(fleet.sites),
+        strikes=fleet.rules.strikes,
+        days=server_days,
+    )
+    (fleet.folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)

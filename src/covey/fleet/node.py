@@ -1,0 +1,321 @@
+"""A site's processes: Flower's SuperNode, and beside it the worker that answers orders.
+
+Flower starts a Python process for every message, which takes longer than most training does. Here the libraries are
+loaded once, and each message is answered by a fork. The worker runs the site's own app (`covey.fleet.site`) and no code
+that is sent to it.
+
+    python -m covey.fleet.node SITE_FOLDER [SITE_FOLDER ...]
+"""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.proto.message_pb2 import Message as WireMessage
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli.flower_supernode import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from covey.errors import Refusal, require
+from covey.fleet.folder import Site
+from covey.fleet.link import ACQUIRE
+from covey.fleet.processes import end_with_parent, free_port
+from covey.registry import import_path
+
+PID = "node.pid"
+"""File in a site's folder with the number of its process, which is that of its group as well."""
+
+NUMBER = "node.number"
+"""File in a site's folder with the number that the node has at the server, for as long as it is there."""
+
+_GRACE = 1.5
+"""Seconds that a SuperNode has to take its leave of the server, by itself and when asked."""
+
+_QUICK = 0.25
+"""Seconds between two looks for orders on this machine, at most."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the nodes of sites; with several, each in a process of its own, forked from one that is loaded."""
+    sites = [Site.read(Path(argument)) for argument in arguments]
+    require(bool(sites), "Say which site: its folder, with a site.toml.")
+    require(hasattr(os, "fork"), "A site's node forks for each order, which this system cannot; use Linux or macOS.")
+    torch.set_num_threads(1)
+    if len(sites) == 1:
+        return run_node(sites[0])
+    nodes = [forked(partial(_separately, site)) for site in sites]
+
+    def pass_on(number: int, frame: object) -> None:
+        for node in nodes:
+            with suppress(ProcessLookupError):
+                os.kill(node, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    for _ in nodes:
+        # In the order in which they end, so that none waits to be buried.
+        os.waitpid(-1, 0)
+    return 0
+
+
+def _separately(site: Site) -> int:
+    os.setsid()
+    log = os.open(site.folder / "node.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return run_node(site)
+
+
+def run_node(site: Site) -> int:
+    """Connect a site to its fleet and answer orders, until the SuperNode ends; returns its exit code."""
+    app = import_path(site.app, "app")
+    require(isinstance(app, ClientApp), f"{site.app} is not a ClientApp.")
+    alone = (site.folder / "node.lock").open("w")
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise Refusal(f"The node of the site {site.name} runs already.") from None
+    (site.folder / PID).write_text(str(os.getpid()))
+    port = site.port or free_port()
+    supernode = forked(lambda: _supernode(site, port))
+    ended = [0]
+
+    def leave(number: int, frame: object) -> None:
+        ended[0] = number
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    try:
+        return _work(site, app, port, supernode, lambda: bool(ended[0]))
+    finally:
+        _bury_all(supernode)
+        with suppress(OSError):
+            (site.folder / PID).unlink()
+
+
+def _bury_all(supernode: int) -> None:
+    """End the SuperNode, and see every child off."""
+    # What ends this process has mostly reached the SuperNode too, and a second signal would cut its leave short.
+    with suppress(ChildProcessError):
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(supernode, number)
+            end = time.monotonic() + _GRACE
+            while time.monotonic() < end:
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.02)
+
+
+def forked(do: Callable[[], int]) -> int:
+    """A child process that does something and ends, and ends with this one; returns its number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        end_with_parent()
+        code = do()
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _supernode(site: Site, port: int) -> NoReturn:
+    """Flower's SuperNode, as its command runs it, in this process."""
+    # Flower's own pace is 3 seconds, whatever there is to do.
+    vars(start_client_internal).update(time=_Paced(site.poll), http_request_response=_remembering(site))
+    folder = site.folder
+    _take_leave(site)
+    configuration = " ".join(f"{key}={json.dumps(value)}" for key, value in site.settings.items())
+    sys.argv = [
+        "flower-supernode",
+        *("--superlink", site.server),
+        *("--root-certificates", str(folder / "ca.crt")),
+        *("--auth-supernode-private-key", str(folder / "node.key")),
+        *("--isolation", "process"),
+        *("--superexec-auth-secret-file", str(folder / "secret")),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--node-config", configuration),
+    ]
+    flower_supernode()
+    sys.exit(0)
+
+
+def _remembering(site: Site) -> Callable[..., Any]:
+    """Flower's connection to the server, which writes down the number that the node has there."""
+
+    @contextmanager
+    def connected(*arguments: Any) -> Iterator[Any]:
+        with http_request_response(*arguments) as connection:
+            (site.folder / NUMBER).write_text(str(connection[0]))
+            yield connection
+        (site.folder / NUMBER).unlink(missing_ok=True)
+
+    return connected
+
+
+def _take_leave(site: Site) -> None:
+    """Sign off for a life that ended without doing so: a server lets nobody in who it thinks is there."""
+    try:
+        number = int((site.folder / NUMBER).read_text())
+        key = load_ssh_private_key((site.folder / "node.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        interceptors: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ]
+        authority = (site.folder / "ca.crt").read_bytes()
+        with FleetHttpClient.from_server_address(site.server, False, authority, interceptors) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+    except (OSError, ValueError, httpx.HTTPError):
+        # There was no such life, or the server does not know it: it will say so itself.
+        pass
+
+
+class _Paced:
+    """The module `time`, with shorter sleeps."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, self._longest))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def _work(site: Site, app: ClientApp, port: int, supernode: int, over: Callable[[], bool]) -> int:
+    """Take tasks from the SuperNode, and fork for each."""
+    address = f"127.0.0.1:{port}"
+    interceptors: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(master_secret=site.secret, protected_methods=ACQUIRE),
+    ]
+    client = RuntimeHttpClient.from_server_address(address, True, None, interceptors)
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    parent = os.getppid()
+    slip = site.folder / "order"
+    tokens: dict[int, str] = {}
+    while not over() and os.getppid() == parent:
+        buried, status = _bury()
+        while buried:
+            if buried == supernode:
+                return os.waitstatus_to_exitcode(status)
+            token = tokens.pop(buried, "")
+            if token and status and slip.exists():
+                forked(partial(answer_for_dead, address, token, slip, os.waitstatus_to_exitcode(status)))
+            buried, status = _bury()
+        try:
+            answer = client.AcquireTask(wanted)
+            if answer.HasField("task") and answer.token:
+                tokens[forked(partial(answer_task, address, str(answer.token), app, slip))] = str(answer.token)
+                continue
+        except httpx.HTTPError:
+            # The SuperNode is not up yet, or about to end.
+            pass
+        time.sleep(min(site.poll, _QUICK))
+    return 0
+
+
+def _bury() -> tuple[int, int]:
+    """A child that has ended, and how; (0, 0) where there is none."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def answer_task(address: str, token: str, app: ClientApp, slip: Path) -> int:
+    """Fetch an order from the SuperNode, have the app answer it, and hand over the answer.
+
+    Meanwhile whose order it is stands on the slip: where this process is killed, another one answers for it.
+    """
+    client = _task_client(address, token)
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    message, context, _, _ = pull_task_input(client)
+    slip.write_bytes(message_to_proto(remove_content_from_message(message)).SerializeToString())
+    status, details = SubStatus.COMPLETED, ""
+    try:
+        answer = app(message=message, context=context)
+    except Exception as error:
+        traceback.print_exc()
+        status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+        answer = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
+    push_message(client, answer, context)
+    push_task_output(client, context, status, details)
+    slip.unlink(missing_ok=True)
+    return 0
+
+
+def answer_for_dead(address: str, token: str, slip: Path, code: int) -> int:
+    """Say that the process which should have answered an order died. Otherwise the SuperNode waits for a minute."""
+    client = _task_client(address, token)
+    message = message_from_proto(WireMessage.FromString(slip.read_bytes()))
+    slip.unlink()
+    run, node = message.metadata.run_id, message.metadata.dst_node_id
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    reason = f"the process that trains {how}"
+    answer = Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message)
+    push_message(client, answer, Context(run, node, {}, RecordDict(), {}))
+    push_task_output(client, None, SubStatus.FAILED, reason)
+    return 0
+
+
+def _task_client(address: str, token: str) -> RuntimeHttpClient:
+    interceptors: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+        RuntimeTokenHttpInterceptor(token),
+    ]
+    return RuntimeHttpClient.from_server_address(
+        address, True, None, interceptors, retry_invoker=make_simple_http_retry_invoker()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

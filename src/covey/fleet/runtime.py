@@ -1,0 +1,273 @@
+"""The fleet runtime: clients are the sites of a fleet, real ones, which come and go, fail and return."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
+
+from covey.config import Config
+from covey.environments import FloatArray, IntArray
+from covey.errors import Refusal, require
+from covey.evaluation import Scores
+from covey.federations import Federation
+from covey.fleet.app import write_app
+from covey.fleet.folder import Fleet
+from covey.fleet.link import FleetGrid, Link
+from covey.fleet.site import about
+from covey.flower.health import Health
+from covey.flower.post import Post
+from covey.flower.roster import Roster
+from covey.messages import Order, Replies, checked
+from covey.records import replace_file
+from covey.runtimes.local import LocalRuntime
+
+FLEET = "COVEY_FLEET"
+"""The environment variable that names a fleet's folder."""
+
+_PARTS = 10**9
+"""Accuracy that sites report is kept to so many parts."""
+
+_LARGER = 3
+"""An answer may have so many times the bytes of the model, where that is more than the limit."""
+
+_PAUSE = 0.5
+"""Seconds between two looks for sites that are away."""
+
+
+class FleetRuntime:
+    """Runs orders on a fleet: site i of `fleet.toml` is client i, with the samples that it holds.
+
+    A round takes those sites that can be reached and are not rested, and waits for them no longer than the time-out.
+    """
+
+    live = True
+    """Time is real here, and nothing about devices is simulated."""
+
+    def __init__(self, federation: Federation, module: nn.Module, config: Config, fleet: Fleet) -> None:
+        require(
+            federation.clients == len(fleet.sites),
+            f"The fleet in {fleet.folder} has {len(fleet.sites)} sites, and the run {federation.clients} clients.",
+        )
+        self.fleet, self.rules, self._config = fleet, fleet.rules, config
+        self._known = not fleet.data
+        """Whether the server knows what samples the sites were dealt."""
+        self._tests = self._known or "test" in fleet.data
+        """Whether the server has a test set of its own."""
+        told = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
+        self._told = json.dumps(told, sort_keys=True)
+        self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
+        size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
+        self._limit = max(self.rules.bytes, _LARGER * size)
+        self._roster = Roster(len(fleet.sites), fleet.sites, patience=self.rules.patience, registered=True)
+        self._health = Health(self.rules.strikes, self.rules.longest)
+        self._session: _Session | None = None
+        self._begun = False
+        self._away: list[int] = []
+        self._resting: list[int] = []
+        self._scored = True
+        self._post = Post(
+            self._roster,
+            seed=config.seed,
+            timeout=config.devices.deadline or self.rules.timeout,
+            limit=self._limit,
+            run=self._name(),
+        )
+        self._accounts = fleet.server / "accounts" / f"{self._post.run}.json"
+        self._recall()
+
+    @classmethod
+    def of(cls, federation: Federation, module: nn.Module, config: Config) -> "FleetRuntime":
+        """The fleet that the environment variable COVEY_FLEET names."""
+        folder = os.environ.get(FLEET)
+        require(folder is not None, f"Say which fleet: --fleet FOLDER, or the environment variable {FLEET}.")
+        return cls(federation, module, config, Fleet.read(str(folder)))
+
+    def available(self, round: int) -> IntArray:
+        """Sites that can be reached and are not rested; waits for them, and gives up when `patience` is over."""
+        grid = self._grid()
+        resting = self._health.resting(round)
+        end = time.monotonic() + self.rules.patience
+        while True:
+            there = self._look(grid)
+            # Before the first round all are waited for; later nobody in particular.
+            wanted = len(self.fleet.sites) if not self._begun else self.rules.minimum
+            over = time.monotonic() > end
+            if len(there) >= wanted or (over and len(there) >= self.rules.minimum):
+                break
+            if over:
+                raise Refusal(
+                    f"{len(there)} of {len(self.fleet.sites)} sites can be reached after {self.rules.patience:g} "
+                    f"seconds, and a round needs {self.rules.minimum}. What is done is kept: go on when they are back."
+                )
+            time.sleep(_PAUSE)
+        self._begun = True
+        fit = np.array([client for client in there.tolist() if client not in resting], dtype=np.int64)
+        if len(fit) < self.rules.minimum:
+            fit = there
+        self._away = np.setdiff1d(np.arange(len(self.fleet.sites)), there).tolist()
+        self._resting = np.setdiff1d(there, fit).tolist()
+        return fit
+
+    def execute(self, order: Order) -> Replies:
+        grid = self._grid()
+        begin = time.perf_counter()
+        with self._connected():
+            replies = checked(self._post.exchange(grid, order))
+        lost = [fault.client for fault in replies.faults if fault.measurement is None]
+        self._health.note(order.round, order.clients.tolist(), lost)
+        self._remember()
+        return replace(replies, round_seconds=time.perf_counter() - begin)
+
+    def evaluate(self, states: Tensor) -> Scores:
+        """On the server's test set; where it has none, the sites evaluate, each on its own samples."""
+        if self._tests:
+            return self._evaluator.evaluate(states)
+        rows = self._at_own_sites(states) if len(states) == len(self.fleet.sites) else self._at_all_sites(states)
+        self._scored = bool(np.isfinite(rows).any())
+        # The mean of others stands for a model that nobody scored; nothing is said of classes.
+        rows = np.where(np.isfinite(rows), rows, np.nanmean(rows, axis=0)) if self._scored else np.zeros_like(rows)
+        classes = self._evaluator.federation.dataset.classes
+        correct = np.zeros((len(states), classes), dtype=np.int64)
+        totals = np.zeros(classes, dtype=np.int64)
+        totals[0] = _PARTS
+        correct[:, 0] = np.rint(rows[:, 1] * _PARTS)
+        return Scores(rows[:, 0], correct, totals)
+
+    def _at_all_sites(self, states: Tensor) -> FloatArray:
+        """Loss and accuracy `[m, 2]` of each model over all sites that answer, weighted by their samples."""
+        rows = np.full((len(states), 2), np.nan)
+        for row, state in enumerate(states):
+            found = np.array(list(self._scores(state).values())).reshape(-1, 3)
+            if len(found):
+                rows[row] = found[:, 0] / found[:, 0].sum() @ found[:, 1:]
+        return rows
+
+    def _at_own_sites(self, states: Tensor) -> FloatArray:
+        """Loss and accuracy `[sites, 2]` of each site's own model on its own samples."""
+        rows = np.full((len(states), 2), np.nan)
+        for client, (_, loss, accuracy) in self._scores(states).items():
+            rows[client] = loss, accuracy
+        return rows
+
+    def _scores(self, start: Tensor) -> dict[int, tuple[int, float, float]]:
+        grid = self._grid()
+        there = self._look(grid)
+        models = start if start.dim() == 1 else start[torch.from_numpy(there)]
+        with self._connected():
+            return self._post.scores(grid, Order(0, there, models, self._config.local, train=False))
+
+    def _look(self, grid: FleetGrid) -> IntArray:
+        """Sites that are there now."""
+        with self._connected():
+            self._roster.refresh(grid, self._post.timeout)
+        return self._roster.available()
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """What a lost connection means, in words."""
+        try:
+            yield
+        except (httpx.HTTPError, OSError) as error:
+            raise Refusal(
+                f"The SuperLink at {self.fleet.address} is gone ({error}). What is done is kept: start it again, and "
+                "go on with the run."
+            ) from error
+
+    def annotated(self, record: dict[str, object]) -> dict[str, object]:
+        """A round's record with who was away or rested, and without what is not known of sites' own data."""
+        record = {**record, "away": self._away, "resting": self._resting}
+        if not self._known:
+            record["cohort_skew"] = None
+        if "accuracy" in record:
+            if not self._known:
+                record["own_accuracy"] = None
+            if not self._tests:
+                record.pop("class_accuracy", None)
+            if not self._scored:
+                record["accuracy"] = None
+        return record
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.leave()
+            self._session = None
+        self._evaluator.close()
+
+    def _grid(self) -> FleetGrid:
+        if self._session is None:
+            self._session = _Session.enter(self.fleet, self._told, self._limit)
+        self._session.act()
+        return self._session.grid
+
+    def _name(self) -> str:
+        """A name for the run that a server which goes on with it finds again, and sites recognise."""
+        config = {key: value for key, value in self._config.as_mapping().items() if key not in ("rounds", "workers")}
+        whole = json.dumps([config, self._told], sort_keys=True, default=str).encode()
+        return hashlib.blake2b(whole, key=self.fleet.secret[:64], digest_size=8).hexdigest()
+
+    def _recall(self) -> None:
+        """What sites hold of a run that this one goes on with."""
+        if self._accounts.is_file():
+            held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
+            self._post.holds = {int(client): list(models) for client, models in held.items()}
+
+    def _remember(self) -> None:
+        if self._post.holds:
+            self._accounts.parent.mkdir(exist_ok=True)
+            replace_file(self._accounts, json.dumps(self._post.holds).encode())
+
+
+@dataclass
+class _Session:
+    """A run on a fleet's SuperLink, shared by all runtimes of this process that are about the same model."""
+
+    key: tuple[Path, str]
+    grid: FleetGrid
+    stack: ExitStack
+    identity: tuple[Any, Any, Any]
+    users: int = 0
+
+    @classmethod
+    def enter(cls, fleet: Fleet, told: str, limit: int) -> "_Session":
+        key = (fleet.folder, told)
+        if key not in _sessions:
+            stack = ExitStack()
+            try:
+                app = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="covey-fleet-")))
+                write_app(app, told)
+                link = Link(fleet.address, fleet.server / "ca.crt", fleet.secret)
+                grid = stack.enter_context(link.grid(app, poll=fleet.rules.poll, limit=limit))
+            except BaseException:
+                stack.close()
+                raise
+            identity = (TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id)
+            _sessions[key] = cls(key, grid, stack, identity)
+        session = _sessions[key]
+        session.users += 1
+        return session
+
+    def act(self) -> None:
+        """Send messages as this run's server."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.identity
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            del _sessions[self.key]
+            self.act()
+            self.stack.close()
+
+
+_sessions: dict[tuple[Path, str], _Session] = {}

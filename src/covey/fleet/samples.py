@@ -1,0 +1,76 @@
+"""What a server knows of sites that hold data of their own: the shape of a sample, the classes, perhaps a test set.
+
+In the place of the sites' samples stand blank ones, one for each class, which nobody learns from.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from covey.data.dataset import Dataset
+from covey.errors import Refusal, require
+from covey.fleet.folder import Fleet
+from covey.registry import coerce
+
+LOADER = "covey.fleet.samples:load"
+
+_KNOWN = ("shape", "classes", "mean", "deviation", "test")
+
+
+def settings(fleet: Fleet) -> dict[str, Any]:
+    """The settings of a fleet's runs."""
+    run = {"runtime": "fleet", **fleet.run}
+    if not fleet.data:
+        return run
+    about = {"dataset": {"name": LOADER, "folder": str(fleet.folder)}, "environment": "natural"}
+    return {**run, **about, "clients": len(fleet.sites)}
+
+
+def load(data_dir: Path | None, /, *, folder: str = "") -> Dataset:
+    """The samples of a live fleet, as its server sees them: not at all."""
+    fleet = Fleet.read(folder)
+    shape, classes = described(fleet.data, fleet.folder)
+    channels = shape[0] if len(shape) > 1 else 1
+    blank = torch.zeros(len(classes), *shape)
+    labels = torch.arange(len(classes))
+    test_x, test_y = _test(fleet, classes) if "test" in fleet.data else (blank, labels)
+    return Dataset(
+        "fleet",
+        blank.repeat(len(fleet.sites), *(1 for _ in shape)),
+        labels.repeat(len(fleet.sites)),
+        test_x,
+        test_y,
+        classes,
+        coerce(fleet.data.get("mean", (0.0,) * channels), tuple[float, ...], "data.mean"),
+        coerce(fleet.data.get("deviation", (1.0,) * channels), tuple[float, ...], "data.deviation"),
+        groups=torch.arange(len(fleet.sites)).repeat_interleave(len(classes)),
+        group_names=fleet.sites,
+    )
+
+
+def described(data: Mapping[str, Any], folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Shape and class names from a fleet's section `data`."""
+    where = folder / "fleet.toml"
+    for key in data:
+        require(key in _KNOWN, f"{where}: there is no setting 'data.{key}'. Known: {', '.join(_KNOWN)}.")
+    for key in ("shape", "classes"):
+        require(key in data, f"{where} does not say: data.{key}.")
+    shape = coerce(data["shape"], tuple[int, ...], "data.shape")
+    given = data["classes"]
+    count = isinstance(given, int)
+    classes = tuple(str(number) for number in range(given)) if count else coerce(given, tuple[str, ...], "data.classes")
+    require(len(classes) >= 2, f"{where}: data.classes must be at least two.")
+    require(bool(shape) and min(shape) >= 1, f"{where}: data.shape must be positive numbers.")
+    return shape, classes
+
+
+def _test(fleet: Fleet, classes: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    path = fleet.folder / str(fleet.data["test"])
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return torch.from_numpy(archive["x"]), torch.from_numpy(archive["y"]).to(torch.int64)
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise Refusal(f"The test set {path} cannot be read (arrays x and y): {error}.") from error

@@ -1,0 +1,191 @@
+"""What a site answers orders with: its own samples, and the model that the fleet's run is about.
+
+Samples are in the folder that the node's configuration names: `train.npz` with arrays `x` and `y`, or `train.csv` with
+a header and a column `label`; `test.npz` or `test.csv` likewise, for evaluation, where the site keeps some apart. The
+run says what the model is, by name; models and probes of users' own only where the site's configuration allows them.
+
+    folder="/data/pumps"              where the samples are
+    allow="fleet_models:Net"          models and probes of your own, separated by commas
+    label="state"                     the label's column
+    update-clip=1.0  update-privacy="8,1e-5"  insight-privacy="1,1e-5"      see docs/privacy.md
+"""
+
+import csv
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict
+from numpy.typing import NDArray
+
+from covey.client import Learner
+from covey.data.dataset import Dataset, Samples
+from covey.errors import Refusal, require
+from covey.fleet.certificates import write_private
+from covey.fleet.drill import drilled
+from covey.flower.app import answered, register
+from covey.flower.protection import Protection
+from covey.flower.work import Client
+from covey.models import build_model
+
+RUN = "covey"
+"""Where a run's configuration holds what it is about."""
+
+
+def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, precision: str) -> dict[str, Any]:
+    """What sites have to know of a run: the model, and how samples are normalised."""
+    return {
+        "shape": list(dataset.shape),
+        "class_names": list(dataset.class_names),
+        "mean": list(dataset.mean),
+        "deviation": list(dataset.deviation),
+        "never": list(dataset.never),
+        "model": model,
+        "options": dict(options),
+        "seed": seed,
+        "precision": precision,
+    }
+
+
+def prepared(context: Context, part: str) -> Client:
+    """The client at this site, with its training or its test samples."""
+    torch.set_num_threads(1)
+    told = json.loads(str(context.run_config[RUN]))
+    node = context.node_config
+    samples = read_samples(Path(str(node["folder"])), part, tuple(told["class_names"]), str(node.get("label", "label")))
+    require(
+        tuple(samples.x.shape[1:]) == tuple(told["shape"]),
+        f"Samples here have the shape {tuple(samples.x.shape[1:])}, and the run is about {tuple(told['shape'])}.",
+    )
+    name = str(told["model"])
+    require(
+        ":" not in name or name in allowed(node),
+        f"This site does not run the model {name}: list it under allow= in its configuration.",
+    )
+    dataset = Dataset(
+        "site",
+        samples.x[:1],
+        samples.y[:1],
+        samples.x[:1],
+        samples.y[:1],
+        tuple(told["class_names"]),
+        tuple(told["mean"]),
+        tuple(told["deviation"]),
+        never=tuple(told["never"]),
+    )
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in told["options"].items()}
+    module = build_model(name, options, dataset.shape, dataset.classes, told["seed"])
+    return Client(Learner(module, dataset, told["precision"]), samples, protection=protection(node))
+
+
+def allowed(node: Mapping[str, Any]) -> tuple[str, ...]:
+    """Models and probes of users' own that the site runs."""
+    return tuple(name.strip() for name in str(node.get("allow", "")).split(",") if name.strip())
+
+
+def protection(node: Mapping[str, Any]) -> Protection | None:
+    """What the site does to its answers before they leave it."""
+    clip = node.get("update-clip")
+    update, insight = node.get("update-privacy"), node.get("insight-privacy")
+    if clip is None and update is None and insight is None:
+        return None
+    return Protection(
+        update=None if update is None else str(update),
+        update_clip=None if clip is None else float(clip),
+        insight=None if insight is None else str(insight),
+        insight_clip=float(node.get("insight-clip", 1.0)),
+    )
+
+
+def read_samples(folder: Path, part: str, classes: tuple[str, ...], label: str = "label") -> Samples:
+    """A site's samples; without test samples, evaluation is on those that it trains on."""
+    for name in (part, "train"):
+        for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
+            if path.is_file():
+                return _read(path, path.stat().st_mtime_ns, classes, label)
+    raise Refusal(f"There are no samples in {folder}: a file train.npz (arrays x, y) or train.csv (column {label}).")
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, changed: int, classes: tuple[str, ...], label: str) -> Samples:
+    x, y = _npz(path) if path.suffix == ".npz" else _csv(path, label)
+    require(len(x) == len(y) and len(y) > 0, f"{path}: {len(x)} samples and {len(y)} labels.")
+    if y.dtype.kind not in "iu":
+        places = {name: number for number, name in enumerate(classes)}
+        unknown = sorted({str(value) for value in y} - set(places))
+        require(not unknown, f"{path}: labels that are no classes of this fleet: {', '.join(unknown[:5])}.")
+        y = np.array([places[str(value)] for value in y], dtype=np.int64)
+    require(
+        int(y.min()) >= 0 and int(y.max()) < len(classes),
+        f"{path}: labels run from {y.min()} to {y.max()}, and the fleet has {len(classes)} classes.",
+    )
+    values = torch.from_numpy(np.ascontiguousarray(x))
+    if values.dtype != torch.uint8 and values.is_floating_point():
+        require(bool(torch.isfinite(values).all()), f"{path} holds values that are not finite numbers.")
+        values = values.to(torch.float32)
+    return Samples(values, torch.from_numpy(y.astype(np.int64)))
+
+
+def _npz(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return archive["x"], archive["y"]
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise Refusal(f"{path} cannot be read: {error}.") from error
+
+
+def _csv(path: Path, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            rows = list(reader)
+            names = [name for name in reader.fieldnames or () if name != label]
+        require(bool(rows) and label in rows[0], f"{path} has no column '{label}', or no rows.")
+        x = np.array([[float(row[name]) for name in names] for row in rows], dtype=np.float32)
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise Refusal(f"{path} cannot be read: {error}.") from error
+    return x, np.array([row[label] for row in rows])
+
+
+def work(message: Message, context: Context) -> Message:
+    """The answer to an order."""
+    recall(context)
+    answer = answered(message, context, lambda: prepared(context, "train"), allowed=allowed(context.node_config))
+    remember(context)
+    return drilled(message, context, answer)
+
+
+def recall(context: Context) -> None:
+    """Take up what the site held (its own model, MOCHA's dual variables) before its node or the server restarted."""
+    place = context.node_config.get("memory")
+    if place and not len(context.state) and Path(str(place)).is_file():
+        kept = RecordDict.FromString(Path(str(place)).read_bytes())
+        context.state = recorddict_from_proto(kept)
+
+
+def remember(context: Context) -> None:
+    """Write down what the site holds, where it holds anything."""
+    place = context.node_config.get("memory")
+    if place and any(len(record) for record in context.state.array_records.values()):
+        path = Path(str(place))
+        beside = path.with_name(f"{path.name}.part")
+        beside.unlink(missing_ok=True)
+        write_private(beside, recorddict_to_proto(context.state).SerializeToString())
+        beside.replace(path)
+
+
+def score(message: Message, context: Context) -> Message:
+    """How a model does on the site's test samples."""
+    return answered(message, context, lambda: prepared(context, "test"), allowed=allowed(context.node_config))
+
+
+app = ClientApp()
+"""What nodes of a fleet run."""
+register(app, work, score)

@@ -1,0 +1,34 @@
+"""Rest for clients that fail: after some failures in a row a client is not invited for a round, then two, four, …"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Health:
+    """How often each client failed in a row, and until which round it is rested."""
+
+    strikes: int = 2
+    """Failures in a row that are let pass."""
+    longest: int = 16
+    """Rounds that a client is rested at most."""
+    failures: dict[int, int] = field(default_factory=dict)
+    """Client → failures in a row."""
+    until: dict[int, int] = field(default_factory=dict)
+    """Client → the last round that it sits out."""
+
+    def note(self, round: int, invited: Iterable[int], failed: Iterable[int]) -> None:
+        """Learn who of a round's clients failed. One that answers well is forgiven everything."""
+        lost = set(failed)
+        for client in invited:
+            if client not in lost:
+                self.failures.pop(client, None)
+                self.until.pop(client, None)
+                continue
+            self.failures[client] = count = self.failures.get(client, 0) + 1
+            if count >= self.strikes:
+                self.until[client] = round + min(2 ** min(count - self.strikes, 30), self.longest)
+
+    def resting(self, round: int) -> set[int]:
+        """Clients that sit this round out."""
+        return {client for client, last in self.until.items() if round <= last}

@@ -1,0 +1,510 @@
+"""A real fleet on the loopback interface: processes, certificates, every kind of failure. One fleet for all tests."""
+
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store
+from safetensors.torch import load_file
+
+import covey
+from covey import Config, Refusal
+from covey.experiment import Experiment
+from covey.federations import build_federation
+from covey.fleet import Fleet, Rules
+from covey.fleet.certificates import write_node_keys
+from covey.fleet.drill import HUGE
+from covey.fleet.folder import write_toml
+from covey.fleet.launch import Loopback, loopback_fleet
+from covey.fleet.link import Link
+from covey.fleet.processes import alive, environment, free_port, listens
+from covey.fleet.runtime import FLEET
+from covey.fleet.site import about, read_samples
+from covey.fleet.site import app as site_app
+from covey.flower import InProcessGrid
+from covey.flower.post import Post
+from covey.flower.roster import Roster
+from covey.messages import checked
+from covey.records import read_checkpoint, read_metrics
+from tests.conftest import SMALL
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are looked after through /proc"),
+    pytest.mark.filterwarnings("ignore:selector.clusters"),
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern"),
+]
+
+SETTINGS: dict[str, Any] = {**SMALL, "clients": 5, "cohort": 5, "rounds": 2}
+TIMEOUT = 8.0
+"""Seconds of a round in which somebody will not answer; others wait long, as machines may be busy."""
+SHORT = {"devices": {"deadline": TIMEOUT}}
+LIMIT = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory) -> Iterator[Loopback]:
+    """Five SuperNodes and a SuperLink with TLS and node authentication."""
+    config = Config.of(SETTINGS)
+    rules = Rules(timeout=60.0, patience=40.0, limit=f"{LIMIT}", poll=0.1)
+    folder = tmp_path_factory.mktemp("shared") / "fleet"
+    described = loopback_fleet(folder, build_federation(config), SETTINGS, rules=rules, node={"drill": "drill.txt"})
+    before = os.environ.get(FLEET)
+    os.environ[FLEET] = str(folder)
+    with Loopback(described) as started:
+        yield started
+        groups = [started.superlink, *(group for group in map(started.node, described.sites) if group)]
+    if before is None:
+        del os.environ[FLEET]
+    assert not any(alive(group) for group in groups)
+    assert not listens(described.port)
+
+
+@pytest.fixture
+def drill(fleet) -> Iterator[Callable[[int, str], None]]:
+    """`drill(2, "nan 1")`: site 2 misbehaves in round 1."""
+    paths = [fleet.fleet.site(name) / "data" / "drill.txt" for name in fleet.fleet.sites]
+
+    def misbehave(client: int, line: str) -> None:
+        with paths[client].open("a") as file:
+            file.write(f"{line}\n")
+
+    yield misbehave
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def both(folder: Path, **settings: Any) -> tuple[covey.Run, covey.Run]:
+    """The same run on the fleet and in this process."""
+    live = covey.run({**SETTINGS, **settings, "runtime": "fleet"}, out=folder / "fleet")
+    return live, covey.run({**SETTINGS, **settings}, out=folder / "local")
+
+
+def told(run: covey.Run) -> list[tuple[Any, ...]]:
+    """What a run's rounds came to, without what real clients take."""
+    return [(row["clients"], row["accuracy"], row["loss"], row["dropped"]) for row in run.metrics]
+
+
+def checkpoint(run: covey.Run) -> bytes:
+    """The method's whole state."""
+    return (run.folder / "checkpoint.safetensors").read_bytes()
+
+
+def state(run: covey.Run) -> dict[str, torch.Tensor]:
+    return load_file(run.folder / "checkpoint.safetensors")
+
+
+# Methods, certificates, keys
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fedacs", {"cohort": 2, "rounds": 3}),
+        ("feddrl", {"cohort": 3}),
+        ("ondemand", {"cohort": 3}),
+        ("nccb", {"cohort": 2}),
+    ],
+)
+def test_methods_train_on_a_fleet_as_they_do_in_one_process(fleet, method, more, tmp_path):
+    live, local = both(tmp_path, method=method, **more)
+    assert told(live) == told(local)
+    assert all(row["away"] == [] and row["dropped"] == [] for row in live.metrics)
+    assert checkpoint(live) == checkpoint(local)
+
+
+def test_nodes_are_processes_of_their_own(fleet):
+    nodes = [fleet.node(name) for name in fleet.fleet.sites]
+    assert None not in nodes
+    assert len({os.getpid(), fleet.superlink, *nodes}) == 7
+    for node in nodes:
+        assert b"covey.fleet.node" in Path(f"/proc/{node}/cmdline").read_bytes()
+        # Its SuperNode is a child of it.
+        assert Path(f"/proc/{node}/task/{node}/children").read_text().split()
+
+
+def test_the_servers_certificate_chain_verifies_against_the_fleets_authority_alone(fleet):
+    authority = fleet.fleet.server / "ca.crt"
+    address = ("127.0.0.1", fleet.fleet.port)
+    with socket.create_connection(address) as plain:
+        context = ssl.create_default_context(cafile=str(authority))
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+            shown = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
+            assert secured.version() in ("TLSv1.2", "TLSv1.3")
+    root = x509.load_pem_x509_certificate(authority.read_bytes())
+    verifier = PolicyBuilder().store(Store([root])).build_server_verifier(x509.DNSName("localhost"))
+    assert verifier.verify(shown, [])[-1] == root
+    with socket.create_connection(address) as plain, pytest.raises(ssl.SSLCertVerificationError):
+        ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_a_node_with_a_key_that_nobody_registered_is_refused_and_the_log_says_so(fleet, tmp_path):
+    site = fleet.fleet.site("site-0")
+    stranger = tmp_path / "stranger"
+    write_node_keys(stranger)
+    for name in ("ca.crt", "secret"):
+        (stranger / name).write_bytes((site / name).read_bytes())
+    write_toml(stranger / "site.toml", {"name": "site-0", "server": fleet.fleet.address, "poll": 0.2})
+    before = fleet.log.read_text()
+    ended = subprocess.run(
+        [sys.executable, "-m", "covey.fleet.node", str(stranger)],
+        env=environment(tmp_path / "flower"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    said = fleet.log.read_text()[len(before) :]
+    assert re.search(r'"POST /v1/fleet/activate-node HTTP/1\.1" 4\d\d', said), said
+    assert len(fleet.link.nodes()) == 5
+
+
+def test_a_site_has_one_node(fleet, tmp_path):
+    command = [sys.executable, "-m", "covey.cli", "fleet", "node", str(fleet.fleet.site("site-0"))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "The node of the site site-0 runs already." in ended.stderr
+
+
+def test_a_site_that_claims_another_ones_name_is_known_by_its_key(fleet):
+    """Names come from the registered keys, so a node's own word does not count."""
+    names = {node.name: node.node_id for node in fleet.link.nodes()}
+    assert sorted(names) == sorted(fleet.fleet.sites)
+    other = fleet.fleet.folder / "other"
+    write_node_keys(other)
+    with pytest.raises(Refusal, match="registered with another key"):
+        fleet.link.register([("site-0", other / "node.pub")])
+
+
+def test_a_server_without_the_secret_gets_no_run(fleet, tmp_path):
+    from covey.fleet.app import write_app
+
+    write_app(tmp_path, "{}")
+    link = Link(fleet.fleet.address, fleet.fleet.server / "ca.crt", b"guessed")
+    with pytest.raises(Refusal, match="refused"), link.grid(tmp_path):
+        pass
+
+
+# Faults
+
+
+def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill, tmp_path):
+    """Four of five sites fail twice in a row, each time differently; they are rested, and come back."""
+    kinds = {
+        0: ("nan", "nothing"),
+        1: ("shape", "garbage"),
+        2: ("huge", f"sleep 2 {TIMEOUT + 1}"),
+        3: ("negative", "error"),
+    }
+    for client, (first, second) in kinds.items():
+        drill(client, f"{first} 1")
+        drill(client, second if " " in second else f"{second} 2")
+    drill(4, "crash 4")
+    run = covey.run({**SETTINGS, **SHORT, "rounds": 4, "runtime": "fleet"}, out=tmp_path / "run")
+    reasons = [{fault["client"]: fault["reason"] for fault in row["dropped"]} for row in run.metrics]
+    assert set(reasons[0]) == set(reasons[1]) == {0, 1, 2, 3}
+    assert reasons[0][0] == "its model holds NaN or infinite values"
+    assert "its model has the shape" in reasons[0][1]
+    assert f"larger than {LIMIT:,} bytes" in reasons[0][2]
+    assert HUGE > LIMIT
+    assert reasons[0][3] == "it reported -5 samples"
+    assert reasons[1][0] == "its answer is not one of Covey's"
+    assert "its answer cannot be read" in reasons[1][1]
+    assert reasons[1][2] == f"no answer within {TIMEOUT:g} seconds"
+    assert "the sensor is unplugged" in reasons[1][3]
+    assert run.metrics[2]["resting"] == [0, 1, 2, 3]
+    assert run.metrics[2]["clients"] == [4]
+    assert run.metrics[3]["clients"] == [0, 1, 2, 3, 4]
+    assert reasons[2] == {}
+    assert set(reasons[3]) == {4}
+    assert "the process that trains was killed by SIGKILL" in reasons[3][4]
+    assert all(torch.isfinite(value).all() for value in state(run).values())
+    page = covey.report.report([run.folder]).read_text()
+    for said in ("its model holds NaN", "the sensor is unplugged", "larger than", "rested"):
+        assert said in page
+
+
+@dataclass
+class AfterRound:
+    """Does something when a round has ended."""
+
+    do: dict[int, Callable[[], None]]
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        self.do.get(record["round"], lambda: None)()
+
+
+def test_nodes_leave_join_in_the_middle_die_at_work_and_return_as_the_same_client(fleet, drill, tmp_path):
+    """Site 4 has signed off and joins after round 1; site 1 is killed in round 2 and comes back for round 3."""
+    drill(1, "sleep 2 60")
+    numbers = {node.name: node.node_id for node in fleet.link.nodes()}
+    settings = fleet.fleet.folder / "fleet.toml"
+    before = settings.read_text()
+    settings.write_text(before.replace("patience = 40.0", "patience = 0.5"))
+    group = fleet.node("site-4")
+    os.killpg(group, signal.SIGTERM)
+    until(lambda: not alive(group), 20)
+
+    def join_and_kill() -> None:
+        bring_back(fleet, "site-4")
+        threading.Timer(2.0, fleet.kill_node, ["site-1"]).start()
+
+    after = AfterRound({1: join_and_kill, 2: lambda: bring_back(fleet, "site-1")})
+    try:
+        run = covey.run({**SETTINGS, **SHORT, "rounds": 3, "runtime": "fleet"}, out=tmp_path / "run", on_round=after)
+    finally:
+        settings.write_text(before)
+    assert [row["away"] for row in run.metrics] == [[4], [], []]
+    assert [row["clients"] for row in run.metrics] == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert [[fault["client"] for fault in row["dropped"]] for row in run.metrics] == [[], [1], []]
+    assert run.metrics[1]["dropped"][0]["reason"] == f"no answer within {TIMEOUT:g} seconds"
+    assert {node.name: node.node_id for node in fleet.link.nodes()} == numbers
+    assert all(torch.isfinite(value).all() for value in state(run).values())
+
+
+def bring_back(fleet: Loopback, name: str) -> None:
+    """Start a node, and wait until the server knows it."""
+    log = fleet.fleet.site(name) / "node.log"
+    seen = log.read_text().count("SuperNode ID")
+    fleet.start_nodes([name])
+    until(lambda: log.read_text().count("SuperNode ID") > seen, 30)
+
+
+def until(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_a_server_that_is_killed_goes_on_where_it_was_and_ends_as_if_nothing_had_happened(fleet, tmp_path):
+    """SIGKILL of the server app and of the SuperLink in the middle of a round; both are started again."""
+    out = tmp_path / "run"
+    rounds = 5
+    settings = [f"{key}={value}" for key, value in {"method": "fedacs", "cohort": 2, "rounds": rounds}.items()]
+    command = [sys.executable, "-m", "covey.cli", "fleet", "run", str(fleet.fleet.folder), "--out", str(out)]
+    command += [word for setting in settings for word in ("--set", setting)]
+    server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: len(read_metrics(out)) >= 2, 60)
+        os.kill(server.pid, signal.SIGKILL)
+        fleet.kill_server()
+    finally:
+        server.wait()
+    kept = read_metrics(out)
+    assert 2 <= len(kept) < rounds
+    fleet.start_server()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    resumed = covey.Run.open(out)
+    local = covey.run({**SETTINGS, "method": "fedacs", "cohort": 2, "rounds": rounds}, out=tmp_path / "local")
+    assert told(resumed) == told(local)
+    assert [row["clock"] for row in resumed.metrics[: len(kept) - 1]] == [row["clock"] for row in kept[:-1]]
+    assert checkpoint(resumed) == checkpoint(local)
+
+
+# Jobs of their own
+
+
+def test_analyze_and_ondemand_ask_live_nodes(fleet, covey_command, tmp_path):
+    folder = fleet.fleet.folder
+    asked = {key: SETTINGS[key] for key in ("clients", "environment", "model", "local")}
+    local = covey.analyze(asked, rounds=1, workers=1)
+    live = covey_command("analyze", "--fleet", folder, "--rounds", 1, "--json").json
+    assert live["clients"] == 5
+    assert live["faults"] == []
+    assert live["each"] == json.loads(json.dumps(local.as_mapping()["each"]))
+    base = covey.run(SETTINGS, out=tmp_path / "base")
+    job = covey_command(
+        *("ondemand", base.folder, "--target", "0=0.5,1=0.5", "--estimator", "analytic", "--rounds", 2),
+        *("--fleet", folder, "--out", tmp_path / "job", "--json"),
+    )
+    assert job.code == 0, job.err
+    expected = covey.ondemand(
+        base, {0: 0.5, 1: 0.5}, estimator="analytic", rounds=2, out=tmp_path / "local", runtime="local", workers=1
+    )
+    found = [sorted((tmp_path / name).rglob("model.safetensors")) for name in ("job", "local")]
+    assert found[0] and len(found[0]) == len(found[1]) == len(expected.tailored)
+    for one, other in zip(*found, strict=True):
+        assert all(torch.equal(value, load_file(other)[name]) for name, value in load_file(one).items())
+
+
+# A fleet on real machines
+
+
+def test_the_files_of_a_real_fleet_run_as_its_readme_says(covey_command, tmp_path):
+    folder, port = tmp_path / "pumps", free_port()
+    where = ["--sites", "harbour,mill", "--address", f"127.0.0.1:{port}", "--host", "fleet.example"]
+    samples = ["--shape", "6", "--classes", "ok,worn,broken", "--poll", "0.3"]
+    run = ["--rounds", "2", "--set", "model.hidden=8", "--set", "local.epochs=2"]
+    answer = covey_command("fleet", "init", folder, *where, *samples, *run)
+    assert answer.code == 0, answer.err
+    described = Fleet.read(folder)
+    private = [folder / "authority/ca.key", folder / "server/server.key", folder / "server/secret"]
+    private += [described.site(name) / file for name in described.sites for file in ("node.key", "secret")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    certificate = x509.load_pem_x509_certificate((folder / "server/server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fleet.example"]
+    readme = (folder / "README.md").read_text()
+    assert all(word in readme for word in ("harbour", "mill", str(port), "server/start.sh", "covey fleet register ."))
+    write_site_samples(described)
+    variables = environment(tmp_path / "flower")
+    variables |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def started(script: Path) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([str(script)], env=variables, start_new_session=True, stdout=subprocess.DEVNULL)
+
+    processes = [started(folder / "server/start.sh")]
+    try:
+        until(lambda: listens(port), 60)
+        assert covey_command("fleet", "register", folder).code == 0
+        processes += [started(described.site(name) / "start.sh") for name in described.sites]
+
+        def online() -> bool:
+            rows = covey_command("fleet", "status", folder, "--json").json
+            return [row["status"] for row in rows] == ["online", "online"]
+
+        until(online, 60)
+        ended = covey_command("fleet", "run", folder, "--json")
+        assert ended.code == 0, ended.err
+        found = covey_command("analyze", "--fleet", folder, "--rounds", 1, "--json")
+        assert found.code == 0, found.err
+        untested = covey_command("ondemand", folder / "run", "--target", "0=1", "--fleet", folder)
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in processes:
+            process.wait(timeout=20)
+    assert not listens(port)
+    rows = read_metrics(folder / "run")
+    assert [row["clients"] for row in rows] == [[0, 1], [0, 1]]
+    assert rows[-1]["accuracy"] > 0.6
+    assert {(one["name"], one["samples"], one["true_skew"]) for one in found.json["each"]} == {
+        ("harbour", 60, None),
+        ("mill", 60, None),
+    }
+    assert "Give it test samples" in untested.err
+    assert rows[-1]["cohort_skew"] is None
+    assert rows[-1]["own_accuracy"] is None
+    assert "harbour" not in (folder / "run" / "metrics.jsonl").read_text()
+    assert covey.report.report([folder / "run"]).exists()
+
+
+def write_site_samples(described: Fleet) -> None:
+    """One site keeps NumPy files, the other a table with class names."""
+    rng = np.random.default_rng(0)
+    classes = ("ok", "worn", "broken")
+    centres = 3 * rng.normal(size=(3, 6))
+    for number, name in enumerate(described.sites):
+        for part in ("train", "test"):
+            y = rng.integers(3, size=60)
+            x = (centres[y] + rng.normal(size=(60, 6))).astype(np.float32)
+            place = described.site(name) / "data"
+            if number == 0:
+                np.savez(place / f"{part}.npz", x=x, y=y)
+                continue
+            header = [*(f"band {band}" for band in range(6)), "label"]
+            lines = [[*map(str, row), classes[label]] for row, label in zip(x.tolist(), y.tolist(), strict=True)]
+            (place / f"{part}.csv").write_text("\n".join(",".join(line) for line in [header, *lines]))
+    samples = read_samples(described.site("mill") / "data", "train", classes)
+    assert tuple(samples.x.shape) == (60, 6)
+    assert int(samples.y.max()) == 2
+
+
+def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
+    """MOCHA's dual variables never leave a site. Node and server restart after two rounds, and go on as they were."""
+    config = Config.of({**SETTINGS, "method": "mocha", "rounds": 4})
+    experiment = Experiment.of(config)
+    told_sites = json.dumps(about(experiment.federation.dataset, "mlp", config.model.options, config.seed, "fp32"))
+    nodes = []
+    for client in range(5):
+        place = tmp_path / str(client)
+        place.mkdir()
+        samples = experiment.federation.samples(client)
+        np.savez(place / "train.npz", x=samples.x.numpy(), y=samples.y.numpy())
+        nodes.append({"client": str(client), "folder": str(place), "memory": str(place / "memory")})
+    for first in (1, 3):
+        grid = InProcessGrid(site_app, nodes)
+        for context in grid.contexts.values():
+            context.run_config = {"covey": told_sites}
+        roster = Roster(5, patience=1.0)
+        roster.wait(grid, 5.0)
+        post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
+        for number in (first, first + 1):
+            replies = checked(post.exchange(grid, experiment.method.order(number, np.arange(5))))
+            assert replies.faults == ()
+            experiment.method.absorb(number, replies)
+    local = covey.run(config, out=tmp_path / "local")
+    kept = experiment.method.models()
+    experiment.runtime.close()
+    _, saved = read_checkpoint(local.folder)
+    again = Experiment.of(config)
+    again.method.load_state_dict(saved or {})
+    again.runtime.close()
+    assert torch.equal(kept, again.method.models())
+    assert stat.S_IMODE((tmp_path / "0" / "memory").stat().st_mode) == 0o600
+
+
+def test_up_leaves_no_process_and_no_port_behind_after_ctrl_c(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "covey.cli", "fleet", "up", "--clients", "2", "--rounds", "500", "--out", str(out)]
+    shell = subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: len(read_metrics(out)) >= 1, 60)
+        descendants = [*_children(shell.pid)]
+        (port,) = {int(match) for match in re.findall(r"address = \"127\.0\.0\.1:(\d+)\"", _fleet_toml(tmp_path))}
+        assert len(descendants) >= 6
+        shell.send_signal(signal.SIGINT)
+        _, wrong = shell.communicate(timeout=60)
+    finally:
+        shell.kill()
+    assert shell.returncode == 130, wrong
+    assert "Stopped after round" in wrong
+    assert not [process for process in descendants if Path(f"/proc/{process}").exists()]
+    assert not listens(port)
+    assert not list(tmp_path.glob("covey-fleet-*"))
+    assert (out / "logs" / "superlink.log").exists()
+
+
+def _fleet_toml(place: Path) -> str:
+    (found,) = place.glob("covey-fleet-*/fleet/fleet.toml")
+    return found.read_text()
+
+
+def _children(process: int) -> Iterator[int]:
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in path.read_text().split():
+            yield int(child)
+            yield from _children(int(child))
+
+
+def test_a_fleet_is_never_written_over_and_says_what_it_lacks(covey_command, tmp_path):
+    (tmp_path / "something").write_text("here")
+    given = ("--sites", "a,b", "--shape", "4", "--classes", "2")
+    assert "not empty" in covey_command("fleet", "init", tmp_path, *given).err
+    assert "samples look like" in covey_command("fleet", "init", tmp_path / "x", "--sites", "a").err
+    assert "cannot be a site's name" in covey_command("fleet", "init", tmp_path / "x", "--sites", "a/b", *given[2:]).err
+    assert "no fleet.toml" in covey_command("fleet", "status", tmp_path).err
+    assert covey_command("fleet", "init", tmp_path / "x", *given, "--address", f"127.0.0.1:{free_port()}").code == 0
+    assert "cannot be reached" in covey_command("fleet", "status", tmp_path / "x").err
+    text = json.dumps(Fleet.read(tmp_path / "x").as_mapping())
+    assert "BEGIN" not in text

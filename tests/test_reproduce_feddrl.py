@@ -1,0 +1,276 @@
+"""FedDRL's reproduction: what is run, the agents that are trained for it, and what the page makes of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from covey.experiments import Store, Wanted, machine_settings, papers, reproduce
+from covey.experiments.feddrl import METHODS, ONLINE, SCALES
+from covey.experiments.feddrl_lines import best, rounds_to_lowest
+from covey.experiments.pages import markdown
+from covey.experiments.plan import Planned
+from covey.experiments.schooling import agent_file, missing_agents, train
+from covey.experiments.store import CENTRAL, Result
+from tests.conftest import without_timings
+
+FEDDRL = papers["feddrl"]
+SMOKE, FULL = FEDDRL.scale("smoke"), FEDDRL.scale("paper")
+MACHINE = machine_settings(SMOKE, None, None)
+
+
+def plan(scale=FULL, **wanted):
+    return FEDDRL.plan(scale, Wanted(**wanted))
+
+
+def planned(environment="fashion-ce-100", method="fedavg", variant="", seed=0, scale=FULL) -> Planned:
+    runs = [run for group in plan(scale, seeds=(seed,)) for run in group.runs]
+    wanted = (environment, method, variant)
+    found: Planned = next(run for run in runs if (run.environment, run.method, run.variant) == wanted)
+    return found
+
+
+def made(level, method="fedavg", environment="fashion-ce-100", variant="", seed=0, rise=100, **more) -> Result:
+    """A run at the paper's scale that rises in a straight line to `level` within `rise` rounds, and stays there."""
+    run = planned(environment, method, variant, seed)
+    at = list(range(run.settings["evaluate_every"], run.rounds + 1, run.settings["evaluate_every"]))
+    clients = 1 if method == CENTRAL else run.settings["clients"]
+    columns = dict.fromkeys(("round", "loss", "bytes_up", "bytes_down", "probe_bytes"), at)
+    return Result(
+        paper="feddrl",
+        environment=environment,
+        method=method,
+        seed=seed,
+        variant=variant,
+        commit="0123456789abcdef",
+        date="2026-01-01T00:00:00+00:00",
+        device="a GPU",
+        torch="2.11",
+        config=json.loads(json.dumps(run.config({}).as_mapping())),
+        rounds=run.rounds,
+        finished=True,
+        evaluated={**columns, "accuracy": [round(level * min(1.0, t / rise), 4) for t in at]},
+        cohort_skew=[0.5] * run.rounds,
+        skew=[0.5] * clients,
+        hits=[1] * clients,
+        dropped=0,
+        withheld=0,
+        seconds={"clients": 1.0, "probes": 0.0, "aggregation": 2.0, "total": 1.0},
+        **more,
+    )
+
+
+def rows_of(text: str, *beginning: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows if row[: len(beginning)] == list(beginning)]
+
+
+def page(*results: Result) -> str:
+    return markdown(FEDDRL.page(FULL, Store(Path("nowhere"), results)))
+
+
+def section(text: str, title: str) -> str:
+    return text.split(f"## {title}")[1].split("\n## ")[0]
+
+
+def test_fashion_mnist_comes_first_with_three_seeds_and_all_methods():
+    first, single, hard, _, online = plan()[:5]
+    assert {run.environment for run in first.runs} == {"fashion-ce-100", "fashion-cn-100"}
+    assert {run.seed for run in first.runs} == {0, 1, 2}
+    assert {run.method for run in first.runs} == set(METHODS) - {CENTRAL}
+    assert [len(block) for block in first.blocks(12)] == [10, 10, 10]
+    for run in first.runs:
+        assert run.settings["rounds"] == 1000
+        assert run.settings["cohort"] == 10
+        assert run.settings["environment"]["delta"] == 0.6
+        assert run.settings["local"] == {"epochs": 5, "batch": 10, "rate": 0.01}
+        assert run.cost == 10_000_000
+    assert {run.method for run in single.runs} == {CENTRAL}
+    assert {run.variant for run in online.runs} == {ONLINE}
+    assert {run.environment for run in hard.runs} == {"cifar100-ce-100", "cifar100-cn-100"}
+    assert {run.seed for run in hard.runs} == {0}
+
+
+def test_every_table_and_figure_can_be_asked_for_and_every_run_is_possible():
+    names = {name for group in plan() for name in group.feeds}
+    assert names == {"table-3", "table-4", ONLINE, *(f"figure-{number}" for number in range(5, 11))}
+    environments = {run.environment for group in plan() for run in group.runs}
+    assert len(environments) == 3 * 2 * 3 + 2 * 2
+    for group in plan(seeds=(0,)):
+        for run in group.runs:
+            run.config({})
+    assert {run.environment for group in plan(environments=("fashion",)) for run in group.runs} == {
+        f"fashion-{split}-{clients}" for split in ("pa", "ce", "cn") for clients in (10, 100)
+    }
+
+
+def test_an_agent_is_trained_for_each_kind_of_federation_and_never_on_one_that_is_reported():
+    schools = {run.school.name: run.school for group in plan() for run in group.runs if run.school}
+    reported = {run.seed for group in plan() for run in group.runs}
+    assert all(school.settings["seed"] not in reported for school in schools.values())
+    first = {run.school.name for run in plan()[0].runs if run.school}
+    assert first == {f"fashion-{split}-100-{name}-2x300" for split in ("ce", "cn") for name in ("feddrl", "feddrl-set")}
+    larger = planned("cifar100-ce-100", "feddrl", "cohort50").school
+    assert larger.settings["cohort"] == 50
+    assert (
+        planned("cifar100-ce-100", "feddrl-set", "cohort50").school == planned("cifar100-ce-100", "feddrl-set").school
+    )
+    assert planned("fashion-ce-100", "feddrl", ONLINE).school is None
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Part of the smoke scale."""
+    folder = tmp_path_factory.mktemp("feddrl")
+    wanted = Wanted(seeds=(0,), environments=("digits-ce-20",), only=("table-3",))
+    places = {"results": folder / "results", "work": folder / "work", "machine": MACHINE}
+    outcome = reproduce(FEDDRL, SMOKE, wanted, **places)
+    assert outcome.finished == outcome.runs == len(METHODS)
+    again = reproduce(FEDDRL, SMOKE, wanted, **places)
+    assert (again.rounds, again.finished) == (0, again.runs)
+    return folder
+
+
+def test_runs_are_decided_by_the_agents_in_the_work_folder(played):
+    store = Store.read(played / "results")
+    run = planned("digits-ce-20", "feddrl", scale=SMOKE)
+    path = agent_file(played / "work", run.school)
+    with safe_open(str(path), framework="pt") as file:
+        about = json.loads(file.metadata()["agent"])
+    assert about["trained_on"]["workers"] == 2
+    assert about["trained_on"]["seed"] == run.school.settings["seed"]
+    result = store.get(run.name)
+    assert result.config["aggregator"]["agent"] == run.school.name
+    assert result.config["aggregator"]["learn"] is False
+    assert str(played) not in result.as_text()
+    assert len(result.impact) == 20
+    assert len(result.client_loss["variance"]) == len(result.evaluations) == 6
+    assert store.get(planned("digits-ce-20", "fedavg", scale=SMOKE).name).client_loss["mean"][0] > 0
+    assert len(store.get(planned("digits-ce-20", CENTRAL, scale=SMOKE).name).skew) == 1
+
+
+def test_the_page_is_made_of_what_was_run(played):
+    text = markdown(FEDDRL.page(SMOKE, Store.read(played / "results")))
+    assert "from the 6 runs in `feddrl-smoke`" in text
+    assert len(rows_of(section(text, "Table 3"), "digits", "20", "CE")) == len(METHODS)
+    assert "figure-5-digits-ce-20.csv" in text
+    assert "figure-6-digits-ce-20-variance.csv" in text
+    assert len(rows_of(section(text, "How much clients count"), "digits")) == 3
+    assert "covey reproduce feddrl --scale smoke --only online" in text
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_agent(tmp_path):
+    runs = [planned("digits-ce-20", "feddrl-set", scale=SMOKE)]
+    schools = missing_agents(runs, tmp_path / "cut")
+    assert [school.name for school in schools] == ["digits-ce-20-feddrl-set-2x10"]
+    configs = {school.name: runs[0].config(MACHINE).of({**school.settings, **MACHINE}) for school in schools}
+    rounds = []
+
+    def told(number, record):
+        rounds.append((number, record["round"]))
+
+    assert not train(schools, configs, tmp_path / "cut", told, lambda: len(rounds) >= 7)
+    assert missing_agents(runs, tmp_path / "cut")
+    assert train(schools, configs, tmp_path / "cut", told)
+    assert len(rounds) == 20
+    assert train(schools, configs, tmp_path / "whole")
+    one, other = (agent_file(tmp_path / place, schools[0]).read_bytes() for place in ("cut", "whole"))
+    assert one == other
+    assert not missing_agents(runs, tmp_path / "cut")
+
+
+def test_on_a_stack_agents_are_trained_together_and_runs_advance_together(tmp_path):
+    said = []
+    outcome = reproduce(
+        FEDDRL,
+        SMOKE,
+        Wanted(seeds=(0,), environments=("digits-ce-20",), methods=("fedavg", "feddrl", "feddrl-set"), rounds=3),
+        results=tmp_path / "results",
+        work=tmp_path / "work",
+        machine={"runtime": "stacked", "device": "cpu"},
+        on_run=lambda label, seed, rounds: said.append((label, rounds)),
+    )
+    assert outcome.finished == outcome.runs
+    assert said[0] == ("digits, 20 clients, CE and CN, agents are trained", 2 * 2 * 10)
+    assert said[1] == ("digits, 20 clients, CE and CN, 3 runs in lockstep", 3 * 3)
+
+
+def test_time_may_run_out_while_agents_are_trained(tmp_path):
+    places = {"results": tmp_path / "results", "work": tmp_path / "work", "machine": MACHINE}
+    wanted = Wanted(seeds=(0,), environments=("digits-ce-20",), methods=("feddrl",), only=("table-3",))
+    first = reproduce(FEDDRL, SMOKE, wanted, minutes=1e-6, **places)
+    assert (first.stopped, first.finished) == ("time", 0)
+    assert reproduce(FEDDRL, SMOKE, wanted, **places).finished == 1
+
+
+def test_the_page_says_how_far_ahead_methods_are_and_what_the_paper_prints():
+    runs = [made(0.84 + 0.01 * seed, "fedavg", seed=seed, rise=400) for seed in (0, 1, 2)]
+    runs += [made(0.86 + 0.01 * seed, "feddrl-set", seed=seed, rise=200) for seed in (0, 1, 2)]
+    runs += [made(0.85 + 0.01 * seed, "loss-softmax", seed=seed, rise=100) for seed in (0, 1, 2)]
+    runs += [made(0.8, "feddrl")]
+    text = page(*runs)
+    assert (
+        "the best accuracy of FedDRL for sets is +2.00 ± 0.00 points from that of FedAvg (clear of zero; in the" in text
+    )
+    assert "in the paper FedDRL's is +1.83" in text
+    assert "FedDRL for sets is +1.00 ± 0.00 points from that of loss softmax (clear of zero)" in text
+    (row,) = rows_of(section(text, "Table 3"), "Fashion-MNIST", "100", "CE", "FedDRL")
+    assert row[4:6] == ["86.71", "80.00"]
+    assert row[7:9] == ["+1.83", "-4.00"]
+    assert "cifar100-ce-100" in section(text, "Table 3").split("Not run yet")[1]
+
+
+def test_rounds_are_counted_to_the_lowest_of_the_best():
+    fast, slow = {0: made(0.9, "fedavg", rise=100)}, {0: made(0.8, "fedprox", rise=200)}
+    target, taken = rounds_to_lowest({"fedavg": fast, "fedprox": slow})
+    assert target.mean == 0.8
+    assert (taken["fedavg"].mean, taken["fedprox"].mean) == (90, 200)
+    assert rounds_to_lowest({"fedavg": fast}) is None
+    assert best(fast[0], 50) == pytest.approx(0.45)
+
+
+def test_weights_of_the_main_group_are_set_against_the_others():
+    impact = [0.05] * 60 + [0.175] * 40
+    (row,) = rows_of(section(page(made(0.8, "feddrl", impact=impact)), "How much clients count"), "Fashion-MNIST")
+    assert row[4:] == ["0.50", "1.75"]
+
+
+def test_losses_are_shown_relative_to_feddrls():
+    def told(mean):
+        count = 200
+        return {"mean": [mean] * count, "variance": [mean / 10] * count, "gap": [mean] * count}
+
+    runs = [made(0.8, "feddrl", client_loss=told(0.5)), made(0.8, "fedavg", client_loss=told(1.0))]
+    shown = FEDDRL.page(FULL, Store(Path("nowhere"), runs))
+    chart = next(part for part in shown.parts if getattr(part, "name", "") == "figure-6-fashion-ce-100-mean")
+    assert chart.series[0].label == "FedAvg"
+    assert np.allclose(chart.series[0].y, 2.0)
+
+
+def test_a_result_with_columns_that_do_not_belong_together_is_refused(tmp_path):
+    store = Store(tmp_path, [])
+    assert store.write(made(0.9, CENTRAL))
+    assert len(Store.read(tmp_path)) == 1
+    store.write(made(0.8, "feddrl", impact=[0.1] * 7))
+    with pytest.raises(ValueError, match="the impact of 7"):
+        Store.read(tmp_path)
+
+
+def test_one_run_of_the_reproduction_is_the_run_of_the_records(played):
+    """What the store holds of a run is what its folder says."""
+    from covey import Run
+
+    run = Run.open(played / "work" / "digits-ce-20-feddrl-set-seed0")
+    result = Store.read(played / "results").get("digits-ce-20-feddrl-set-seed0")
+    rows = without_timings(run.metrics)
+    assert result.client_loss["mean"] == pytest.approx([row["client_loss"]["mean"] for row in rows], rel=1e-3)
+    for client, factor in enumerate(result.impact):
+        own = [row["figures"]["impact_factors"][str(client)] for row in rows if client in row["clients"]]
+        assert (factor is None and not own) or factor == pytest.approx(np.mean(own), rel=1e-3)
+
+
+def test_the_short_scale_fills_the_same_tables():
+    assert SCALES["short"].store == SCALES["paper"].store
+    assert SCALES["smoke"].store != SCALES["paper"].store
