@@ -30,6 +30,9 @@ from covey.config import Local
 from covey.layout import Layout
 from covey.roles import Setting
 from covey.selection import FedACS
+from covey.selection.contexts import ContextSelector
+from covey.selection.k_linucb import KLinUCB
+from covey.selection.nccb import NCCB
 
 MILLION = 1_000_000
 
@@ -45,6 +48,25 @@ def fedacs() -> Callable[[int], object]:
     rng = np.random.default_rng(0)
     selector.wins[:] = rng.integers(1, 40, MILLION) * 0.2
     selector.losses[:] = rng.integers(1, 40, MILLION) * 0.2
+    everyone = np.arange(MILLION)
+    return lambda round: selector.select(round, everyone)
+
+
+STATE_BYTES: dict[str, float] = {}
+"""Case → bytes of state for each client, where a case has looked."""
+
+
+def contextual(name: str, selector: ContextSelector) -> Callable[[int], object]:
+    """Five of a million clients, all known by 64 bits, none in a cluster that is still to be explored."""
+    selector.begin(setting(MILLION, 5))
+    selector.contexts = np.random.default_rng(0).integers(0, 256, (MILLION, 8), dtype=np.uint8)
+    selector.known[:] = True
+    if isinstance(selector, NCCB):
+        selector.cluster[:] = np.arange(MILLION) % selector.clusters
+        selector.centres = np.zeros((selector.clusters, 64))
+        selector.plays[: selector.clusters] = selector.threshold + 1
+    kept = [one for one in vars(selector).values() if isinstance(one, np.ndarray) and one.shape[:1] == (MILLION,)]
+    STATE_BYTES[name] = sum(one.nbytes for one in kept) / MILLION
     everyone = np.arange(MILLION)
     return lambda round: selector.select(round, everyone)
 
@@ -93,6 +115,11 @@ def copying() -> Callable[[int], object]:
 
 CASES: dict[str, tuple[str, Callable[[], Callable[[int], object]]]] = {
     "fedacs-1m": ("FedACS selects 10 of 1,000,000 clients that all have a history", fedacs),
+    "nccb-1m": ("NCCB selects 5 of 1,000,000 clients by 64-bit contexts", lambda: contextual("nccb-1m", NCCB())),
+    "k-linucb-1m": (
+        "k-LinUCB selects 5 of 1,000,000 clients by 64-bit contexts",
+        lambda: contextual("k-linucb-1m", KLinUCB()),
+    ),
     "feddrl-decision": ("FedDRL decides on 10 clients", lambda: decision(FedDRL(learn=False))),
     "feddrl-set-decision": ("FedDRL for sets decides on 10 clients", lambda: decision(FedDRLSet(learn=False))),
     "feddrl-learning": ("FedDRL learns after a round, 32 steps on batches of 4", lambda: learning(FedDRL())),
@@ -135,9 +162,12 @@ def main() -> None:
         about, make = CASES[name]
         rows[name] = {"about": about, **measured(make, given.repeats)}
         row = rows[name]
+        if name in STATE_BYTES:
+            row["state_bytes_per_client"] = STATE_BYTES[name]
         print(
             f"{about}: {row['median_seconds'] * 1e3:.2f} ms (worst {row['worst_seconds'] * 1e3:.2f}), "
-            f"{row['extra_bytes'] / 1e6:.0f} MB",
+            f"{row['extra_bytes'] / 1e6:.0f} MB"
+            + (f"; {STATE_BYTES[name]:.0f} bytes of state a client" if name in STATE_BYTES else ""),
             flush=True,
         )
     if given.out:

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import covey.selection.contexts
-from covey import Refusal, resume, run
+import covey.selection.nccb
+from covey import Config, Refusal, resume, run
 from covey.config import Local
+from covey.experiment import run_together
 from covey.layout import Layout
 from covey.messages import Fault, Replies
 from covey.probes import Utility
@@ -22,7 +24,7 @@ from covey.records import read_checkpoint, write_checkpoint
 from covey.roles import Selector, Setting
 from covey.selection import Uniform
 from covey.selection.contexts import highest, normalised, together
-from covey.selection.estimators import Linear, Network, Seen
+from covey.selection.estimators import Linear, Network, Seen, fit_together
 from covey.selection.k_linucb import KLinUCB
 from covey.selection.nccb import NCCB, centres_of, nearest
 from covey.selection.oort_simple import OortSimple
@@ -77,6 +79,10 @@ def begun(contexts=None, cohort=2, seed=0, clients=None, **options) -> NCCB:
 
 def random_contexts(count: int, bits: int = 64, seed: int = 0) -> np.ndarray:
     return generator(seed, "contexts").integers(0, 256, (count, bits // 8), dtype=np.uint8)
+
+
+def some_contexts(count: int, seed: int) -> np.ndarray:
+    return (generator(seed, "bits").random((count, 64)) < 0.5).astype(np.float64)
 
 
 def played(selector: Selector, rounds: int, rewards: np.ndarray, first: int = 1) -> list[list[int]]:
@@ -402,6 +408,43 @@ def test_training_is_adam_on_all_rewards_with_a_pull_to_the_start(plain):
     seen = Seen(contexts, np.bincount(place, weights=rewards) / counts, counts)
     network.fit(seen, pull=0.7, steps=20, rate=0.05)
     assert network.parameters == pytest.approx(parameters.detach().numpy(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_networks_of_a_sweep_are_trained_as_one_stack_to_what_each_comes_to_alone(plain):
+    seen = [
+        Seen(some_contexts(count, seed), generator(seed, "rewards").random(count), np.ones(count) + (seed % 2))
+        for seed, count in enumerate((40, 7, 25))
+    ]
+    alone, stacked = ([Network(generator(seed), 64, 16, plain=plain) for seed in range(3)] for _ in range(2))
+    for _ in range(2):
+        for network, one in zip(alone, seen, strict=True):
+            network.fit(one, 0.3, 100, 0.01)
+        fit_together(stacked, seen, 0.3, 100, 0.01, "cpu")
+    for one, other in zip(alone, stacked, strict=True):
+        assert not np.allclose(one.parameters, one.initial)
+        assert other.parameters == pytest.approx(one.parameters, abs=1e-9)
+
+
+def test_runs_in_lockstep_train_their_estimators_together_and_decide_as_alone(tmp_path, monkeypatch):
+    given = {**DIGITS, "runtime": "stacked", "device": "cpu", "precision": "fp64", "rounds": 6}
+    given["selector"] = {"name": "nccb", "clusters": 3, "threshold": 0}
+    alone = [run(given, seed=seed, out=tmp_path / f"alone{seed}") for seed in range(3)]
+    stacks = []
+
+    def counted(networks, *rest):
+        stacks.append(len(networks))
+        fit_together(networks, *rest)
+
+    monkeypatch.setattr(covey.selection.nccb, "fit_together", counted)
+    monkeypatch.setattr(covey.selection.nccb, "stack_device", lambda: "cpu")
+    pending = [(Config.of({**given, "seed": seed}), tmp_path / f"together{seed}") for seed in range(3)]
+    for one, other in zip(alone, run_together(pending), strict=True):
+        assert [row["clients"] for row in one.metrics] == [row["clients"] for row in other.metrics]
+        mine, theirs = (read_checkpoint(result.folder)[1]["selector"] for result in (one, other))
+        assert theirs["parameters"] == pytest.approx(mine["parameters"], abs=1e-9)
+        assert theirs["diagonal"] == pytest.approx(mine["diagonal"], abs=1e-9)
+    assert stacks == [3] * 6
 
 
 def test_the_estimator_learns_what_is_not_linear_in_the_context():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import covey
 from covey import Refusal
 from covey.aggregation.ondemand import WithPredictor
-from covey.commands_ondemand import go_on
+from covey.commands_ondemand import draw_again, go_on
 from covey.commands_ondemand import ondemand as command
 from covey.ondemand import OnDemand, is_ondemand, ondemand, resume_ondemand
 from covey.records import read_checkpoint
@@ -346,6 +347,21 @@ def test_folders_that_hold_something_else_are_refused(quick, tmp_path):
         resume_ondemand(tmp_path)
 
 
+def test_a_job_is_reported_on_again_once_it_is_complete_and_nothing_is_trained_for_it(quick, tmp_path):
+    pytest.importorskip("plotly")
+    ondemand(quick, ["td1", "td2"], rounds=2, out=tmp_path / "job")
+    before = {path: path.read_bytes() for path in (tmp_path / "job").rglob("metrics.jsonl")}
+    assert draw_again([tmp_path / "job"], None) == tmp_path / "job" / "report.html"
+    assert draw_again([tmp_path / "job"], tmp_path / "page.html").stat().st_size > 1000
+    assert {path: path.read_bytes() for path in before} == before
+    shutil.rmtree(tmp_path / "job" / "target-2")
+    with pytest.raises(Refusal, match=r"is not complete; go on with: covey resume"):
+        draw_again([tmp_path / "job"], None)
+    assert not (tmp_path / "job" / "target-2").exists()
+    with pytest.raises(Refusal, match="report on it alone"):
+        draw_again([tmp_path / "job", quick.folder], None)
+
+
 # --- the command and the page
 
 
@@ -384,6 +400,18 @@ def test_the_command_prints_json_for_many_targets_and_labels_from_a_file(quick, 
     assert Path(answer["report"]).is_file()
     assert answer["survey_bytes_up"] > 0
     assert answer["estimate_error"] < 0.02
+
+
+def test_with_noise_the_command_shows_the_error_of_class_shares_at_several_budgets(quick, tmp_path):
+    flags = ["--estimator", "analytic", "--insight-dp", "3,1e-5", "--target", "td1", "--rounds", 1, "--out"]
+    said = call(quick.folder, *flags, tmp_path / "job").output
+    errors = {float(row[1]): float(row[2]) for row in re.finditer(r"^ +([\d.]+) +[\d.]+ +(\d\.\d+) +\d", said, re.M)}
+    assert list(errors) == [0.1, 0.5, 1, 2, 3, 4, 8]
+    assert sorted(errors.values(), reverse=True) == list(errors.values())
+    answer = json.loads(call(quick.folder, *flags, tmp_path / "job", "--json").output)
+    told = {cost["epsilon"]: cost["error"] for cost in answer["privacy"]}
+    assert told == pytest.approx(errors, abs=1e-3)
+    assert answer["estimate_error"] == pytest.approx(told[3.0], rel=0.5)
 
 
 @pytest.mark.parametrize(

@@ -300,20 +300,31 @@ def test_branches_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
 
 def test_the_most_valuable_runs_come_first_and_cost_what_the_paper_says():
     plan = ONDEMAND.plan(FULL, Wanted())
-    assert [run.name for run in plan[0].runs] == [f"cifar10-0.1-fedavg-seed{seed}" for seed in range(3)]
-    assert plan[0].runs[0].cost == 300 * 10 * 500
-    assert [group.title.partition(": ")[2] for group in plan[:5]] == [
-        "base runs",
-        "on demand",
-        "ground truth",
-        "late estimates",
-        "other methods",
+    assert [(group.title, len(group.runs)) for group in plan[:5]] == [
+        ("CIFAR-10: base runs", 9),
+        ("CIFAR-10 α=0.1: on demand", 78),
+        ("CIFAR-10 α=0.1: other methods", 9),
+        ("CIFAR-100 α=0.1: base runs", 1),
+        ("CIFAR-100 α=0.1: on demand", 6),
     ]
-    assert plan[1].cost == 3 * 13 * 150 * 10 * 500
-    assert {run.environment for group in plan[:5] for run in group.runs} == {"cifar10-0.1"}
+    assert {run.environment for run in plan[0].runs} == {"cifar10-0.1", "cifar10-0.5", "cifar10-1.0"}
+    assert plan[0].runs[0].cost == 300 * 10 * 500
+    # All clients are measured after the first round only where that is drawn.
+    assert [run.measured for run in plan[0].runs[:3]] == [(1, 50, 150), (50, 150), (50, 150)]
+    assert plan[1].cost == 3 * 2 * 13 * 150 * 10 * 500
+    assert {(run.method, run.variant) for run in plan[1].runs if run.seed == 2} == {
+        (method, target)
+        for method in ("on-demand", "ground-truth")
+        for target in ("td1", "td2", "td3", *(f"local{client}" for client in range(10)))
+    }
+    assert {run.method for run in plan[2].runs} == {"cfl", "mocha-deep", "fedfomo"}
+    assert {run.variant for run in plan[4].runs} == {"td1", "td2", "td3"}
+    # What is asked for first costs no more than 86 million samples without CIFAR-100, 105 million with it.
+    assert sum(group.cost for group in plan[:3]) == 85_500_000
+    assert sum(group.cost for group in plan[:5]) == 104_500_000
     names = [run.name for group in plan for run in group.runs]
     assert len(set(names)) == len(names)
-    assert all(len(block) <= 20 for group in plan for block in group.blocks(12))
+    assert all(len(block) <= 26 for group in plan for block in group.blocks(12))
     everyone = {
         run.variant for group in plan for run in group.runs if run.name.startswith("cifar10-0.1-on-demand-seed0")
     }
@@ -345,7 +356,8 @@ def test_the_papers_settings_are_those_of_section_five():
 
 def test_one_name_stands_for_a_data_set_at_every_alpha():
     plan = ONDEMAND.plan(FULL, Wanted(environments=("cifar10",), only=("table-3",)))
-    assert [group.runs[0].environment for group in plan] == ["cifar10-0.1", "cifar10-0.5", "cifar10-1.0"]
+    assert [run.environment for run in plan[0].runs[:3]] == ["cifar10-0.1", "cifar10-0.5", "cifar10-1.0"]
+    assert len(plan) == 1
 
 
 def test_with_fewer_rounds_than_a_branch_there_are_no_branches():
@@ -469,7 +481,7 @@ def test_the_errors_of_all_estimators_stand_in_table_three():
             measurements=[
                 measured(1, surveyed=1.4, guess=1.5),
                 measured(50, learned=0.8 + seed / 10),
-                measured(150, learned=0.6, surveyed=0.5, analytic=0.0, analytic_as_is=0.9),
+                measured(150, learned=0.6, surveyed=0.5, analytic=0.0, analytic_as_is=0.9, guess=1.5),
             ],
         )
         for seed in range(2)

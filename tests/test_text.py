@@ -369,8 +369,10 @@ def test_what_cannot_be_cut_is_refused_with_a_sentence(tmp_path, options, senten
 
 def test_texts_without_words_leave_no_vocabulary_and_are_refused(tmp_path):
     path = written(tmp_path / "a.jsonl", [{"user": user, "text": "the and of it"} for user in "abc"])
-    with pytest.raises(Refusal, match="no user whose texts give 1 samples"):
+    with pytest.raises(Refusal, match=r"no user whose texts give 1 samples.*has 0: keep stop words with dataset.stop"):
         text(None, path=str(path), minimum=1, samples=0, test_users=1)
+    kept = text(None, path=str(path), minimum=1, samples=0, test_users=1, stop_words="keep")
+    assert "the" in kept.class_names
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "xml"])

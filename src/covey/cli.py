@@ -15,7 +15,7 @@ from covey.commands_agent import agents_for, train_agent, with_agent
 from covey.commands_fleet import app as fleet_app
 from covey.commands_fleet import as_known
 from covey.commands_fleet import use as use_fleet
-from covey.commands_ondemand import go_on, ondemand
+from covey.commands_ondemand import draw_again, go_on, ondemand
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
 from covey.config import assignment, overlay, read_toml
 from covey.data import download as fetch
@@ -359,7 +359,8 @@ def report(
     json_: JsonFlag = False,
 ) -> None:
     """Write one page about runs or a comparison that opens offline in a browser."""
-    page = write_report(folders, out)
+    jobs = any(is_ondemand(folder) for folder in folders)
+    page = draw_again(folders, out) if jobs else write_report(folders, out)
     events = 0
     if tensorboard is not None:
         events = sum(write_tensorboard(folder, tensorboard) for folder in folders)

@@ -23,6 +23,11 @@ class Scoring:
     models: Tensor
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Nothing is asked for: games in lockstep wait here until all have learned from a round, and may think as one."""
+
+
 Request = Order | Scoring
 Answer = Replies | Scores
 Execute = Callable[[Sequence[tuple[Runtime, Request]]], list[Answer]]
@@ -42,7 +47,7 @@ class Game:
     on_round: OnRound | None = None
 
 
-def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request, Any, None]:
+def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request | Pause, Any, None]:
     """The rounds that the records do not hold yet: each yields its order, is sent the replies, and is written.
 
     What it needs besides, a survey before and scores after, it yields as well.
@@ -65,10 +70,11 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request, Any, None
         with watch("aggregation"):
             replies = checked(replies)
             method.absorb(t, replies)
+        # A cohort's states may be the largest thing in memory: they go before others are waited for.
+        replies = replace(replies, states=replies.states[:0])
+        yield Pause()
         scores = None
         if t % game.evaluate_every == 0 or t == game.rounds:
-            # A cohort's states may be the largest thing in memory: they go before others are waited for.
-            replies = replace(replies, states=replies.states[:0])
             scored = yield Scoring(method.models())
             watch.seconds["evaluation"] = scored.wall_seconds
             with watch("evaluation"):
@@ -89,7 +95,7 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request, Any, None
 def play(games: Sequence[Game], execute: Execute, stop: Callable[[], bool] = lambda: False) -> None:
     """Play games in lockstep: what all of them ask for in a round is executed together.
 
-    Scores come first, then surveys, then training, so that games which need one of them do not fall out of step.
+    Pauses come first, then scores, surveys and training, so that games which need one of them do not fall out of step.
     A game that is over leaves the others; when `stop` says so, each ends after its round.
     """
     turns = [rounds(game, stop) for game in games]
@@ -98,17 +104,21 @@ def play(games: Sequence[Game], execute: Execute, stop: Callable[[], bool] = lam
         first = min(map(_precedence, waiting.values()))
         numbers = [number for number in sorted(waiting) if _precedence(waiting[number]) == first]
         begin = time.perf_counter()
-        answers = execute([(games[number].runtime, waiting[number]) for number in numbers])
+        asked = [(games[n].runtime, request) for n in numbers if not isinstance(request := waiting[n], Pause)]
+        answers = execute(asked) if asked else []
         share = (time.perf_counter() - begin) / len(numbers)
         answers.reverse()
         for number in numbers:
+            answer = replace(answers.pop(), wall_seconds=share) if answers else None
             try:
-                waiting[number] = turns[number].send(replace(answers.pop(), wall_seconds=share))
+                waiting[number] = turns[number].send(answer)
             except StopIteration:
                 del waiting[number]
 
 
-def _precedence(request: Request) -> int:
+def _precedence(request: Request | Pause) -> int:
+    if isinstance(request, Pause):
+        return -1
     return 0 if isinstance(request, Scoring) else 2 if request.train else 1
 
 

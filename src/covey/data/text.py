@@ -160,10 +160,12 @@ def from_writings(name: str, source: Path, read: Callable[[], Iterator[Writing]]
     authors, words = _words_of(read, _with_enough(read, source, cut.minimum), cut)
     wanted = max(1, cut.samples)
     enough = [user for user, author in authors.items() if author.places >= wanted]
+    most = max(author.places for author in authors.values())
+    remedy = "lower dataset.samples" if most else "keep stop words with dataset.stop_words=keep, if these are all"
     require(
         len(enough) > 0,
         f"{source} has no user whose texts give {wanted:,} samples (words after another word of the same text); the "
-        f"one with most has {max(author.places for author in authors.values()):,}: lower dataset.samples.",
+        f"one with most has {most:,}: {remedy}.",
     )
     require(
         cut.users <= len(enough),

@@ -56,7 +56,7 @@ def page_of(paper: Paper, scale: NCCBScale, store: Store) -> Page:
     kept, notes = usable(store, [run for group in plan for run in group.runs])
     command = f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
     about = _About(scale, kept, command, present)
-    parts: list[Part] = [*_opening(about), *_in_words(about)]
+    parts: list[Part] = [*_opening(about), *_in_words(about), *_what_holds(about)]
     for title, make in _SECTIONS.items():
         parts += [f"## {title}", *make(about)]
     parts += ["## Runs", runs_table(kept, lambda *place: scale.rounds)]
@@ -120,12 +120,10 @@ def _in_words(about: _About) -> list[Part]:
         if pair is None:
             continue
         difference = pair.difference
-        clear = "one seed, no interval"
-        if difference.low is not None and difference.high is not None:
-            apart = difference.low > 0 or difference.high < 0
-            clear = "clear of zero" if apart else "within the noise of these seeds"
+        clear = {None: "one seed, no interval", True: "clear of zero", False: "within the noise of these seeds"}
         sentence = (
-            f"{corpus.title}: NCCB ends {spread(difference, '{:+.2f}')} points from random selection ({clear}; "
+            f"{corpus.title}: NCCB ends {spread(difference, '{:+.2f}')} points from random selection "
+            f"({clear[_apart(difference)]}; "
             f"{counted(len(pair.seeds), 'seed')}"
         )
         if corpus.printed is not None:
@@ -133,6 +131,54 @@ def _in_words(about: _About) -> list[Part]:
             sentence += f"; in the paper {theirs:+.2f} on {corpus.printed.name}"
         said.append(f"- {sentence}).")
     return ["\n".join(said)] if said else []
+
+
+def _apart(difference: Estimate) -> bool | None:
+    """Whether a difference is clear of zero; None where there is no interval."""
+    if difference.low is None or difference.high is None:
+        return None
+    return difference.low > 0 or difference.high < 0
+
+
+def _what_holds(about: _About) -> list[Part]:
+    """The paper's claims, each beside what it comes to on our texts."""
+    rows = []
+    for method in (BASELINE, "k-linucb", "oort-simple"):
+        paper = [
+            f"{one.printed.accuracy[OURS] - one.printed.accuracy[method]:+.2f} ({one.printed.name})"
+            for one in about.scale.corpora
+            if one.printed
+        ]
+        ours = [_verdict(about, corpus, method) for corpus in about.scale.corpora]
+        rows.append([f"NCCB ends above {TITLES[method]}, in points", ", ".join(paper) or "-", *ours])
+    paper = [f"{one.printed.saved[OURS]:.0f} % ({one.printed.name})" for one in about.scale.corpora if one.printed]
+    saved = [_rounds_verdict(about, corpus) for corpus in about.scale.corpora]
+    rows.append(["rounds that NCCB saves to random's best", ", ".join(paper) or "-", *saved])
+    columns = ("claim", "paper, other data", *(corpus.title for corpus in about.scale.corpora))
+    return ["What holds of the paper's claims on these texts:", Table(columns, rows)]
+
+
+def _verdict(about: _About, corpus: Corpus, method: str) -> str:
+    """NCCB's difference to another method, and whether it bears the claim out."""
+    pair = paired_terminal(about.line(corpus.name, OURS), about.line(corpus.name, method), about.window)
+    if pair is None:
+        return MISSING
+    difference = pair.difference
+    apart = _apart(difference)
+    said = "one seed" if apart is None else "within the noise" if not apart else "holds"
+    if apart and difference.mean < 0:
+        said = "does not hold"
+    return f"{spread(difference, '{:+.2f}')}: {said}"
+
+
+def _rounds_verdict(about: _About, corpus: Corpus) -> str:
+    pairs = _pairs(about.line(corpus.name, OURS), about.line(corpus.name, BASELINE))
+    if not pairs:
+        return MISSING
+    fewer = sum(own is not None and own < before for own, before in pairs)
+    saved = _saved(about.line(corpus.name, OURS), about.line(corpus.name, BASELINE))
+    share = f"{float(saved):.0f} %, " if saved != "-" else ""
+    return f"{share}fewer with {fewer} of {counted(len(pairs), 'seed')}"
 
 
 def _table_1(about: _About) -> list[Part]:

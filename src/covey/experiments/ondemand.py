@@ -32,6 +32,8 @@ MANY: Mapping[str, Mapping[str, Any]] = {
 }
 """Methods with many models that the paper compares with, and their options: a tenth of the clients takes part."""
 
+_DEEP, _CONVEX = ("cfl", "mocha-deep", "fedfomo"), ("mocha",)
+
 METHODS = (BASELINE, OURS, TRUE, *MANY, LATE)
 
 TITLES = {
@@ -102,7 +104,7 @@ TASKS = (
         estimated=50,
         tuned=150,
         evaluate_every=1,
-        evaluate_many_every=10,
+        evaluate_many_every=20,
         printed=CIFAR10,
     ),
     Task(
@@ -118,7 +120,7 @@ TASKS = (
         estimated=50,
         tuned=100,
         evaluate_every=1,
-        evaluate_many_every=10,
+        evaluate_many_every=20,
         printed=FASHION,
     ),
     Task(
@@ -241,38 +243,92 @@ def variant_of(target: str) -> str:
 
 
 def groups(scale: Scale, wanted: Wanted) -> list[Group]:
-    """Everything that the paper's tables and figures need, the most valuable first."""
+    """Everything that the paper's tables and figures need, the most valuable first.
+
+    The base runs of the first data set at every α, which tell how well class shares are estimated; models on demand at
+    its first α; methods with many models; a single seed of data sets whose training is long (CIFAR-100); then the
+    other α, all single clients' mixes as targets, the other data sets, and what remains.
+    """
     assert isinstance(scale, OnDemandScale)
     for name in wanted.methods or ():
         require(name in METHODS, f"There is no method '{name}' in ondemand. Methods: {', '.join(METHODS)}.")
     plan = _Plan(scale, wanted.rounds)
     seeds = wanted.seeds or tuple(range(scale.seeds))
-    everything = [group for task, alpha in scale.places for group in _place(plan, task, alpha, seeds)]
-    return [*everything, *_more_targets(plan, seeds)]
+    first, alpha = scale.places[0]
+    rest = scale.alphas[1:]
+    long = [task for task in scale.tasks if not task.listed]
+    return [
+        plan.bases(first, scale.alphas, seeds),
+        *_tuned(plan, first, alpha, seeds),
+        *_many(plan, first, alpha, seeds, _DEEP),
+        *(group for task in long for group in _tuned(plan, task, alpha, seeds[:1], PREFIXES)),
+        *(group for one in rest for group in _tuned(plan, first, one, seeds)),
+        *_late(plan, first, alpha, seeds),
+        *_many(plan, first, alpha, seeds, _CONVEX),
+        *_more_targets(plan, seeds),
+        *(group for task, one in scale.places for group in _place(plan, task, one, seeds)),
+    ]
 
 
 def _place(plan: "_Plan", task: Task, alpha: float, seeds: tuple[int, ...]) -> Iterator[Group]:
-    """The groups of one data set at one α."""
-    scale, title = plan.scale, f"{task.title} α={alpha:g}"
-    drawn = alpha == scale.alphas[0] and task.listed
-    figure = ("figure-4",) if drawn else ()
-    bases = [plan.base(task, alpha, seed) for seed in seeds]
-    feeds = ("table-2", "table-3", "table-4", *figure, *(("figure-5",) if drawn else ()))
-    yield Group(f"{title}: base runs", feeds, tuple(bases))
-    targets = (*PREFIXES, *scale.local_targets)
-    lines: list[tuple[str, str, tuple[str, ...]]] = [
-        ("on demand", OURS, ("table-2", "table-4", "table-5", *figure)),
-        ("ground truth", TRUE, ("table-2", "table-5", *figure)),
-    ]
-    if drawn:
-        lines.append(("late estimates", LATE, ("late",)))
-    for name, method, feeds in lines:
-        runs = tuple(run for base in bases for target in targets for run in plan.branches(task, base, method, target))
-        if runs:
-            yield Group(f"{title}: {name}", feeds, runs)
-    others = [name for name in MANY if task.convex or name != "mocha"]
-    many = tuple(plan.many(task, alpha, seed, name) for seed in seeds for name in others)
-    yield Group(f"{title}: other methods", ("table-2", "others", *figure), many)
+    """All groups of one data set at one α; what came before is not run twice."""
+    yield from _tuned(plan, task, alpha, seeds)
+    yield from _late(plan, task, alpha, seeds)
+    yield from _many(plan, task, alpha, seeds, _DEEP)
+    yield from _many(plan, task, alpha, seeds, _CONVEX)
+
+
+def _tuned(
+    plan: "_Plan", task: Task, alpha: float, seeds: tuple[int, ...], targets: tuple[str, ...] = ()
+) -> Iterator[Group]:
+    """Base runs, and models on demand by the predictor and by the truth, which fill a GPU together."""
+    yield plan.bases(task, (alpha,), seeds)
+    figure = ("figure-4",) if plan.drawn(task, alpha) else ()
+    feeds = ("table-2", "table-4", "table-5", *figure)
+    yield from _branches(plan, task, alpha, seeds, "on demand", (OURS, TRUE), feeds, targets)
+
+
+def _late(plan: "_Plan", task: Task, alpha: float, seeds: tuple[int, ...]) -> Iterator[Group]:
+    """Models on demand by estimates that are as old as the model."""
+    if plan.drawn(task, alpha):
+        yield from _branches(plan, task, alpha, seeds, "late estimates", (LATE,), ("late",))
+
+
+def _branches(
+    plan: "_Plan",
+    task: Task,
+    alpha: float,
+    seeds: tuple[int, ...],
+    name: str,
+    methods: tuple[str, ...],
+    feeds: tuple[str, ...],
+    targets: tuple[str, ...] = (),
+) -> Iterator[Group]:
+    """The fine-tuning of the base runs for all targets; none where the base runs end before it."""
+    targets = targets or (*PREFIXES, *plan.scale.local_targets)
+    runs = tuple(
+        run
+        for seed in seeds
+        for method in methods
+        for target in targets
+        for run in plan.branches(task, plan.base(task, alpha, seed), method, target)
+    )
+    if runs:
+        yield Group(f"{_title(task, alpha)}: {name}", feeds, runs)
+
+
+def _many(plan: "_Plan", task: Task, alpha: float, seeds: tuple[int, ...], methods: tuple[str, ...]) -> Iterator[Group]:
+    """Methods with many models; the convex one is solved on the CPU, and holds nobody up in a group of its own."""
+    names = [name for name in methods if task.convex or name not in _CONVEX]
+    if names:
+        figure = ("figure-4",) if plan.drawn(task, alpha) else ()
+        title = "other methods" if methods == _DEEP else "other methods, convex"
+        runs = tuple(plan.many(task, alpha, seed, name) for seed in seeds for name in names)
+        yield Group(f"{_title(task, alpha)}: {title}", ("table-2", "others", *figure), runs)
+
+
+def _title(task: Task, alpha: float) -> str:
+    return f"{task.title} α={alpha:g}"
 
 
 def _more_targets(plan: "_Plan", seeds: tuple[int, ...]) -> Iterator[Group]:
@@ -288,7 +344,7 @@ def _more_targets(plan: "_Plan", seeds: tuple[int, ...]) -> Iterator[Group]:
         )
         if runs:
             names = f"{some[0].partition(':')[2]} to {some[-1].partition(':')[2]}"
-            yield Group(f"{task.title} α={alpha:g}: clients {names}", ("all-local",), runs)
+            yield Group(f"{_title(task, alpha)}: clients {names}", ("all-local",), runs)
 
 
 @dataclass(frozen=True)
@@ -297,17 +353,29 @@ class _Plan:
     rounds: int | None
     """Most rounds of any run, where a user wants fewer; a branch that begins later is left out."""
 
+    def drawn(self, task: Task, alpha: float) -> bool:
+        """Whether it is in the figures."""
+        return alpha == self.scale.alphas[0] and task.listed
+
+    def bases(self, task: Task, alphas: tuple[float, ...], seeds: tuple[int, ...]) -> Group:
+        """The base runs of a data set."""
+        figures = ("figure-4", "figure-5") if self.drawn(task, alphas[0]) else ()
+        runs = tuple(self.base(task, alpha, seed) for seed in seeds for alpha in alphas)
+        title = task.title if len(alphas) > 1 else _title(task, alphas[0])
+        return Group(f"{title}: base runs", ("table-2", "table-3", "table-4", *figures), runs)
+
     def base(self, task: Task, alpha: float, seed: int) -> Planned:
         """FedAvg with the predictor: what all targets of a seed begin with."""
         settings = self._settings(task, alpha, seed, task.rounds)
         rounds = settings["rounds"]
         kept = () if task.listed else (*PREFIXES, *self.scale.local_targets)
+        early = (1,) if self.drawn(task, alpha) else ()
         return Planned(
             environment_name(task, alpha),
             BASELINE,
             seed,
             {**settings, "method": "ondemand", "aggregator": dict(task.predictor)},
-            measured=tuple(at for at in sorted({1, task.estimated, task.branch}) if at <= rounds),
+            measured=tuple(at for at in sorted({*early, task.estimated, task.branch}) if at <= rounds),
             measure="estimates",
             kept=(task.branch,) if task.branch <= rounds else (),
             by_class=True,

@@ -342,7 +342,7 @@ def _table_3(about: _About) -> list[Part]:
                 ("surveyed", task.branch),
                 ("analytic", task.branch),
                 ("analytic-as-is", task.branch),
-                (GUESS, 1),
+                (GUESS, task.branch),
             )
         ]
         heard = [one["seen"] for run in runs for one in run.measurements if one["round"] == task.estimated]

@@ -4,10 +4,13 @@ They are small and asked about every client in every round, so they are written 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from covey.environments import FloatArray
 from covey.selection.contexts import normalised
@@ -185,3 +188,64 @@ class Network:
         inner, width = self._inner, self.width
         first = vector[:inner].reshape(width, self.halves, self.bits)
         return first, vector[inner : inner + width], vector[inner + width :]
+
+
+def stack_device() -> str | None:
+    """Where networks are trained as one stack; None where that is no faster than one after another.
+
+    On a CPU it is not: a fit takes 7 ms on one core, and twelve as one stack take as long as one after another. On a
+    GPU it is the number of steps that counts, and not the number of networks.
+    """
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def fit_together(
+    networks: Sequence[Network], seen: Sequence[Seen], pull: float, steps: int, rate: float, device: str
+) -> None:
+    """`Network.fit` for networks of one shape at once: each comes to what it comes to alone, up to rounding.
+
+    Those with fewer rewards than others are given more that count nothing.
+    """
+    shape, most = networks[0], max(len(one.rewards) for one in seen)
+
+    def stacked(values: Sequence[FloatArray]) -> Tensor:
+        padded = [np.pad(one, [(0, most - len(one)), *[(0, 0)] * (one.ndim - 1)]) for one in values]
+        return torch.from_numpy(np.stack(padded)).to(device)
+
+    inputs = stacked(
+        [network._scales(one.contexts) * one.contexts for network, one in zip(networks, seen, strict=True)]
+    )
+    rewards, counts = (stacked([getattr(one, name) for one in seen]) for name in ("rewards", "counts"))
+    parameters, initial = (
+        torch.from_numpy(np.stack([getattr(network, name) for network in networks])).to(device)
+        for name in ("parameters", "initial")
+    )
+    mean, square = torch.zeros_like(parameters), torch.zeros_like(parameters)
+    for step in range(1, steps + 1):
+        gradient = _stacked_gradient(shape, parameters, inputs, rewards, counts)
+        gradient += pull * (parameters - initial)
+        mean += 0.1 * (gradient - mean)
+        square += 0.001 * (gradient * gradient - square)
+        spread = (square / (1 - 0.999**step)).sqrt_().add_(1e-8)
+        parameters -= rate / (1 - 0.9**step) * mean / spread
+    for network, found in zip(networks, parameters.cpu().numpy(), strict=True):
+        network.parameters[:] = found
+
+
+def _stacked_gradient(shape: Network, parameters: Tensor, inputs: Tensor, rewards: Tensor, counts: Tensor) -> Tensor:
+    """The gradient of Σ(f - r)²/2 for inputs `[networks, n, bits]`: `[networks, p]`."""
+    width, inner = shape.width, shape._inner
+    first = parameters[:, :inner].view(len(parameters), width, shape.halves, shape.bits).sum(dim=2)
+    second = parameters[:, inner : inner + width]
+    hidden = torch.bmm(inputs, first.transpose(1, 2))
+    if shape.plain:
+        hidden += parameters[:, None, inner + width : -1]
+    hidden.clamp_(min=0)
+    output = shape.factor * torch.bmm(hidden, second[:, :, None])[:, :, 0]
+    if shape.plain:
+        output += parameters[:, -1:]
+    errors = shape.factor * counts * (output - rewards)
+    units = (hidden > 0) * second[:, None] * errors[:, :, None]
+    of_first = torch.bmm(units.transpose(1, 2), inputs)[:, :, None].expand(-1, -1, shape.halves, -1)
+    parts = [of_first.flatten(1), torch.bmm(errors[:, None], hidden)[:, 0]]
+    return torch.cat([*parts, units.sum(dim=1), errors.sum(dim=1, keepdim=True)] if shape.plain else parts, dim=1)

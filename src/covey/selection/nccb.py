@@ -7,7 +7,9 @@ estimates a client's reward from its context, and how sure it can be of it, choo
 
 import math
 import warnings
+from collections import defaultdict
 from typing import Literal
+from weakref import WeakSet
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from covey.messages import Replies
 from covey.randomness import generator, key
 from covey.roles import Setting, State, selectors
 from covey.selection.contexts import ContextSelector, Reward, highest, one_thread
-from covey.selection.estimators import Estimator, Linear, Network, Seen
+from covey.selection.estimators import Estimator, Linear, Network, Seen, fit_together, stack_device
 from covey.simhash import Form, unpacked
 
 _GROUPED = 50_000
@@ -28,6 +30,9 @@ _EXACT = 2_000
 
 _GRADIENTS = 1 << 10
 """Gradients of the whole estimator that are held at once."""
+
+_due: "WeakSet[NCCB]" = WeakSet()
+"""Selectors with rewards that their estimator has not been trained on yet."""
 
 
 @selectors.add("nccb")
@@ -74,7 +79,8 @@ class NCCB(ContextSelector):
     window: train on so many of the latest rewards; 0 is all, as the paper has it, and the authors' code has 11. Losses
         fall as the model learns, and old rewards mislead.
     train: after every round (round) or after every reward of a round (reward), as the paper has it; a cohort's number
-        times slower, and no better in that simulation.
+        times slower, and no better in that simulation. After a round, it is when it is needed next that the estimator
+        is trained: on a GPU, together with those of all other runs in lockstep.
     regret: also record by how much the cohorts fall short of the best ones; for experiments, since every client then
         evaluates every model.
     """
@@ -138,19 +144,20 @@ class NCCB(ContextSelector):
 
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
-        self.function: Estimator
+        _due.discard(self)
+        self._function: Estimator
         if self.estimator == "linear":
-            self.function = Linear(self.bits)
+            self._function = Linear(self.bits)
         else:
             rng = generator(setting.seed, "reward estimator")
-            self.function = Network(rng, self.bits, self.width, plain=self.estimator == "authors")
-        parameters = len(self.function.parameters)
-        self.diagonal: FloatArray = np.full(parameters, self.ridge)
-        """Z's diagonal: `[p]`."""
-        self.inverse: FloatArray = np.empty((0, 0))
-        """Z⁻¹: `[p, p]`, where the covariance is full."""
+            self._function = Network(rng, self.bits, self.width, plain=self.estimator == "authors")
+        parameters = len(self._function.parameters)
+        self._diagonal: FloatArray = np.full(parameters, self.ridge)
+        self._inverse: FloatArray = np.empty((0, 0))
         if self.covariance == "full":
-            self.inverse = np.eye(parameters) / self.ridge
+            self._inverse = np.eye(parameters) / self.ridge
+        self._fresh: IntArray = np.empty(0, dtype=np.int64)
+        """The clients of rewards that the estimator has not been trained on yet."""
         self.cluster = np.full(setting.clients, -1, dtype=np.int32)
         """`[clients]`: the cluster of each client whose context is known; else -1."""
         self.plays = np.zeros(setting.clients, dtype=np.int32)
@@ -166,6 +173,24 @@ class NCCB(ContextSelector):
         self.seen = 0
         """How many rewards there have been, t."""
         self._cohort: IntArray = np.empty(0, dtype=np.int64)
+
+    @property
+    def function(self) -> Estimator:
+        """f, trained on all rewards so far."""
+        self._settle()
+        return self._function
+
+    @property
+    def diagonal(self) -> FloatArray:
+        """Z's diagonal: `[p]`."""
+        self._settle()
+        return self._diagonal
+
+    @property
+    def inverse(self) -> FloatArray:
+        """Z⁻¹: `[p, p]`, where the covariance is full."""
+        self._settle()
+        return self._inverse
 
     def surveyed(self, round: int, replies: Replies) -> None:
         super().surveyed(round, replies)
@@ -217,6 +242,7 @@ class NCCB(ContextSelector):
 
     def learn(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
         """Algorithm 1, line 23, and equation 14."""
+        self._settle()
         size = max(len(clients), 1) if self.train == "round" else 1
         for at in range(0, len(clients), size):
             here = slice(at, at + size)
@@ -224,9 +250,15 @@ class NCCB(ContextSelector):
             self.rewarded = np.concatenate([self.rewarded, clients[here]])[-self.window :]
             self.rewards = np.concatenate([self.rewards, rewards[here]])[-self.window :]
             self.seen += len(clients[here])
-            with one_thread():
-                self.function.fit(self._seen(), self.ridge * self.function.width, self.steps, self.rate)
-                self._grow(self.function.gradients(self.bits_of(clients[here])))
+            self._fresh = clients[here]
+            _due.add(self)
+            if self.train == "reward":
+                train_together([self])
+
+    def _settle(self) -> None:
+        """Train the estimator, if that is due; and with it those of others, whose turn it is too."""
+        if self in _due:
+            train_together([*_due] if stack_device() else [self])
 
     def figures(self) -> dict[str, object]:
         return {**super().figures(), "exploring": int(np.count_nonzero(self.counters() <= self.threshold))}
@@ -248,9 +280,10 @@ class NCCB(ContextSelector):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.function.parameters[:] = state["parameters"]
-        self.diagonal = np.array(state["diagonal"], dtype=np.float64)
-        self.inverse = np.array(state["inverse"], dtype=np.float64)
+        _due.discard(self)
+        self._function.parameters[:] = state["parameters"]
+        self._diagonal = np.array(state["diagonal"], dtype=np.float64)
+        self._inverse = np.array(state["inverse"], dtype=np.float64)
         self.cluster = np.array(state["cluster"], dtype=np.int32)
         self.plays = np.array(state["plays"], dtype=np.int32)
         self.centres = np.array(state["centres"], dtype=np.float64)
@@ -301,14 +334,14 @@ class NCCB(ContextSelector):
         totals = np.bincount(place, weights=self.scaled(self.rewards))
         return Seen(self.bits_of(clients), totals / counts, counts.astype(np.float64))
 
-    def _grow(self, gradients: FloatArray) -> None:
-        """Z + Σ g gᵀ/w (equation 14); its inverse by Sherman and Morrison."""
-        gradients = gradients / math.sqrt(self.function.width)
-        self.diagonal += np.square(gradients).sum(axis=0)
+    def _grow(self) -> None:
+        """Z + Σ g gᵀ/w for the latest rewards (equation 14); its inverse by Sherman and Morrison."""
+        gradients = self._function.gradients(self.bits_of(self._fresh)) / math.sqrt(self._function.width)
+        self._diagonal += np.square(gradients).sum(axis=0)
         if self.covariance == "full":
             for gradient in gradients:
-                turned = self.inverse @ gradient
-                self.inverse -= np.outer(turned, turned / (1 + gradient @ turned))
+                turned = self._inverse @ gradient
+                self._inverse -= np.outer(turned, turned / (1 + gradient @ turned))
 
     def _values(self, clients: IntArray) -> tuple[FloatArray, FloatArray]:
         """f and gᵀ Z⁻¹ g: `[clients]` each."""
@@ -330,6 +363,26 @@ class NCCB(ContextSelector):
             spreads.append(np.einsum("np,np->n", gradients @ self.inverse, gradients))
         # Rounding may bring what is as good as 0 below it.
         return np.maximum(np.concatenate(spreads), 0) if spreads else np.empty(0)
+
+
+def train_together(selectors: list[NCCB]) -> None:
+    """Algorithm 1, line 23, and equation 14, for selectors that it is due for: networks of one shape as one stack."""
+    _due.difference_update(selectors)
+    alike: dict[object, list[NCCB]] = defaultdict(list)
+    for one in selectors:
+        alike[one.estimator, one.bits, one.width, one.ridge, one.steps, one.rate].append(one)
+    device = stack_device()
+    with one_thread():
+        for some in alike.values():
+            networks = [one._function for one in some if isinstance(one._function, Network)]
+            pull, steps, rate = some[0].ridge * some[0]._function.width, some[0].steps, some[0].rate
+            if device is not None and len(networks) > 1:
+                fit_together(networks, [one._seen() for one in some], pull, steps, rate, device)
+            else:
+                for one in some:
+                    one._function.fit(one._seen(), pull, steps, rate)
+            for one in some:
+                one._grow()
 
 
 def centres_of(contexts: FloatArray, counts: IntArray, number: int, seed: int) -> FloatArray:
