@@ -178,3 +178,29 @@ def test_a_terminal_shows_progress_bars(tmp_path):
     assert "fedavg" in shown
     assert "2/2" in shown
     assert "accuracy" in shown
+
+
+def test_a_warning_is_a_sentence_without_the_line_of_code(tmp_path):
+    flags = [
+        "run",
+        "--runtime",
+        "stacked",
+        "--rounds",
+        "1",
+        "--clients",
+        "4",
+        "--cohort",
+        "2",
+        "--out",
+        tmp_path / "run",
+    ]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    shell = subprocess.run(
+        [sys.executable, "-m", "covey.cli", *map(str, flags)], capture_output=True, text=True, env=hidden
+    )
+    assert shell.returncode == 0, shell.stderr
+    said = [line for line in shell.stderr.splitlines() if "no GPU" in line]
+    assert said == [
+        "covey: There is no GPU here, so the local runtime takes the stacked one's place "
+        "(device=cpu runs the stack on the CPU)."
+    ]

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -78,7 +79,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 
 
 def main() -> NoReturn:
-    """Entry point: refusals become one sentence and exit code 2."""
+    """Entry point: refusals become one sentence and exit code 2, warnings one sentence."""
+    warnings.formatwarning = _one_sentence
     try:
         app()
     except Refusal as refusal:
@@ -93,6 +95,13 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.exit(1)
     sys.exit(0)
+
+
+def _one_sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as users read it: what is said, and not from which line of code."""
+    return f"covey: {message}\n"
 
 
 @app.command()
