@@ -1,5 +1,6 @@
 """A real fleet on the loopback interface: processes, certificates, every kind of failure. One fleet for all tests."""
 
+import fcntl
 import json
 import os
 import re
@@ -190,6 +191,13 @@ def test_a_site_that_claims_another_ones_name_is_known_by_its_key(fleet):
     write_node_keys(other)
     with pytest.raises(Refusal, match="registered with another key"):
         fleet.link.register([("site-0", other / "node.pub")])
+
+
+def test_a_fleet_has_one_server_at_a_time(fleet, tmp_path):
+    with (fleet.fleet.server / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Refusal, match="Another job is running"):
+            covey.run({**SETTINGS, "runtime": "fleet"}, out=tmp_path / "run")
 
 
 def test_a_server_without_the_secret_gets_no_run(fleet, tmp_path):

@@ -20,9 +20,15 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.message_pb2 import Message as WireMessage
 from flwr.proto.node_pb2 import NodeInfo
@@ -110,6 +116,14 @@ class Link:
         """The nodes that are registered, there or not."""
         with self._control() as control:
             return [node for node in control.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at]
+
+    def stop_runs(self) -> None:
+        """End runs whose server died: nodes would wait for orders that were never sent in full."""
+        with self._control() as control:
+            for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
+                if run.status.status != Status.FINISHED:
+                    with suppress(httpx.HTTPStatusError):
+                        control.StopRun(StopRunRequest(run_id=number))
 
     @contextmanager
     def grid(self, app: Path, *, poll: float = 0.5, limit: int = LIMIT) -> "Iterator[FleetGrid]":

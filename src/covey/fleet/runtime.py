@@ -1,9 +1,9 @@
 """The fleet runtime: clients are the sites of a fleet, real ones, which come and go, fail and return."""
 
+import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -245,9 +245,12 @@ class _Session:
         if key not in _sessions:
             stack = ExitStack()
             try:
-                app = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="covey-fleet-")))
-                write_app(app, told)
                 link = Link(fleet.address, fleet.server / "ca.crt", fleet.secret)
+                if not any(other.key[0] == fleet.folder for other in _sessions.values()):
+                    stack.enter_context(_alone(fleet))
+                    link.stop_runs()
+                app = fleet.server / "app"
+                write_app(app, told)
                 grid = stack.enter_context(link.grid(app, poll=fleet.rules.poll, limit=limit))
             except BaseException:
                 stack.close()
@@ -268,6 +271,17 @@ class _Session:
             del _sessions[self.key]
             self.act()
             self.stack.close()
+
+
+@contextmanager
+def _alone(fleet: Fleet) -> Iterator[None]:
+    """Be the fleet's only server; the system lets go of it however this process ends."""
+    with (fleet.server / "run.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refusal(f"Another job is running on the fleet in {fleet.folder}; wait for it, or stop it.") from None
+        yield
 
 
 _sessions: dict[tuple[Path, str], _Session] = {}
