@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from covey.config import Local
+from covey.errors import Refusal
 from covey.flower.memory import used_now
 from covey.flower.roster import Roster
 from covey.flower.wire import (
@@ -215,7 +216,9 @@ class Post:
         try:
             return self._checked(order, position, answer.content)
         except Exception as error:  # whatever a client sends, it must not end the run
-            return Fault(client, f"its answer cannot be read: {_short(f'{type(error).__name__}: {error}')}")
+            # What libraries advise ("load it unsafely") is not for operators; sentences of our own are.
+            why = _short(str(error)) if isinstance(error, Refusal) else type(error).__name__
+            return Fault(client, f"its answer cannot be read: {why}")
 
     def _checked(self, order: Order, position: int, content: RecordDict) -> Reply | Fault:
         client = int(order.clients[position])

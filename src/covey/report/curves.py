@@ -114,12 +114,14 @@ def clock_figure(study: Study) -> Figure | None:
     if not timed:
         return None
     unit, factor = _time_unit(max(float(run.metrics[-1]["clock"]) for line in timed for run in line.runs))
+    live = all(run.config.runtime == "fleet" for line in timed for run in line.runs)
+    simulated = "Time that the rounds would have taken on the simulated devices and network."
     return _against(
         study,
         "clock",
-        "Accuracy against simulated time",
-        "Time that the rounds would have taken on the simulated devices and network.",
-        f"simulated time, {unit}",
+        "Accuracy against time" if live else "Accuracy against simulated time",
+        "Time that the rounds took on the fleet." if live else simulated,
+        f"time, {unit}" if live else f"simulated time, {unit}",
         lambda run: np.array([row["clock"] for row in run.metrics], dtype=np.float64) / factor,
         lambda value: f"{value:.3g} {unit}",
         timed,

@@ -32,6 +32,7 @@ _OPEN_UP_TO = 6
 def results_table(group: Group, bare: bool) -> Markup:
     """One row of figures for each line, with intervals."""
     rows, target = group.rows, group.comparison.target
+    live = all(run.config.runtime == "fleet" for line in group.lines for run in line.runs)
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "terminal accuracy": lambda row: percent(row["terminal_accuracy"]),
         "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"]),
@@ -40,7 +41,7 @@ def results_table(group: Group, bare: bool) -> Markup:
         f"points against {rows[0]['name'] if bare else 'the first'}": difference,
         f"rounds to {target:.1%}": lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
         f"bytes to {target:.1%}": lambda row: size(row["bytes_to_target"]),
-        f"simulated time to {target:.1%}": lambda row: _seconds(row["seconds_to_target"]),
+        f"{'time' if live else 'simulated time'} to {target:.1%}": lambda row: _seconds(row["seconds_to_target"]),
         "speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}×"),
         "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
     }
