@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from flwr.app import Message, Metadata, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -206,7 +207,8 @@ class Post:
 
     def _reply(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
         client = int(order.clients[position])
-        if answer is None:
+        if answer is None or (answer.has_error() and answer.error.code in _EXPIRED):
+            # The SuperLink may notice before the time is over here that an order or its answer has expired.
             there = self.roster.node_of(client) is not None
             return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
         if answer.has_error():
@@ -290,6 +292,9 @@ def reported(reply: Message) -> tuple[int, float, float] | None:
 
 def _lacks(answer: Message) -> bool:
     return answer.has_content() and LACKING in answer.content.config_records
+
+
+_EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
 def _short(text: str | None) -> str:
