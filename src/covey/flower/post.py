@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from flwr.app import Message, Metadata, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -207,7 +206,7 @@ class Post:
 
     def _reply(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
         client = int(order.clients[position])
-        if answer is None or (answer.has_error() and answer.error.code in _EXPIRED):
+        if answer is None or (answer.has_error() and _EXPIRED in (answer.error.reason or "")):
             # The SuperLink may notice before the time is over here that an order or its answer has expired.
             there = self.roster.node_of(client) is not None
             return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
@@ -294,7 +293,8 @@ def _lacks(answer: Message) -> bool:
     return answer.has_content() and LACKING in answer.content.config_records
 
 
-_EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+_EXPIRED = "Message Unavailable"
+"""How the SuperLink begins its reason where an order or its answer is no longer there."""
 
 
 def _short(text: str | None) -> str:
