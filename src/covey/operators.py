@@ -11,7 +11,10 @@ _registry: Any = torch.library
 _library = _registry.Library("covey", "FRAGMENT")
 
 Differentiate = Callable[[Sequence[Any], Tensor, Sequence[bool]], Sequence[Tensor | None]]
-"""`(inputs, gradient of the output, which inputs need one)` → a gradient, or None, for every input."""
+"""`(inputs, gradient of the output, which inputs need one)` → a gradient, or None, for every input.
+
+After the inputs comes the output itself, of an operator that keeps it.
+"""
 
 
 def define(
@@ -20,6 +23,8 @@ def define(
     shape: Callable[..., Any],
     lanes: Callable[..., Any],
     differentiate: Differentiate | None = None,
+    *,
+    keeps_output: bool = False,
 ) -> None:
     """The operator `covey::name(...)`: what it computes, the shape of that, and what it does under `vmap`."""
     name = schema.split("(", maxsplit=1)[0]
@@ -28,10 +33,10 @@ def define(
     _registry.register_fake(f"covey::{name}", shape, lib=_library)
     _registry.register_vmap(f"covey::{name}", lanes, lib=_library)
     if differentiate is not None:
-        _library.impl(name, _with_gradient(name, differentiate), "Autograd", with_keyset=True)
+        _library.impl(name, _with_gradient(name, differentiate, keeps_output), "Autograd", with_keyset=True)
 
 
-def _with_gradient(name: str, differentiate: Differentiate) -> Callable[..., Tensor]:
+def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) -> Callable[..., Tensor]:
     """The operator as autograd sees it.
 
     `torch.library.register_autograd` makes an `autograd.Function` that refuses `torch.func.grad`, and one called
@@ -46,8 +51,9 @@ def _with_gradient(name: str, differentiate: Differentiate) -> Callable[..., Ten
                 y: Tensor = getattr(torch.ops.covey, name).default.redispatch(
                     keys & torch._C._after_autograd_keyset, *inputs
                 )
-            ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
-            ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in inputs))
+            kept = (*inputs, y) if keeps_output else inputs
+            ctx.others = [None if isinstance(value, Tensor) else value for value in kept]
+            ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in kept))
             return y
 
         @staticmethod

@@ -10,6 +10,7 @@ from covey.errors import Refusal, require
 from covey.models.building import models
 from covey.models.dropout import Dropout
 from covey.models.embedding import WordVectors
+from covey.models.recurrence import scan
 
 
 @models.add("lstm")
@@ -49,12 +50,10 @@ class WordLSTM(nn.Module):
 
 
 class LSTMCells(nn.Module):
-    """What `nn.LSTM(input, hidden, layers, batch_first=True)` computes, in plain operations over its parameters.
+    """What `nn.LSTM(input, hidden, layers, batch_first=True)` computes, for one model or a stack of them.
 
     `nn.LSTM` is one opaque operation, which neither vmaps nor compiles. Here a layer is one product for the
-    inputs of all steps, and then for each step, with σ the logistic function and ⊙ the product of elements:
-
-        (i, f, g, o) = W_ih x_t + b_ih + W_hh h + b_hh;  c ← σ(f) ⊙ c + σ(i) ⊙ tanh(g);  h ← σ(o) ⊙ tanh(c).
+    inputs of all steps, W_ih x_t + b_ih + b_hh, and then the steps (`covey.models.recurrence`).
 
     Names, shapes and initial values of parameters are those of `nn.LSTM`.
     """
@@ -84,18 +83,6 @@ class LSTMCells(nn.Module):
             outputs = scan(inputs, of["weight_hh"])
             if layer < self.layers - 1:
                 # Samples first, so that a mask does not depend on how many there are.
-                x = torch.stack(outputs, dim=1)
+                x = outputs.transpose(0, 1)
                 x = self.drops[layer](x) if len(self.drops) else x
         return outputs[-1]
-
-
-def scan(inputs: Tensor, weight: Tensor) -> list[Tensor]:
-    """One layer from h = c = 0: h after each step, `[n, hidden]`, of `inputs` `[steps, n, 4 hidden]` and W_hh."""
-    outputs: list[Tensor] = []
-    h = c = inputs.new_zeros(inputs.shape[1], weight.shape[1])
-    for gates in inputs.unbind(0):
-        i, f, g, o = torch.addmm(gates, h, weight.t()).chunk(4, dim=-1)
-        c = torch.addcmul(i.sigmoid() * g.tanh(), f.sigmoid(), c)
-        h = o.sigmoid() * c.tanh()
-        outputs.append(h)
-    return outputs
