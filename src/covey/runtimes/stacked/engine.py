@@ -1,8 +1,10 @@
 """The engine behind the stacked runtime: launches, each a stack of lanes moved step by step."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -286,6 +288,11 @@ class Launcher:
             begins.setdefault(visit.begin, []).append(number)
             ends.setdefault(visit.end, []).append(number)
         self._load(plan, steps)
+        starts = Models.of([job.order.start for job in jobs], engine)
+        anchors = starts
+        if self._terms.proximal and any(job.order.anchor is not None for job in jobs):
+            pulled = [job.order.start if job.order.anchor is None else job.order.anchor for job in jobs]
+            anchors = Models.of(pulled, engine)
         at = 0
         for stop in sorted({*begins, *ends}):
             self._advance(at, stop)
@@ -293,50 +300,49 @@ class Launcher:
             if stop in ends:
                 self._store(ends[stop], visits, results, losses)
             if stop in begins:
-                self._fetch(begins[stop], visits, jobs)
+                self._fetch(begins[stop], visits, starts, anchors)
         return losses
 
-    def _fetch(self, numbers: list[int], visits: list[Visit], jobs: Sequence[Job]) -> None:
-        """Put the models that these visits start from into their lanes."""
-        lanes = torch.tensor([visits[number].lane for number in numbers], device=self.engine.device)
+    def _fetch(self, numbers: list[int], visits: list[Visit], starts: "Models", anchors: "Models") -> None:
+        """Put the models that these visits start from into their lanes; the host does not wait for anything here."""
         stack, layout = self.lanes, self.engine.layout
-        # Clients of one order mostly start from one model: it is spread over their lanes without a copy for each.
-        for run in _runs(numbers, visits):
-            order = jobs[run.job].order
-            start = order.start.to(self.engine.device, self.engine.dtype)
-            states = start.expand(run.lanes.stop - run.lanes.start, -1) if start.dim() == 1 else start[run.positions]
-            anchors = states
-            if order.anchor is not None:
-                anchor = order.anchor.to(self.engine.device, self.engine.dtype)
-                anchors = anchor.expand(len(states), -1) if anchor.dim() == 1 else anchor[run.positions]
-            for slot in layout.parameters:
-                stack.parameters[slot.name][run.lanes] = slot.of(states)
-                stack.working[slot.name][run.lanes] = slot.of(states).to(stack.working[slot.name].dtype)
-                if slot.name in stack.received:
-                    stack.received[slot.name][run.lanes] = slot.of(anchors)
-                if slot.name in stack.velocity:
-                    stack.velocity[slot.name][run.lanes] = 0.0
-            for slot in layout.buffers:
-                stack.buffers[slot.name][run.lanes] = slot.of(states)
-        works: list[Local] = [visits[number].segment.work for number in numbers]
+        segments = [visits[number].segment for number in numbers]
+        lanes = self._tensor([visits[number].lane for number in numbers])
+        # When all lanes begin, what they begin with is copied as a whole.
+        place = slice(None) if len(numbers) == self.count else lanes
+        start, anchor = (self._tensor([models.row(one) for one in segments]) for models in (starts, anchors))
+        for slot in layout.parameters:
+            name = slot.name
+            stack.parameters[name][place] = slot.of(starts.rows).index_select(0, start)
+            if stack.working[name] is not stack.parameters[name]:
+                stack.working[name][place] = stack.parameters[name][place].to(stack.working[name].dtype)
+            if name in stack.received:
+                stack.received[name][place] = slot.of(anchors.rows).index_select(0, anchor)
+            if name in stack.velocity:
+                stack.velocity[name].index_fill_(0, lanes, 0.0)
+        for slot in layout.buffers:
+            stack.buffers[slot.name][place] = slot.of(starts.rows).index_select(0, start)
+        works: list[Local] = [one.work for one in segments]
         values = [[work.momentum, work.weight_decay, work.proximal] for work in works]
-        stack.settings[lanes] = torch.tensor(values, dtype=self.engine.dtype).to(self.engine.device)
+        stack.settings[place] = self._tensor(values, self.engine.dtype)
         stack.loss.index_fill_(0, lanes, 0.0)
 
     def _store(self, numbers: list[int], visits: list[Visit], results: list[Trained], losses: Tensor) -> None:
         """Take the models of finished visits out of their lanes."""
-        device = self.engine.device
-        lanes = torch.tensor([visits[number].lane for number in numbers], device=device)
-        losses[torch.tensor(numbers, device=device)] = self.lanes.loss[lanes]
+        lanes = self._tensor([visits[number].lane for number in numbers])
+        losses[self._tensor(numbers)] = self.lanes.loss[lanes]
         layout = self.engine.layout
         for run in _runs(numbers, visits):
             states = results[run.job].states
-            for slot in layout.parameters:
-                trained = self.lanes.parameters[slot.name][run.lanes].flatten(1)
-                states[run.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
-            for slot in layout.buffers:
-                trained = self.lanes.buffers[slot.name][run.lanes].flatten(1)
-                states[run.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
+            for slots, values in ((layout.parameters, self.lanes.parameters), (layout.buffers, self.lanes.buffers)):
+                for slot in slots:
+                    trained = values[slot.name][run.lanes].flatten(1)
+                    states[run.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
+
+    def _tensor(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+        """Numbers on the device, without waiting for what it is doing."""
+        tensor = torch.tensor(values, dtype=dtype)
+        return tensor.pin_memory().to(self.engine.device, non_blocking=True) if self.on_gpu else tensor
 
     def _load(self, plan: Schedule, steps: int) -> None:
         """Copy the schedule where the graph reads it; a longer one than before needs a new graph."""
@@ -420,7 +426,9 @@ class Launcher:
         device = self.engine.device
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), warnings.catch_warnings():
+            # The compiler's advice to its own developers.
+            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
             for _ in range(3):
                 self._counter.zero_()
                 once()
@@ -451,6 +459,29 @@ class Launcher:
         for kind in ("parameters", "working", "velocity", "buffers"):
             named |= {f"{kind}.{name}": value for name, value in getattr(stack, kind).items()}
         return named
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The models that orders send out: one for all clients of an order, or one for each."""
+
+    rows: Tensor
+    """`[models, d]`, on the device."""
+    first: list[int]
+    """Where those of each order begin."""
+    shared: list[bool]
+    """Whether an order has one for all."""
+
+    @classmethod
+    def of(cls, sent: Sequence[Tensor], engine: Engine) -> "Models":
+        parts = [models[None] if models.dim() == 1 else models for models in sent]
+        on_device = [part.to(engine.device, engine.dtype) for part in parts]
+        rows = on_device[0] if len(parts) == 1 else torch.cat(on_device)
+        ends = np.cumsum([len(part) for part in parts])
+        return cls(rows, [0, *ends[:-1].tolist()], [models.dim() == 1 for models in sent])
+
+    def row(self, one: Segment) -> int:
+        return self.first[one.job] + (0 if self.shared[one.job] else one.position)
 
 
 def stack_module(module: nn.Module, ways: dict[str, Way]) -> nn.Module:
