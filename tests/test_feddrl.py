@@ -37,7 +37,7 @@ from covey.experiment import Experiment, Run, resume, run_together
 from covey.layout import Layout
 from covey.messages import Fault, Replies, checked
 from covey.models.mlp import MLP
-from covey.records import client_loss, read_checkpoint
+from covey.records import FORMAT, client_loss, read_checkpoint, write_json
 from covey.report.tables import reproduced_by
 from covey.roles import Setting
 from covey.training_agent import Offline, train_agent
@@ -625,6 +625,24 @@ def test_clients_that_drop_out_leave_their_weight_to_the_others(name, tmp_path):
         assert {int(client) for client in factors} == set(row["clients"]) - lost
         assert sum(factors.values()) == pytest.approx(1)
     assert np.isfinite(result.metrics[-1]["loss"])
+
+
+def test_a_round_without_replies_has_no_impact_factors(tmp_path):
+    given = {**SMALL, "cohort": 1, "aggregator": "loss-softmax", "devices": {"dropout": 0.5}}
+    result = run(given, rounds=10, out=tmp_path / "run")
+    lost = [bool(row["dropped"]) for row in result.metrics]
+    assert 0 < sum(lost) < 10
+    assert ["impact_factors" not in row.get("figures", {}) for row in result.metrics] == lost
+
+
+@pytest.mark.parametrize("name", ["feddrl", "feddrl-set"])
+def test_a_run_that_goes_on_past_its_last_round_is_the_longer_run(name, tmp_path):
+    given = {**SMALL, "aggregator": {"name": name, "hidden": 8, "batch": 2, "noise": 0.3}}
+    whole = run(given, rounds=10, out=tmp_path / "whole")
+    part = run(given, rounds=5, out=tmp_path / "part")
+    longer = replace(part.config, rounds=10)
+    write_json(part.folder / "config.json", {"format": FORMAT, "config": longer.as_mapping()})
+    assert without_timings(resume(part.folder).metrics) == without_timings(whole.metrics)
 
 
 def test_a_checkpoint_is_no_larger_than_the_agent_needs(tmp_path):

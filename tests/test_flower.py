@@ -21,8 +21,12 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import flower_overhead
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server.superlink.linkstate.utils import (
+    create_message_error_unavailable_ins_message,
+    create_message_error_unavailable_res_message,
+)
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -251,8 +255,19 @@ def test_a_client_makes_a_users_own_probe_only_where_it_is_allowed():
     with pytest.raises(Refusal, match=r"does not measure tests\.test_flower:MeanInput"):
         rebuild(described, lambda reference: torch.empty(0), allowed=())
     assert rebuild(described, lambda reference: torch.empty(0), allowed=["tests.test_flower:MeanInput"]) == MeanInput(2)
-    own = describe(Insight(0.1, "covey.flower.wire:digest"), "insight", lambda name, numbers: {})
-    assert rebuild(own, lambda reference: torch.empty(0), allowed=()).kind == "covey.flower.wire:digest"
+
+
+def test_a_client_imports_no_function_that_is_not_allowed():
+    """Neither a user's own insight nor whatever else of Covey's a server may name."""
+    names = ("unheard_of.module:f", "covey.flower.wire:digest")
+    for name in names:
+        described = {"~part": "insight", "options": {"rate": 0.1, "kind": name}}
+        with pytest.raises(Refusal, match=f"does not measure {name}"):
+            rebuild(described, lambda reference: torch.empty(0), allowed=())
+        with pytest.raises(Refusal, match=f"does not measure {name}"):
+            rebuild({"~part": name, "options": {}}, lambda reference: torch.empty(0), allowed=())
+    described = {"~part": "insight", "options": {"rate": 0.1, "kind": names[1]}}
+    assert rebuild(described, lambda reference: torch.empty(0), allowed=[names[1]]).kind == names[1]
 
 
 def test_digests_tell_numbers_types_and_shapes_apart():
@@ -441,6 +456,45 @@ def test_a_node_that_does_not_answer_is_named():
     strategy = Strategy("fedavg", model=net(), clients=3, cohort=3)
     strategy.start(Silent(an_app(), 3), ArrayRecord(net().state_dict()), num_rounds=1, timeout=5)
     assert strategy.history[0]["faults"] == [{"client": "1", "reason": "no answer within 5 seconds"}]
+
+
+class Expiring(InProcessGrid):
+    """A grid whose SuperLink has given one node's order up: what it says then is Flower's own."""
+
+    def __init__(self, *args, say: Callable[[Metadata], Message]) -> None:
+        super().__init__(*args)
+        self.say = say
+
+    def send_and_receive(self, messages, *, timeout=None):
+        sent = list(messages)
+        asked = {message.metadata.dst_node_id: message.metadata for message in sent}
+        answers = super().send_and_receive(sent, timeout=timeout)
+        return [
+            travelled(self.say(asked[1001]))
+            if answer.metadata.reply_to_message_id == asked[1001].message_id
+            and "who" not in answer.metadata.message_type
+            else answer
+            for answer in answers
+        ]
+
+
+NO_ANSWER, GONE = "no answer within 5 seconds", "it cannot be reached"
+
+
+@pytest.mark.parametrize(
+    ("say", "reason"),
+    [
+        (lambda order: create_message_error_unavailable_ins_message(order.message_id, 1), NO_ANSWER),
+        (lambda order: create_message_error_unavailable_res_message(order, "msg_unavail"), NO_ANSWER),
+        (lambda order: create_message_error_unavailable_res_message(order, "node_unavail"), GONE),
+    ],
+    ids=["the order expired", "the answer expired", "the node left"],
+)
+def test_an_order_that_the_superlink_gave_up_is_an_answer_that_did_not_come(say, reason):
+    grid = Expiring(an_app(), 3, say=say)
+    replies = a_post(grid, 3).exchange(grid, an_order([0, 1, 2]))
+    assert replies.clients.tolist() == [0, 2]
+    assert [(fault.client, fault.reason) for fault in replies.faults] == [(1, reason)]
 
 
 def test_the_server_waits_for_clients_and_says_how_many_came():
@@ -750,15 +804,24 @@ def test_a_client_that_fails_is_rested_longer_each_time_and_forgiven_at_once():
     health = Health(strikes=2, longest=4)
     sat_out: list[int] = []
     for number in range(1, 30):
+        assert health.resting(number) <= {7}
         if 7 in health.resting(number):
             sat_out.append(number)
         else:
             health.note(number, [3, 7], [7])
     # Two failures, then one round of rest, two, four, and never more.
     assert sat_out == [3, 5, 6, 8, 9, 10, 11, 13, 14, 15, 16, 18, 19, 20, 21, 23, 24, 25, 26, 28, 29]
-    assert health.resting(22) == set() or 3 not in health.resting(22)
-    health.note(40, [7], [])
-    assert health.resting(41) == set()
+    assert health.resting(29) == {7}
+    health.note(28, [7], [])
+    assert health.resting(29) == set()
+
+
+def test_a_client_that_answers_surveys_and_fails_in_training_is_rested_all_the_same():
+    health = Health(strikes=2)
+    for number in (1, 2):
+        health.note(number, [0, 1], [], forgiving=False)
+        health.note(number, [0, 1], [1])
+    assert health.resting(3) == {1}
 
 
 def test_a_strategy_rests_clients_that_fail_and_invites_them_again():

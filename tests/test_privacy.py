@@ -152,6 +152,17 @@ def a_task(learner: Learner, **changes: Any) -> Task:
     return Task(**{**given, **changes})
 
 
+def test_a_model_that_stays_on_a_client_is_not_sent_whatever_an_order_says():
+    learner, samples = a_learner()
+    memory = Memory(RecordDict(), "a")
+    memory.hold(learner.layout.read(learner.module).clone(), own=True)
+    client = Client(learner, samples)
+    answer = client.answer(a_task(learner, start=None, own=True, returns=False), memory)
+    assert fields_of(answer) == {"samples", "loss"}
+    with pytest.raises(Refusal, match="stays with this client"):
+        client.answer(a_task(learner, start=None, own=True, returns=True), memory)
+
+
 def sent_update(protection: Protection | None, *, simulated: bool = True) -> torch.Tensor:
     learner, samples = a_learner()
     task = a_task(learner)

@@ -4,106 +4,78 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from covey import Refusal, methods
 from covey.comparison import Estimate
-from covey.experiments import Paper, Store, Wanted, drawing, machine_settings, paper_called, papers, playing, reproduce
-from covey.experiments.command import reproduce as command
+from covey.experiments import Paper, Store, Wanted, drawing, machine_settings, paper_called, papers, reproduce
 from covey.experiments.fedacs import METHODS, SCALES
 from covey.experiments.pages import Chart, Page, Series, Table, markdown, spread, write_page
 from covey.experiments.plan import Group, Planned, differences
 from covey.experiments.statistics import accuracy_at, paired_terminal, rounds_to, share_of_gap, terminal
 from covey.experiments.store import Result, read_result, true_skew
 from covey.records import read_metrics
+from tests.reproducing import (
+    called,
+    made_up,
+    planned_run,
+    reproduced,
+    results_of,
+    rising,
+    rows_of,
+    runs_together,
+    section,
+    stored,
+    ten_seconds_a_round,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FEDACS = papers["fedacs"]
 SMOKE, FULL = FEDACS.scale("smoke"), FEDACS.scale("paper")
 AVAILABLE = [name for name in METHODS if name in methods.names()]
 
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(command)
-
-
-def called(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-
 
 def smoke(folder: Path, methods=("fedavg",), rounds=4, environments=("uniform",), machine=None, **more):
     """Reproduce a little of it into `folder`."""
     seeds, only = more.pop("seeds", (0,)), more.pop("only", ("table-2",))
     wanted = Wanted(seeds=seeds, environments=environments, methods=tuple(methods), rounds=rounds, only=only)
-    more |= {"results": folder / "results", "work": folder / "work"}
-    return reproduce(FEDACS, SMOKE, wanted, machine=machine or machine_settings(SMOKE, None, None), **more)
-
-
-def both(folder: Path, one: str, other: str):
-    """The results of two reproductions, pair by pair."""
-    return zip(Store.read(folder / one / "results"), Store.read(folder / other / "results"), strict=True)
+    return reproduced(FEDACS, SMOKE, folder, wanted, machine=machine, **more)
 
 
 def planned(environment="uniform", method="fedavg", variant="", scale=FULL, seed=0) -> Planned:
     wanted = Wanted(seeds=(seed,), methods=tuple(dict.fromkeys((*METHODS, method))))
-    runs = [run for group in FEDACS.plan(scale, wanted) for run in group.runs]
-    return next(run for run in runs if (run.environment, run.method, run.variant) == (environment, method, variant))
+    return planned_run(FEDACS, scale, environment, method, variant, wanted)
 
 
-def made_up(level, environment="uniform", method="fedavg", seed=0, variant="", rounds=1000, rise=200) -> Result:
-    """A run at the paper's scale that rises in a straight line to `level` within `rise` rounds, and stays there."""
-    run = planned(environment, method, variant, seed=seed)
-    settings = {**run.config({}).as_mapping(), "method": method}
-    at = list(range(5, rounds + 1, 5))
-    clients = settings["clients"]
+def made(level, environment="uniform", method="fedavg", seed=0, variant="", rounds=1000, rise=200) -> Result:
+    """A run at the paper's scale that rises in a straight line to `level` within `rise` rounds, and stays there.
+
+    Its columns take as many characters as real ones.
+    """
     generator = np.random.default_rng(seed)
-    return Result(
-        paper="fedacs",
-        environment=environment,
-        method=method,
-        seed=seed,
-        variant=variant,
-        commit="0123456789abcdef",
-        date="2026-01-01T00:00:00+00:00",
-        device="a GPU",
-        torch="2.11",
-        config=json.loads(json.dumps(settings)),
-        rounds=rounds,
-        finished=rounds >= 1000,
-        evaluated={
-            "round": at,
-            "accuracy": [round(level * min(1.0, t / rise), 4) for t in at],
-            "loss": [1.2345] * len(at),
-            "bytes_up": [10_000_000_000 + 2_500_000 * t for t in at],
-            "bytes_down": [10_000_000_000 + 2_500_000 * t for t in at],
-            "probe_bytes": [34_000 * t if method == "fedacs" else 0 for t in at],
-        },
+    run = planned(environment, method, variant, seed=seed)
+    clients = run.settings["clients"]
+    result = made_up(
+        FEDACS,
+        run,
+        rising(level, rise),
+        rounds,
         cohort_skew=generator.random(rounds).round(3).tolist(),
         skew=generator.random(clients).round(3).tolist(),
         hits=generator.integers(100, 200, clients).tolist(),
-        dropped=0,
-        withheld=0,
         seconds={"clients": 1234.5, "probes": 12.3, "total": 2345.6},
     )
-
-
-def stored(*results: Result) -> Store:
-    return Store(Path("nowhere"), results)
-
-
-def rows_of(text: str, *beginning: str) -> list[list[str]]:
-    """Cells of the table rows that begin with the given cells."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[: len(beginning)] == list(beginning)]
-
-
-def section(text: str, title: str) -> str:
-    return text.split(f"## {title}")[1].split("\n## ")[0]
+    at = result.evaluated["round"]
+    columns = {
+        "loss": [1.2345] * len(at),
+        "bytes_up": [10_000_000_000 + 2_500_000 * t for t in at],
+        "bytes_down": [10_000_000_000 + 2_500_000 * t for t in at],
+        "probe_bytes": [34_000 * t if method == "fedacs" else 0 for t in at],
+    }
+    return replace(result, evaluated={**result.evaluated, **columns})
 
 
 def data_of(result: Result) -> tuple:
@@ -152,20 +124,14 @@ def test_a_stored_run_says_what_its_records_say(tmp_path):
 
 def test_when_the_time_is_over_everything_is_kept_and_the_next_call_goes_on(tmp_path, monkeypatch):
     smoke(tmp_path / "whole", ("fedavg", "iid"), rounds=6)
-    now = 0.0
-    monkeypatch.setattr(playing, "time", SimpleNamespace(monotonic=lambda: now))
-
-    def ten_seconds_a_round(record):
-        nonlocal now
-        now += 10.0
-
-    first = smoke(tmp_path / "parts", ("fedavg", "iid"), rounds=6, minutes=0.5, on_round=ten_seconds_a_round)
+    on_round = ten_seconds_a_round(monkeypatch)
+    first = smoke(tmp_path / "parts", ("fedavg", "iid"), rounds=6, minutes=0.5, on_round=on_round)
     (partial,) = Store.read(tmp_path / "parts/results")
     assert (first.stopped, first.finished, first.rounds) == ("time", 0, 4)
     assert (partial.finished, partial.rounds) == (False, 4)
-    second = smoke(tmp_path / "parts", ("fedavg", "iid"), rounds=6, on_round=ten_seconds_a_round)
+    second = smoke(tmp_path / "parts", ("fedavg", "iid"), rounds=6, on_round=on_round)
     assert (second.stopped, second.finished, second.rounds) == ("", 2, 12 - 4)
-    for whole, parts in both(tmp_path, "whole", "parts"):
+    for whole, parts in results_of(tmp_path, "whole", "parts"):
         assert data_of(whole) == data_of(parts)
 
 
@@ -210,16 +176,14 @@ def test_a_run_goes_on_to_more_rounds_and_a_finished_one_needs_no_folder(tmp_pat
 
 
 def test_runs_of_a_block_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
-    together = []
-    real = playing.run_together
-    monkeypatch.setattr(playing, "run_together", lambda runs, *rest: together.append(len(runs)) or real(runs, *rest))
+    together = runs_together(monkeypatch)
     machine = {"runtime": "stacked", "device": "cpu", "precision": "fp32"}
     outcome = smoke(tmp_path / "stack", ("fedavg", "iid"), rounds=2, seeds=(0, 1), machine=machine)
     assert outcome.finished == 4
     assert together == [4]
     smoke(tmp_path / "local", ("fedavg", "iid"), rounds=2, seeds=(0, 1))
     assert together == [4, 1, 1, 1, 1]
-    for stack, local in both(tmp_path, "stack", "local"):
+    for stack, local in results_of(tmp_path, "stack", "local"):
         assert stack.hits == local.hits
         assert stack.accuracy == pytest.approx(local.accuracy, abs=0.02)
 
@@ -328,7 +292,7 @@ def test_other_settings_under_the_same_name_are_refused_before_anything_runs(tmp
 
 
 def test_a_result_comes_back_as_it_was_written(tmp_path):
-    result = made_up(0.7)
+    result = made(0.7)
     assert Store(tmp_path, []).write(result)
     (back,) = Store.read(tmp_path)
     assert back.as_text() == result.as_text()
@@ -338,24 +302,24 @@ def test_a_result_comes_back_as_it_was_written(tmp_path):
 def test_a_thousand_rounds_take_less_than_thirty_kilobytes():
     scores = (-np.random.default_rng(0).random(200) * 10).round(2).tolist()
     measured = [{"round": at, "cohort": list(range(190, 200)), "scores": scores} for at in SCALES["paper"].measured]
-    result = replace(made_up(0.71234, method="fedacs"), measurements=measured)
+    result = replace(made(0.71234, method="fedacs"), measurements=measured)
     assert len(result.as_text()) < 30_000
-    assert len(made_up(0.71234, method="fedacs").as_text()) < 22_000
+    assert len(made(0.71234, method="fedacs").as_text()) < 22_000
 
 
 def test_a_longer_run_is_never_replaced_by_a_shorter_one(tmp_path):
     store = Store(tmp_path, [])
-    assert store.write(made_up(0.7, rounds=300))
-    assert not store.write(made_up(0.9, rounds=200))
-    assert not store.write(made_up(0.9, rounds=300))
+    assert store.write(made(0.7, rounds=300))
+    assert not store.write(made(0.9, rounds=200))
+    assert not store.write(made(0.9, rounds=300))
     assert Store.read(tmp_path).get("uniform-fedavg-seed0").accuracy.max() == 0.7
-    assert store.write(made_up(0.7, rounds=1000))
+    assert store.write(made(0.7, rounds=1000))
     assert Store.read(tmp_path).get("uniform-fedavg-seed0").finished
 
 
 def test_a_run_with_other_settings_does_not_replace_a_result(tmp_path):
-    store = Store(tmp_path, [made_up(0.7, rounds=300)])
-    longer = made_up(0.7)
+    store = Store(tmp_path, [made(0.7, rounds=300)])
+    longer = made(0.7)
     other = replace(longer, config={**longer.config, "cohort": 20})
     with pytest.raises(Refusal, match=r"holds a run with other settings .cohort is 10 and not 20"):
         store.write(other)
@@ -381,7 +345,7 @@ def test_a_run_with_other_settings_does_not_replace_a_result(tmp_path):
     ],
 )
 def test_a_damaged_result_is_refused_with_a_sentence(tmp_path, damage, sentence):
-    result = made_up(0.7)
+    result = made(0.7)
     path = tmp_path / f"{result.name}.json"
     data = json.loads(result.as_text())
     damage(data)
@@ -411,26 +375,26 @@ def test_settings_that_a_machine_may_choose_make_no_difference():
 
 
 def test_terminal_accuracy_and_rounds_to_a_target_of_a_line():
-    result = made_up(0.8, rise=400)
+    result = made(0.8, rise=400)
     assert terminal(result, 50) == pytest.approx(0.8)
     assert terminal(result, 50, at=200) == pytest.approx(np.mean([0.002 * t for t in range(155, 201, 5)]))
     assert rounds_to(result, 0.5) == 250
     assert rounds_to(result, 0.81) is None
     assert accuracy_at(result, 100) == pytest.approx(0.2)
-    assert accuracy_at(made_up(0.8, rounds=300), 500) is None
+    assert accuracy_at(made(0.8, rounds=300), 500) is None
 
 
 def test_partial_runs_are_compared_at_the_round_that_both_have_reached():
-    slow, fast = {0: made_up(0.8, rise=400)}, {0: made_up(0.8, rise=200, rounds=200)}
+    slow, fast = {0: made(0.8, rise=400)}, {0: made(0.8, rise=200, rounds=200)}
     pair = paired_terminal(fast, slow, 50)
     assert pair.difference.mean == pytest.approx(terminal(fast[0], 50) - terminal(slow[0], 50, at=200))
     assert pair.difference.mean > 0.3
-    assert paired_terminal(fast, {1: made_up(0.7, seed=1)}, 50) is None
+    assert paired_terminal(fast, {1: made(0.7, seed=1)}, 50) is None
 
 
 def test_the_gap_has_no_shares_where_it_may_be_none():
     def line(*levels):
-        return {seed: made_up(level, seed=seed) for seed, level in enumerate(levels)}
+        return {seed: made(level, seed=seed) for seed, level in enumerate(levels)}
 
     assert share_of_gap(line(0.73, 0.75), line(0.70, 0.72), line(0.74, 0.76), 50) == pytest.approx(0.75)
     assert share_of_gap(line(0.73, 0.75), line(0.70, 0.72), line(0.76, 0.71), 50) is None
@@ -446,7 +410,7 @@ def test_a_spread_is_the_mean_and_half_the_interval():
 
 
 def seeds_of(levels, **about):
-    return [made_up(level, seed=seed, **about) for seed, level in enumerate(levels)]
+    return [made(level, seed=seed, **about) for seed, level in enumerate(levels)]
 
 
 def test_tables_show_what_the_runs_come_to_beside_the_papers_figures():
@@ -484,7 +448,7 @@ def test_the_summary_says_when_runs_are_short_and_how_the_rival_does():
 
 
 def test_missing_and_partial_cells_say_so():
-    store = stored(*seeds_of([0.70, 0.72], rise=400), made_up(0.73, method="fedacs", rounds=300))
+    store = stored(*seeds_of([0.70, 0.72], rise=400), made(0.73, method="fedacs", rounds=300))
     text = markdown(FEDACS.page(FULL, store))
     table = section(text, "Table II")
     assert rows_of(table, "uniform", "Rexp3")[0][2:] == ["71.3", "not run yet", "-", "-", "15.1", "-", "0", "0"]
@@ -495,7 +459,7 @@ def test_missing_and_partial_cells_say_so():
     assert rows_of(section(text, "Table III"), "inverse Pareto", "68", "FedACS")[0][4] == "not run yet"
     assert "Figure 7: not run yet. To run it: `covey reproduce fedacs --only figure-7`" in text
     assert "`covey reproduce fedacs --only table-2 --environments inverse-pareto`" in text
-    never = markdown(FEDACS.page(FULL, stored(made_up(0.5), made_up(0.5, method="fedacs", rounds=300))))
+    never = markdown(FEDACS.page(FULL, stored(made(0.5), made(0.5, method="fedacs", rounds=300))))
     speeds = section(never, "Table III")
     assert rows_of(speeds, "uniform", "70", "random")[0][4] == "not reached"
     assert rows_of(speeds, "uniform", "70", "FedACS")[0][4] == "not reached so far"
@@ -503,7 +467,7 @@ def test_missing_and_partial_cells_say_so():
 
 def test_seeds_that_are_at_their_end_are_not_mixed_with_others():
     levels = {0: (0.72, 1000), 1: (0.74, 1000), 2: (0.50, 215)}
-    ours = [made_up(level, method="fedacs", seed=seed, rounds=rounds) for seed, (level, rounds) in levels.items()]
+    ours = [made(level, method="fedacs", seed=seed, rounds=rounds) for seed, (level, rounds) in levels.items()]
     text = markdown(FEDACS.page(FULL, stored(*seeds_of([0.70, 0.72]), *ours)))
     row = rows_of(section(text, "Table II"), "uniform", "FedACS")[0]
     assert row[3:6] == ["73.0 ± 12.7", "73.0", "+2.0 ± 0.0"]
@@ -517,8 +481,8 @@ def test_seeds_that_are_at_their_end_are_not_mixed_with_others():
 
 
 def test_early_stop_saves_four_fifths_of_the_bytes():
-    whole = made_up(0.7, method="fedacs")
-    early = made_up(0.7, method="fedacs", variant="early200")
+    whole = made(0.7, method="fedacs")
+    early = made(0.7, method="fedacs", variant="early200")
     early.evaluated["probe_bytes"][:] = [min(34_000 * at, 34_000 * 200) for at in early.evaluated["round"]]
     for result in (whole, early):
         # The model once up and once down, 62,006 numbers each, for ten clients.
@@ -534,7 +498,7 @@ def test_early_stop_saves_four_fifths_of_the_bytes():
 
 
 def test_results_made_with_other_settings_stay_out_of_the_tables():
-    changed = made_up(0.9)
+    changed = made(0.9)
     changed = replace(changed, config={**changed.config, "clients": 100, "cohort": 5})
     text = markdown(FEDACS.page(FULL, stored(changed)))
     assert rows_of(section(text, "Table II"), "uniform", "random")[0][3] == "not run yet"
@@ -543,7 +507,7 @@ def test_results_made_with_other_settings_stay_out_of_the_tables():
 
 
 def test_a_method_beyond_the_papers_has_its_own_row():
-    result = made_up(0.7, method="fedprox")
+    result = made(0.7, method="fedprox")
     text = markdown(FEDACS.page(FULL, stored(result)))
     assert rows_of(section(text, "Table II"), "uniform", "fedprox")[0][2:4] == ["-", "70.0"]
 
@@ -616,7 +580,7 @@ def test_without_a_paper_the_command_lists_what_there_is_with_its_cost(tmp_path,
 
 def test_tables_alone_need_neither_data_nor_methods(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Store(tmp_path / "results/fedacs", []).write(made_up(0.7))
+    Store(tmp_path / "results/fedacs", []).write(made(0.7))
     answer = json.loads(called("fedacs", "--only", "tables", "--json").stdout)
     assert answer["page"] == "docs/results/fedacs.md"
     assert "| uniform | random | 70.8 | 70.0 |" in Path(answer["page"]).read_text()

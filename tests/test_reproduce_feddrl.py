@@ -1,13 +1,12 @@
 """FedDRL's reproduction: what is run, the agents that are trained for it, and what the page makes of it."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from covey.experiments import Store, Wanted, machine_settings, papers, reproduce
+from covey.experiments import Store, Wanted, machine_settings, papers
 from covey.experiments.feddrl import METHODS, ONLINE, SCALES
 from covey.experiments.feddrl_lines import best, rounds_to_lowest
 from covey.experiments.pages import markdown
@@ -15,6 +14,7 @@ from covey.experiments.plan import Planned
 from covey.experiments.schooling import agent_file, missing_agents, train
 from covey.experiments.store import CENTRAL, Result
 from tests.conftest import without_timings
+from tests.reproducing import made_up, planned_run, reproduced, rising, rows_of, section, stored
 
 FEDDRL = papers["feddrl"]
 SMOKE, FULL = FEDDRL.scale("smoke"), FEDDRL.scale("paper")
@@ -26,53 +26,16 @@ def plan(scale=FULL, **wanted):
 
 
 def planned(environment="fashion-ce-100", method="fedavg", variant="", seed=0, scale=FULL) -> Planned:
-    runs = [run for group in plan(scale, seeds=(seed,)) for run in group.runs]
-    wanted = (environment, method, variant)
-    found: Planned = next(run for run in runs if (run.environment, run.method, run.variant) == wanted)
-    return found
+    return planned_run(FEDDRL, scale, environment, method, variant, Wanted(seeds=(seed,)))
 
 
 def made(level, method="fedavg", environment="fashion-ce-100", variant="", seed=0, rise=100, **more) -> Result:
     """A run at the paper's scale that rises in a straight line to `level` within `rise` rounds, and stays there."""
-    run = planned(environment, method, variant, seed)
-    at = list(range(run.settings["evaluate_every"], run.rounds + 1, run.settings["evaluate_every"]))
-    clients = 1 if method == CENTRAL else run.settings["clients"]
-    columns = dict.fromkeys(("round", "loss", "bytes_up", "bytes_down", "probe_bytes"), at)
-    return Result(
-        paper="feddrl",
-        environment=environment,
-        method=method,
-        seed=seed,
-        variant=variant,
-        commit="0123456789abcdef",
-        date="2026-01-01T00:00:00+00:00",
-        device="a GPU",
-        torch="2.11",
-        config=json.loads(json.dumps(run.config({}).as_mapping())),
-        rounds=run.rounds,
-        finished=True,
-        evaluated={**columns, "accuracy": [round(level * min(1.0, t / rise), 4) for t in at]},
-        cohort_skew=[0.5] * run.rounds,
-        skew=[0.5] * clients,
-        hits=[1] * clients,
-        dropped=0,
-        withheld=0,
-        seconds={"clients": 1.0, "probes": 0.0, "aggregation": 2.0, "total": 1.0},
-        **more,
-    )
-
-
-def rows_of(text: str, *beginning: str) -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[: len(beginning)] == list(beginning)]
+    return made_up(FEDDRL, planned(environment, method, variant, seed), rising(level, rise), **more)
 
 
 def page(*results: Result) -> str:
-    return markdown(FEDDRL.page(FULL, Store(Path("nowhere"), results)))
-
-
-def section(text: str, title: str) -> str:
-    return text.split(f"## {title}")[1].split("\n## ")[0]
+    return markdown(FEDDRL.page(FULL, stored(*results)))
 
 
 def test_fashion_mnist_comes_first_with_three_seeds_and_all_methods():
@@ -125,10 +88,9 @@ def played(tmp_path_factory):
     """Part of the smoke scale."""
     folder = tmp_path_factory.mktemp("feddrl")
     wanted = Wanted(seeds=(0,), environments=("digits-ce-20",), only=("table-3",))
-    places = {"results": folder / "results", "work": folder / "work", "machine": MACHINE}
-    outcome = reproduce(FEDDRL, SMOKE, wanted, **places)
+    outcome = reproduced(FEDDRL, SMOKE, folder, wanted)
     assert outcome.finished == outcome.runs == len(METHODS)
-    again = reproduce(FEDDRL, SMOKE, wanted, **places)
+    again = reproduced(FEDDRL, SMOKE, folder, wanted)
     assert (again.rounds, again.finished) == (0, again.runs)
     return folder
 
@@ -183,12 +145,11 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_agent(tmp_path):
 
 def test_on_a_stack_agents_are_trained_together_and_runs_advance_together(tmp_path):
     said = []
-    outcome = reproduce(
+    outcome = reproduced(
         FEDDRL,
         SMOKE,
+        tmp_path,
         Wanted(seeds=(0,), environments=("digits-ce-20",), methods=("fedavg", "feddrl", "feddrl-set"), rounds=3),
-        results=tmp_path / "results",
-        work=tmp_path / "work",
         machine={"runtime": "stacked", "device": "cpu"},
         on_run=lambda label, seed, rounds: said.append((label, rounds)),
     )
@@ -198,11 +159,10 @@ def test_on_a_stack_agents_are_trained_together_and_runs_advance_together(tmp_pa
 
 
 def test_time_may_run_out_while_agents_are_trained(tmp_path):
-    places = {"results": tmp_path / "results", "work": tmp_path / "work", "machine": MACHINE}
     wanted = Wanted(seeds=(0,), environments=("digits-ce-20",), methods=("feddrl",), only=("table-3",))
-    first = reproduce(FEDDRL, SMOKE, wanted, minutes=1e-6, **places)
+    first = reproduced(FEDDRL, SMOKE, tmp_path, wanted, minutes=1e-6)
     assert (first.stopped, first.finished) == ("time", 0)
-    assert reproduce(FEDDRL, SMOKE, wanted, **places).finished == 1
+    assert reproduced(FEDDRL, SMOKE, tmp_path, wanted).finished == 1
 
 
 def test_the_page_says_how_far_ahead_methods_are_and_what_the_paper_prints():
@@ -243,7 +203,7 @@ def test_losses_are_shown_relative_to_feddrls():
         return {"mean": [mean] * count, "variance": [mean / 10] * count, "gap": [mean] * count}
 
     runs = [made(0.8, "feddrl", client_loss=told(0.5)), made(0.8, "fedavg", client_loss=told(1.0))]
-    shown = FEDDRL.page(FULL, Store(Path("nowhere"), runs))
+    shown = FEDDRL.page(FULL, stored(*runs))
     chart = next(part for part in shown.parts if getattr(part, "name", "") == "figure-6-fashion-ce-100-mean")
     assert chart.series[0].label == "FedAvg"
     assert np.allclose(chart.series[0].y, 2.0)

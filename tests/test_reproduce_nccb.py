@@ -6,74 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from covey import Refusal
 from covey.experiments import Store, Wanted, papers
-from covey.experiments.command import reproduce as command
-from covey.experiments.nccb import METHODS, SCALES, made_up
+from covey.experiments.nccb import METHODS, SCALES
+from covey.experiments.nccb import made_up as made_up_texts
 from covey.experiments.pages import markdown
 from covey.experiments.plan import Planned
 from covey.experiments.store import Result
+from tests.reproducing import called, made_up, planned_run, rising, rows_of, section, stored
 
 NCCB = papers["nccb"]
 SMOKE, FULL = NCCB.scale("smoke"), NCCB.scale("paper")
 
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(command)
-
-
-def called(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-
 
 def planned(environment="tweets", method="fedavg", variant="", seed=0, scale=FULL) -> Planned:
-    runs = [run for group in NCCB.plan(scale, Wanted(seeds=(seed,))) for run in group.runs]
-    return next(run for run in runs if (run.environment, run.method, run.variant) == (environment, method, variant))
+    return planned_run(NCCB, scale, environment, method, variant, Wanted(seeds=(seed,)))
 
 
 def made(level, method="fedavg", environment="tweets", variant="", seed=0, rise=100, rounds=300) -> Result:
     """A run at the paper's scale that rises in a straight line to `level` within `rise` rounds, and stays there."""
-    run = planned(environment, method, variant, seed)
-    at = list(range(2, rounds + 1, 2))
-    clients = run.settings["clients"]
-    columns = dict.fromkeys(("round", "loss", "bytes_up", "bytes_down", "probe_bytes"), at)
-    return Result(
-        paper="nccb",
-        environment=environment,
-        method=method,
-        seed=seed,
-        variant=variant,
-        commit="0123456789abcdef",
-        date="2026-01-01T00:00:00+00:00",
-        device="a GPU",
-        torch="2.11",
-        config=json.loads(json.dumps(run.config({}).as_mapping())),
-        rounds=rounds,
-        finished=rounds >= 300,
-        evaluated={**columns, "accuracy": [round(level * min(1.0, t / rise), 4) for t in at]},
-        cohort_skew=[0.5] * rounds,
-        skew=[0.5] * clients,
-        hits=[1] * clients,
-        dropped=0,
-        withheld=0,
-        seconds={"clients": 1.0, "probes": 0.0, "total": 1.0},
-    )
-
-
-def stored(*results: Result) -> Store:
-    return Store(Path("nowhere"), results)
-
-
-def rows_of(text: str, *beginning: str) -> list[list[str]]:
-    """Cells of the table rows that begin with the given cells."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[: len(beginning)] == list(beginning)]
-
-
-def section(text: str, title: str) -> str:
-    return text.split(f"## {title}")[1].split("\n## ")[0]
+    return made_up(NCCB, planned(environment, method, variant, seed), rising(level, rise), rounds)
 
 
 def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_path, monkeypatch):
@@ -94,15 +47,15 @@ def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_
 
 
 def test_made_up_users_write_about_one_topic_each():
-    dataset = made_up(None)
+    dataset = made_up_texts(None)
     assert dataset.group_names == tuple(f"user {user}" for user in range(16))
     assert np.bincount(dataset.groups).tolist() == [20] * 16
     for user in (0, 5):
         words = {dataset.class_names[int(word)] for word in dataset.y[dataset.groups == user]}
         assert {word.partition("word")[0] for word in words} == {f"topic{user % 4}"}
     assert "the" in dataset.class_names
-    assert "the" not in made_up(None, stop_words="remove").class_names
-    assert dataset.x.equal(made_up(None).x)
+    assert "the" not in made_up_texts(None, stop_words="remove").class_names
+    assert dataset.x.equal(made_up_texts(None).x)
 
 
 def test_the_papers_settings_are_those_of_its_setup():
@@ -196,6 +149,15 @@ def test_a_sweep_is_over_the_seeds_that_all_of_its_values_have():
         ["64", "11.00", "+1.00"],
     ]
     assert "figure-5-tweets.csv" in table
+
+
+def test_the_page_asks_for_other_rates_until_all_of_them_are_there():
+    rates = sorted(SCALES["paper"].rates)
+    results = [made(0.1, variant=f"rate{rate:g}") for rate in rates]
+    asked = "Other rates: not run yet"
+    assert len(rates) > 1
+    assert asked in section(markdown(NCCB.page(FULL, stored(*results[:-1]))), "The rate")
+    assert asked not in section(markdown(NCCB.page(FULL, stored(*results))), "The rate")
 
 
 def test_without_its_data_the_paper_scale_is_refused_before_anything_is_written(tmp_path, monkeypatch):

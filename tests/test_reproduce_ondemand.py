@@ -4,19 +4,15 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import typer
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import covey
 from covey import Refusal
-from covey.experiments import Store, Wanted, machine_settings, papers, playing, reproduce
+from covey.experiments import Store, Wanted, papers
 from covey.experiments.branching import model_file
-from covey.experiments.command import reproduce as command
 from covey.experiments.measuring import estimates_file, read_estimates
 from covey.experiments.ondemand import METHODS, SCALES, TARGETS, OnDemandScale, Task
 from covey.experiments.pages import markdown
@@ -24,17 +20,23 @@ from covey.experiments.plan import Planned
 from covey.experiments.store import Result, read_result, truth_of
 from covey.records import read_checkpoint, read_config, read_metrics
 from covey.targets import local_target, prefix_target
+from tests.reproducing import (
+    called,
+    made_up,
+    planned_run,
+    reproduced,
+    results_of,
+    rising,
+    rows_of,
+    runs_together,
+    section,
+    stored,
+    ten_seconds_a_round,
+)
 
 ONDEMAND = papers["ondemand"]
 SMOKE, FULL = ONDEMAND.scale("smoke"), ONDEMAND.scale("paper")
 BASE = "digits-0.1-fedavg-seed0"
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(command)
-
-
-def called(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def smoke(
@@ -42,8 +44,7 @@ def smoke(
 ):
     """Reproduce a little of it into `folder`."""
     wanted = Wanted(environments=("digits-0.1",), methods=tuple(methods), only=only, rounds=more.pop("rounds", None))
-    more |= {"results": folder / "results", "work": folder / "work"}
-    return reproduce(paper, scale, wanted, machine=machine or machine_settings(SMOKE, None, None), **more)
+    return reproduced(paper, scale, folder, wanted, machine=machine, **more)
 
 
 def narrow(*targets: str):
@@ -60,61 +61,23 @@ def narrow(*targets: str):
 
 
 def planned(environment="cifar10-0.1", method="fedavg", variant="", scale=FULL, seed=0) -> Planned:
-    runs = [run for group in ONDEMAND.plan(scale, Wanted(seeds=(seed,))) for run in group.runs]
-    return next(run for run in runs if (run.environment, run.method, run.variant) == (environment, method, variant))
+    return planned_run(ONDEMAND, scale, environment, method, variant, Wanted(seeds=(seed,)))
 
 
-def made_up(curve, environment="cifar10-0.1", method="fedavg", variant="", seed=0, **more) -> Result:
+def made(curve, environment="cifar10-0.1", method="fedavg", variant="", seed=0, **more) -> Result:
     """A finished run whose accuracy (of every class, and on its targets) is `curve(round)`."""
     run = planned(environment, method, variant, seed=seed)
-    at = list(range(run.settings["evaluate_every"], run.rounds + 1, run.settings["evaluate_every"]))
-    accuracy = [round(curve(t), 4) for t in at]
+    result = made_up(ONDEMAND, run, curve, **more)
+    accuracy = result.evaluated["accuracy"]
     shares = np.random.default_rng(seed).dirichlet(np.full(10, 0.1), 100).round(4).tolist()
-    branch = None
-    if run.branch is not None:
-        branch = {**run.branch.as_mapping(), "clients": 11, "distance": 0.1, "true_distance": 0.5}
-    return Result(
-        paper="ondemand",
-        environment=environment,
-        method=method,
-        seed=seed,
-        variant=variant,
-        commit="0123456789abcdef",
-        date="2026-01-01T00:00:00+00:00",
-        device="a GPU",
-        torch="2.11",
-        config=json.loads(json.dumps(run.config({}).as_mapping())),
-        rounds=run.rounds,
-        finished=True,
-        evaluated={name: accuracy if name == "accuracy" else at for name in (
-            "round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes"
-        )},
-        cohort_skew=[0.5] * run.rounds,
-        skew=[0.5] * 100,
-        hits=[1] * 100,
-        dropped=0,
-        withheld=0,
-        seconds={"clients": 1.0, "probes": 0.0, "total": 1.0},
+    composed = {"clients": 11, "distance": 0.1, "true_distance": 0.5}
+    return replace(
+        result,
         class_accuracy=[[value] * 10 for value in accuracy] if run.by_class else [],
         shares=shares if run.by_class else [],
         targets=dict.fromkeys(run.targets, accuracy),
-        branch=branch,
-        **more,
-    )  # fmt: skip
-
-
-def stored(*results: Result) -> Store:
-    return Store(Path("nowhere"), results)
-
-
-def rows_of(text: str, *beginning: str) -> list[list[str]]:
-    """Cells of the table rows that begin with the given cells."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[: len(beginning)] == list(beginning)]
-
-
-def section(text: str, title: str) -> str:
-    return text.split(f"## {title}")[1].split("\n## ")[0]
+        branch=None if run.branch is None else {**run.branch.as_mapping(), **composed},
+    )
 
 
 # Running
@@ -237,22 +200,16 @@ def test_on_another_machine_the_base_is_played_again_as_far_as_the_branch_and_no
 def test_a_branch_that_was_stopped_goes_on_and_one_that_had_not_begun_is_begun_anew(tmp_path, monkeypatch):
     paper = narrow("td1", "td3")
     smoke(tmp_path / "whole", paper=paper)
-    now = 0.0
-    monkeypatch.setattr(playing, "time", SimpleNamespace(monotonic=lambda: now))
-
-    def ten_seconds_a_round(record):
-        nonlocal now
-        now += 10.0
-
+    on_round = ten_seconds_a_round(monkeypatch)
     # Six rounds of the base run, two of the first branch.
-    first = smoke(tmp_path / "parts", paper=paper, minutes=1.1, on_round=ten_seconds_a_round)
+    first = smoke(tmp_path / "parts", paper=paper, minutes=1.1, on_round=on_round)
     assert (first.stopped, first.rounds) == ("time", 8)
     half = tmp_path / "parts/work/digits-0.1-ground-truth-seed0-td3"
     half.mkdir()
     (half / "config.json").write_text("{}")
     second = smoke(tmp_path / "parts", paper=paper)
     assert (second.rounds, second.finished) == (1 + 3, 3)
-    for whole, parts in zip(*(Store.read(tmp_path / name / "results") for name in ("whole", "parts")), strict=True):
+    for whole, parts in results_of(tmp_path, "whole", "parts"):
         assert (whole.evaluated, whole.targets, whole.branch) == (parts.evaluated, parts.targets, parts.branch)
 
 
@@ -281,16 +238,14 @@ def test_a_branch_from_another_round_under_the_same_name_is_refused(tmp_path):
 
 
 def test_branches_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
-    together = []
-    real = playing.run_together
-    monkeypatch.setattr(playing, "run_together", lambda runs, *rest: together.append(len(runs)) or real(runs, *rest))
+    together = runs_together(monkeypatch)
     machine = {"runtime": "stacked", "device": "cpu", "precision": "fp32"}
     paper = narrow("td1", "td2")
     smoke(tmp_path / "stack", paper=paper, machine=machine)
     # The base run halts after rounds 1, 2 and 4, where it is measured.
     assert together == [1, 1, 1, 1, 2]
     smoke(tmp_path / "local", paper=paper)
-    for stack, local in zip(*(Store.read(tmp_path / name / "results") for name in ("stack", "local")), strict=True):
+    for stack, local in results_of(tmp_path, "stack", "local"):
         assert stack.hits == local.hits
         assert stack.accuracy == pytest.approx(local.accuracy, abs=0.03)
 
@@ -386,8 +341,8 @@ def test_the_impossible_is_refused_before_anything_is_written(tmp_path, monkeypa
 
 
 def test_results_are_small():
-    assert len(made_up(lambda t: 0.1234).as_text()) < 60_000
-    assert len(made_up(lambda t: 0.1234, method="on-demand", variant="td1").as_text()) < 12_000
+    assert len(made(lambda t: 0.1234).as_text()) < 60_000
+    assert len(made(lambda t: 0.1234, method="on-demand", variant="td1").as_text()) < 12_000
 
 
 @pytest.mark.parametrize(
@@ -401,7 +356,7 @@ def test_results_are_small():
 )
 def test_a_damaged_result_is_refused_with_a_sentence(tmp_path, damage, sentence):
     measured = [{"round": 50, "seen": 99, "errors": {"learned": [0.5] * 100}}]
-    result = made_up(lambda t: 0.5, measurements=measured)
+    result = made(lambda t: 0.5, measurements=measured)
     data = json.loads(result.as_text())
     path = tmp_path / f"{result.name}.json"
     path.write_text(json.dumps(data))
@@ -415,18 +370,14 @@ def test_a_damaged_result_is_refused_with_a_sentence(tmp_path, damage, sentence)
 # The page
 
 
-def rising(level, rise):
-    return lambda t: level * min(1.0, t / rise)
-
-
 def test_the_tables_put_peaks_gains_and_rounds_beside_the_papers_figures():
     # FedAvg is at 0.60 from round 60 on; fine-tuning jumps from there to 0.80 within 20 rounds and falls off at last.
     results = []
     for seed, extra in ((0, 0.0), (1, 0.02)):
-        results.append(made_up(rising(0.60 + extra, 60), seed=seed))
+        results.append(made(rising(0.60 + extra, 60), seed=seed))
         for variant in ("td1", *(f"local{client}" for client in range(10))):
             curve = lambda t, extra=extra: 0.7 if t > 140 else 0.60 + extra + 0.2 * min(1.0, t / 20)  # noqa: E731
-            results.append(made_up(curve, method="on-demand", variant=variant, seed=seed))
+            results.append(made(curve, method="on-demand", variant=variant, seed=seed))
     text = markdown(ONDEMAND.page(FULL, stored(*results)))
     table = section(text, "Table 2")
     # CIFAR-10 comes first.
@@ -460,7 +411,7 @@ def test_methods_with_many_models_are_judged_on_the_targets_and_locally_by_their
     def level(value):
         return lambda t: value
 
-    other = made_up(level(0.3), method="cfl")
+    other = made(level(0.3), method="cfl")
     own = replace(other, targets={"local": [0.65] * len(other.evaluations)})
     table = section(markdown(ONDEMAND.page(FULL, stored(own))), "Table 2")
     assert rows_of(table, "0.1", "CFL")[0][2:] == ["(34)", "30.0", "(34)", "30.0", "(34)", "30.0", "63", "65.0", "1"]
@@ -475,7 +426,7 @@ def test_the_errors_of_all_estimators_stand_in_table_three():
         }
 
     runs = [
-        made_up(
+        made(
             lambda t: 0.5,
             seed=seed,
             measurements=[

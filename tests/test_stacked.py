@@ -292,6 +292,10 @@ def test_the_ways_to_convolve_name_every_layer():
     ways = candidate_ways(module)
     assert all(set(one) == {"conv1", "conv2"} for one in ways)
     assert {one["conv1"] for one in ways} == {"windows", "grouped"}
+    for kernels in (False, True):
+        assert any("grouped" in one.values() for one in candidate_ways(module, kernels))
+        exact = candidate_ways(module, kernels, exact=True)
+        assert exact and not any("grouped" in one.values() for one in exact)
     layer = StackConv2d(module.conv1, "windows")
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
 

@@ -25,6 +25,7 @@ from covey.data.text import PADDING, UNKNOWN, Cut, from_writings, is_stop_word, 
 from covey.data.writings import json_lines
 from covey.errors import Refusal
 from covey.evaluation import LISTED_CLASSES, Scores, summary
+from covey.federations import Truth
 from covey.randomness import generator
 
 SMALL: dict[str, Any] = {"minimum": 4, "samples": 20, "test_users": 2, "test_samples": 15, "length": 5}
@@ -215,7 +216,7 @@ def test_unknown_words_and_padding_are_never_right_and_never_given():
 def test_records_list_every_class_unless_there_are_thousands(classes):
     totals = np.full(classes, 2)
     scores = Scores(np.array([1.0]), np.ones((1, classes), dtype=np.int64), totals)
-    said = summary(scores, np.full((3, classes), 1 / classes), np.zeros(3, dtype=np.int64))
+    said = summary(scores, Truth(np.full((3, classes), 1 / classes), np.zeros(3)), np.zeros(3, dtype=np.int64))
     assert said["accuracy"] == 0.5 and said["own_accuracy"] == pytest.approx(0.5)
     assert ("class_accuracy" in said) == (classes <= LISTED_CLASSES)
 

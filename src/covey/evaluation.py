@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covey.environments import FloatArray, IntArray
+from covey.federations import Truth
 
 LISTED_CLASSES = 200
 """Records list the accuracy of every class up to so many; a vocabulary's thousands would bury everything else."""
@@ -37,13 +38,14 @@ class Scores:
         return accuracy
 
 
-def summary(scores: Scores, shares: FloatArray, model_of_client: IntArray) -> dict[str, object]:
-    """What a record says of an evaluation: means over clients, each with its model; and how they do on their own mix.
-
-    `shares` are the clients' true class shares `[clients, classes]`.
-    """
+def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> dict[str, object]:
+    """What a record says of an evaluation: means over clients, each with its model and on its own mix."""
     by_class = scores.class_accuracy
-    own = (by_class[model_of_client] * shares).sum(axis=1)
+    if len(by_class) == 1:
+        # A vocabulary has thousands of classes: not client by client where one model serves them all.
+        own = float(by_class[0] @ truth.mean_shares)
+    else:
+        own = float((by_class[model_of_client] * truth.shares).sum(axis=1).mean())
     # How many of the clients use each model; one model for all counts once, exactly.
     users = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
     listed = {"class_accuracy": (users @ by_class).tolist()} if len(scores.totals) <= LISTED_CLASSES else {}
@@ -51,7 +53,7 @@ def summary(scores: Scores, shares: FloatArray, model_of_client: IntArray) -> di
         "accuracy": float(users @ scores.accuracy),
         "loss": finite(float(users @ scores.loss)),
         **listed,
-        "own_accuracy": float(own.mean()),
+        "own_accuracy": own,
     }
 
 

@@ -134,7 +134,7 @@ class Run:
             experiment.runtime.close()
         return {
             "round": len(self.metrics),
-            **summary(scores, experiment.truth.shares, experiment.method.model_of_client),
+            **summary(scores, experiment.truth, experiment.method.model_of_client),
             "class_names": list(experiment.federation.dataset.class_names),
         }
 

@@ -33,6 +33,12 @@ class Truth:
     skew: FloatArray
     """`[clients]`: the environment's own parameter (α), or else the distance of the shares from the overall mix."""
 
+    @cached_property
+    def mean_shares(self) -> FloatArray:
+        """`[classes]`: over clients, each as much as any other."""
+        mean: FloatArray = self.shares.mean(axis=0)
+        return mean
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:

@@ -78,7 +78,7 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request | Pause, A
             scored = yield Scoring(method.models())
             watch.seconds["evaluation"] = scored.wall_seconds
             with watch("evaluation"):
-                scores = summary(scored, game.truth.shares, method.model_of_client)
+                scores = summary(scored, game.truth, method.model_of_client)
         record = round_record(order, replies, scores, game.truth.skew, watch.seconds, records.clock, asked)
         record |= {"figures": figures} if (figures := method.figures()) else {}
         if (annotate := getattr(runtime, "annotated", None)) is not None:

@@ -106,9 +106,12 @@ class ByAgent(ByImpactFactors):
             self.deviation = (1 - self.reversion) * self.deviation + self.noise * draws
             action = self.limited(action + self.deviation)
             self.last = state, action, reported.cost
-            if round < self.setting.rounds:
-                train = self.agent.train_aside if self.side_thread else self.agent.train_later
-                train(self.setting.seed, round, "replay", self.worker)
+            key = (self.setting.seed, round, "replay", self.worker)
+            if not self.side_thread:
+                # After the last round too: nothing is done before it is needed, and a run may be gone on with.
+                self.agent.train_later(*key)
+            elif round < self.setting.rounds:
+                self.agent.train_aside(*key)
         else:
             action = self.limited(action)
         return self.factors(round, action, reported)

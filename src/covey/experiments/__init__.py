@@ -6,7 +6,8 @@ measuring   what is measured of clients on the way
 branching   runs that begin with another one's model
 schooling   agents that are trained before the runs in which they decide
 store       a small file for each run; all that tables and figures are made from
-statistics  what stored runs say, lines of a table in particular
+statistics  what stored runs say
+lines       the lines of a table, as cells
 pages       tables and charts as a page, drawing its pictures
 fedacs      the first of them, and fedacs_page its tables and figures; so for the others
 """

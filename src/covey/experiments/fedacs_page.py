@@ -21,27 +21,33 @@ from covey.experiments.fedacs import (
     Environment,
     FedACSScale,
 )
-from covey.experiments.lines import ACCURACY, ROUND, Lines, Part
+from covey.experiments.lines import ACCURACY, ROUND, Lines
 from covey.experiments.pages import (
     MISSING,
     Chart,
     Page,
+    Part,
     Series,
     Table,
-    accuracy_series,
+    assembled,
+    cell,
+    clearness,
+    command_of,
     counted,
+    every_text,
+    methods_in,
     not_yet,
     percent,
     runs_table,
     spread,
     usable,
 )
-from covey.experiments.plan import ANY, Paper, Wanted
+from covey.experiments.plan import ANY, Paper
 from covey.experiments.statistics import (
     Line,
-    accuracy_at,
     line_to_target,
     mean_by_window,
+    numbers,
     on_common_seeds,
     paired_speed,
     paired_terminal,
@@ -50,45 +56,30 @@ from covey.experiments.statistics import (
 )
 from covey.experiments.store import Result, Store
 
-_PLACES = {title: place for place, title in enumerate(TITLES.values())}
-"""A method has the same colour in every chart."""
-
 
 def page_of(paper: Paper, scale: FedACSScale, store: Store) -> Page:
     """The page of one scale."""
-    present = tuple(dict.fromkeys((*METHODS, *(result.method for result in store))))
-    plan = paper.groups(scale, Wanted(seeds=(0,), methods=present))
-    kept, notes = usable(store, [run for group in plan for run in group.runs])
-    about = _About(scale, kept, _command(paper, scale), present)
-    parts: list[Part] = [*_opening(about), *_in_words(about)]
-    for title, make in _SECTIONS.items():
-        parts += [f"## {title}", *make(about)]
-    parts += ["## Runs", runs_table(kept, lambda *place: scale.rounds)]
-    if notes:
-        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
-    return Page(
-        scale.store, "FedACS, reproduced" if not scale.local_only else "FedACS, a trial of the machinery", parts
-    )
-
-
-def _command(paper: Paper, scale: FedACSScale) -> str:
-    return f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
+    present = methods_in(store, METHODS)
+    kept, notes = usable(paper, scale, store, present)
+    about = _About(scale, kept, command_of(paper, scale), present)
+    title = "FedACS, a trial of the machinery" if scale.local_only else "FedACS, reproduced"
+    runs = runs_table(kept, lambda *place: scale.rounds)
+    return assembled(scale, title, about, [*_opening(about), *_in_words(about)], _SECTIONS, runs, notes)
 
 
 class _About(Lines):
     """What every section needs to know. The paper's terminal accuracy is the mean over the last 50 of 1,000 rounds."""
 
     def __init__(self, scale: FedACSScale, store: Store, command: str, methods: Sequence[str]) -> None:
-        super().__init__(store, scale.rounds, command, _PLACES)
+        super().__init__(store, scale.rounds, command, methods, TITLES)
         self.scale = scale
-        self.methods = methods
 
     def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
         return super().line(ANY if method == REFERENCE else environment, method, variant)
 
-    def shown(self, environment: Environment) -> list[str]:
-        """Methods of an environment's tables: the paper's, and whatever else was run."""
-        return [m for m in self.methods if m != REFERENCE and (m in METHODS or self.line(environment.name, m))]
+    def selecting(self, environment: Environment) -> list[str]:
+        """Methods of an environment's tables: the paper's, and whatever else was run; IID is the same in all."""
+        return [method for method in self.shown(environment.name, METHODS) if method != REFERENCE]
 
 
 def _opening(about: _About) -> list[Part]:
@@ -96,7 +87,6 @@ def _opening(about: _About) -> list[Part]:
     local = scale.authors
     extra = "momentum 0.5 and weight decay 0.0005"
     extra += ", random crops after padding by 4, random flips" if local.get("crop") else ""
-    every = "every round" if scale.evaluate_every == 1 else f"every {scale.evaluate_every} rounds"
     return [
         'Wang, Zhu, Wang and Han, "Federated Analytics Informed Distributed Industrial IoT Learning with Non-IID '
         'Data", IEEE TNSE 2022: its tables and figures beside what Covey measures.',
@@ -104,8 +94,9 @@ def _opening(about: _About) -> list[Part]:
         "folder, and from nothing else. "
         f"Settings: {scale.dataset}, {scale.clients} clients of {scale.samples:,} samples, {scale.cohort} a round, "
         f"{local['epochs']} epochs in batches of {local['batch']}, rate {local['rate']:g} that falls by "
-        f"{local['decay']:g} with every local epoch, {scale.rounds:,} rounds, an evaluation {every}. Unless a section "
-        f"says otherwise, local training also has what the authors' code has and the text leaves out ({extra}).",
+        f"{local['decay']:g} with every local epoch, {scale.rounds:,} rounds, an evaluation "
+        f"{every_text(scale.evaluate_every)}. Unless a section says otherwise, local training also has what the "
+        f"authors' code has and the text leaves out ({extra}).",
         f"Accuracies are in percent. Terminal accuracy is the mean over the last {counted(about.window, 'round')}. "
         "± is half of Student's 95 % interval over seeds; differences are taken seed by seed, at the last round that "
         "both runs have come to. The paper reports medians of five trials, without intervals. Where two or more seeds "
@@ -122,13 +113,12 @@ def _in_words(about: _About) -> list[Part]:
         pair = paired_terminal(about.line(environment.name, OURS), base, about.window)
         if pair is None:
             continue
-        clear = _clear(pair.difference)
         ours = about.line(environment.name, OURS)
         rounds = min(reached(line[seed]) for line in (ours, base) for seed in pair.seeds)
         verb = "ends" if rounds >= about.scale.rounds else f"stands, after {rounds:,} of {about.scale.rounds:,} rounds,"
         sentence = (
-            f"{environment.title}: FedACS {verb} {spread(pair.difference, '{:+.1f}')} points from random selection "
-            f"({clear}; {counted(len(pair.seeds), 'seed')}"
+            f"{environment.title}: FedACS {verb} {about.points(pair.difference)} points from random selection "
+            f"({clearness(pair.difference)}; {counted(len(pair.seeds), 'seed')}"
         )
         if environment.accuracy:
             theirs = environment.accuracy[OURS] - environment.accuracy[BASELINE]
@@ -136,7 +126,7 @@ def _in_words(about: _About) -> list[Part]:
         sentence += ")"
         gap = paired_terminal(about.line(ANY, REFERENCE), base, about.window)
         if gap is not None:
-            sentence += f", IID {spread(gap.difference, '{:+.1f}')}"
+            sentence += f", IID {about.points(gap.difference)}"
             sentence += (
                 f" (in the paper {PAPER_IID - environment.accuracy[BASELINE]:+.1f})" if environment.accuracy else ""
             )
@@ -151,16 +141,10 @@ def _against_rival(about: _About, environment: Environment) -> str:
     )
     if pair is None:
         return ""
-    sentence = f" Against Oort as compared {spread(pair.difference, '{:+.1f}')} ({_clear(pair.difference)}"
+    sentence = f" Against Oort as compared {about.points(pair.difference)} ({clearness(pair.difference)}"
     if environment.accuracy:
         sentence += f"; in the paper {environment.accuracy[OURS] - environment.accuracy['oort-simple']:+.1f}"
     return sentence + ")."
-
-
-def _clear(difference: Estimate) -> str:
-    if difference.low is None or difference.high is None:
-        return "one seed, no interval"
-    return "clear of zero" if difference.low > 0 or difference.high < 0 else "within the noise of these seeds"
 
 
 def _table_2(about: _About) -> list[Part]:
@@ -179,7 +163,7 @@ def _table_2(about: _About) -> list[Part]:
     iid = about.line(ANY, REFERENCE)
     rows = [_accuracy_row(about, None, REFERENCE, iid)]
     for environment in ENVIRONMENTS:
-        for method in about.shown(environment):
+        for method in about.selecting(environment):
             rows.append(_accuracy_row(about, environment, method, about.line(environment.name, method)))
     return [
         Table(columns, rows),
@@ -194,10 +178,10 @@ def _accuracy_row(about: _About, environment: Environment | None, method: str, l
     share = 100.0 if environment is None else environment.improvement.get(method)
     head = [
         "all" if environment is None else environment.title,
-        TITLES.get(method, method),
-        "-" if paper is None else f"{paper:.1f}",
+        about.title(method),
+        cell(paper, "{:.1f}"),
     ]
-    shares = "-" if share is None else f"{share:.1f}"
+    shares = cell(share, "{:.1f}")
     if not line:
         return [*head, MISSING, "-", "-", shares, "-", "0", "0"]
     own = about.estimate(line)
@@ -236,7 +220,7 @@ def _table_3(about: _About) -> list[Part]:
     for environment in ENVIRONMENTS:
         if environment.target is None:
             continue
-        for method in about.shown(environment):
+        for method in about.selecting(environment):
             rows.append(_speed_row(about, environment, method, environment.target))
     return [
         Table(columns, rows),
@@ -250,9 +234,8 @@ def _table_3(about: _About) -> list[Part]:
 def _speed_row(about: _About, environment: Environment, method: str, target: float) -> list[str]:
     line, base = about.line(environment.name, method), about.line(environment.name, BASELINE)
     paper = environment.rounds.get(method)
-    head = [environment.title, f"{100 * target:.0f}", TITLES.get(method, method), "-" if paper is None else str(paper)]
-    speed = environment.speed_up.get(method)
-    printed = "-" if speed is None else f"{speed:.1f}x"
+    head = [environment.title, f"{100 * target:.0f}", about.title(method), cell(paper, "{:d}")]
+    printed = cell(environment.speed_up.get(method), "{:.1f}x")
     if not line:
         return [*head, MISSING, "-", "-", printed, "-", "0", "0"]
     own = line_to_target(line, target)
@@ -273,7 +256,7 @@ def _targets(about: _About) -> Table:
     targets = about.scale.targets
     rows = [_targets_row(about, "all", REFERENCE, about.line(ANY, REFERENCE))]
     for environment in ENVIRONMENTS:
-        for method in about.shown(environment):
+        for method in about.selecting(environment):
             line = about.line(environment.name, method)
             if line:
                 rows.append(_targets_row(about, environment.title, method, line))
@@ -285,7 +268,7 @@ def _targets(about: _About) -> Table:
 def _targets_row(about: _About, environment: str, method: str, line: Line) -> list[str]:
     cells = [about.to_target(line, target) for target in about.scale.targets]
     run = about.rounds_run(line)
-    return [environment, TITLES.get(method, method), *cells, about.seeds(line), run]
+    return [environment, about.title(method), *cells, about.seeds(line), run]
 
 
 def _recipes(about: _About) -> list[Part]:
@@ -293,12 +276,8 @@ def _recipes(about: _About) -> list[Part]:
     for title, variant in (("authors' code", ""), ("as printed", "printed")):
         for method in (REFERENCE, BASELINE, OURS):
             line = about.line("uniform", method, variant)
-            cells = []
-            for at in about.scale.checked:
-                there = [value for result in line.values() if (value := accuracy_at(result, at)) is not None]
-                cells.append(spread(Estimate.of(there)) if there else (MISSING if not line else "-"))
-            run = about.rounds_run(line)
-            rows.append([title, TITLES[method], *cells, about.seeds(line), run])
+            cells = about.at_rounds(line, about.scale.checked)
+            rows.append([title, TITLES[method], *cells, about.seeds(line), about.rounds_run(line)])
     columns = ("local training", "method", *(f"round {at:,}" for at in about.scale.checked), "seeds", "rounds")
     parts: list[Part] = [
         "Test accuracy in the uniform environment. The text prints neither augmentation nor momentum nor weight decay; "
@@ -376,7 +355,7 @@ def _figure_4(about: _About) -> list[Part]:
         )
     parts.append(Chart("figure-4a", "Fig. 4 left: reward by group, median and range", ROUND, "R", series, "lines"))
     middle = min(run.measurements, key=lambda one: abs(one["round"] - about.scale.rounds / 2))
-    scores = _numbers(middle["scores"])
+    scores = numbers(middle["scores"])
     sound = np.isfinite(scores)
     points = Series("clients", np.array(run.skew)[sound].tolist(), scores[sound].tolist())
     title = f"Fig. 4 right: reward and skew of all clients after round {middle['round']}"
@@ -384,21 +363,16 @@ def _figure_4(about: _About) -> list[Part]:
     return parts
 
 
-def _numbers(scores: Sequence[float | None]) -> FloatArray:
-    """Scores with NaN for what could not be measured."""
-    return np.array([np.nan if score is None else score for score in scores])
-
-
 def _observed(run: Result, scores: Sequence[float | None]) -> list[FloatArray]:
     """The scores of the six observation groups, which are the last clients."""
     size = int(run.config["environment"]["group"])
-    return np.split(_numbers(scores)[-len(OBSERVED_ALPHAS) * size :], len(OBSERVED_ALPHAS))
+    return np.split(numbers(scores)[-len(OBSERVED_ALPHAS) * size :], len(OBSERVED_ALPHAS))
 
 
 def _rank_correlation(run: Result, at: int) -> float | None:
     for one in run.measurements:
         if one["round"] == at:
-            scores = _numbers(one["scores"])
+            scores = numbers(one["scores"])
             return float(
                 stats.spearmanr(np.array(run.skew)[np.isfinite(scores)], scores[np.isfinite(scores)]).statistic
             )
@@ -413,17 +387,7 @@ def _figure_5(about: _About) -> list[Part]:
         "The paper shows that fewer data end lower and begin as fast; it gives no numbers."
     )
     whole = lines[f"{largest} clients"]
-    rows = []
-    for title, line in lines.items():
-        rows.append(
-            [
-                title,
-                about.terminal(line),
-                about.difference(line, whole),
-                about.seeds(line),
-                about.rounds_run(line),
-            ]
-        )
+    rows = [[title, *about.compared(line, whole)] for title, line in lines.items()]
     columns = ("clients", "terminal accuracy", f"points against {largest} clients", "seeds", "rounds")
     return [
         words,
@@ -438,7 +402,7 @@ def _figure_6(about: _About) -> list[Part]:
     parts: list[Part] = ["Test accuracy over rounds, mean and 95 % interval over seeds."]
     for environment in ENVIRONMENTS:
         lines = {TITLES[REFERENCE]: about.line(ANY, REFERENCE)}
-        lines |= {TITLES.get(m, m): about.line(environment.name, m) for m in about.shown(environment)}
+        lines |= {about.title(m): about.line(environment.name, m) for m in about.selecting(environment)}
         own = {title: line for title, line in lines.items() if title != TITLES[REFERENCE]}
         if not any(own.values()):
             parts.append(
@@ -455,35 +419,18 @@ def _figure_6(about: _About) -> list[Part]:
 
 def _figure_7(about: _About) -> list[Part]:
     pools = sorted((*about.scale.pools, POOL))
-    found = {f"{pool:g}": about.line("uniform", OURS, _pool_variant(pool)) for pool in pools}
-    lines = on_common_seeds({**found, BASELINE: about.line("uniform", BASELINE)})
-    base = lines.pop(BASELINE)
+    lines, base = about.over_values("uniform", OURS, {pool: _pool_variant(pool) for pool in pools}, BASELINE)
     words = (
         "Terminal accuracy by λ, the share of the clients that the pool holds; uniform environment. In the paper it "
         "rises from λ = 0.05, which ends below random selection, to 0.4 and falls again to 1, which is random "
         "selection; only the curves are given. Ours "
         "are over the seeds that all values have."
     )
-    rows = []
-    for pool, line in lines.items():
-        rows.append(
-            [
-                pool,
-                about.terminal(line),
-                about.difference(line, base),
-                about.seeds(line),
-                about.rounds_run(line),
-            ]
-        )
+    rows = [[f"{pool:g}", *about.compared(line, base)] for pool, line in lines.items()]
     parts: list[Part] = [words, Table(("λ", "ours", "points against random", "seeds", "rounds"), rows)]
-    there = {float(pool): about.estimate(line) for pool, line in lines.items() if line}
-    if len(there) < 2:
+    series = about.by_value(lines, OURS, base, BASELINE)
+    if not series:
         return [*parts, about.missing("Figure 7", "figure-7")]
-    series = [accuracy_series(TITLES[OURS], list(there), list(there.values()), _PLACES[TITLES[OURS]])]
-    if base:
-        level = 100 * about.estimate(base).mean
-        ends = [min(there), max(there)]
-        series.append(Series(TITLES[BASELINE], ends, [level, level], place=_PLACES[TITLES[BASELINE]]))
     return [*parts, Chart("figure-7", "Fig. 7: terminal accuracy by λ", "λ", ACCURACY, series, "both")]
 
 
@@ -492,7 +439,7 @@ def _pool_variant(pool: float) -> str:
 
 
 def _figure_8(about: _About) -> list[Part]:
-    lines = {TITLES.get(m, m): about.line("uniform", m) for m in about.shown(ENVIRONMENTS[0])}
+    lines = {about.title(m): about.line("uniform", m) for m in about.selecting(ENVIRONMENTS[0])}
     there = {title: line for title, line in lines.items() if line}
     words = (
         "Mean α of the invited clients, uniform environment. In the paper that of FedACS falls quickly and settles by "
@@ -507,7 +454,7 @@ def _figure_8(about: _About) -> list[Part]:
     for title, line in there.items():
         columns = [result.cohort_skew for result in line.values()]
         rounds, means = mean_by_window(columns)
-        series.append(Series(title, rounds, means, place=_PLACES.get(title)))
+        series.append(Series(title, rounds, means, place=about.places.get(title)))
         spans = ((0, early), (late - early, late), (about.scale.rounds - early, about.scale.rounds))
         rows.append([title, *(_mean_skew(columns, *span) for span in spans), about.seeds(line)])
     lowest = np.mean([np.mean(np.sort(r.skew)[: round(POOL * len(r.skew))]) for r in _all_runs(there)])
@@ -528,10 +475,10 @@ def _figure_8(about: _About) -> list[Part]:
         if runs:
             at = [one["round"] for one in runs[0].measurements]
             values = [
-                float(np.nanmean([np.nanmean(_numbers(one["scores"])[one["cohort"]]) for one in measured]))
+                float(np.nanmean([np.nanmean(numbers(one["scores"])[one["cohort"]]) for one in measured]))
                 for measured in zip(*(run.measurements for run in runs), strict=False)
             ]
-            rewards.append(Series(TITLES[name], at[: len(values)], values, place=_PLACES[TITLES[name]]))
+            rewards.append(Series(TITLES[name], at[: len(values)], values, place=about.places[TITLES[name]]))
     if rewards:
         parts.append(Chart("figure-8b", "Fig. 8: mean R of the next cohort", ROUND, "mean R", rewards, "both"))
     else:

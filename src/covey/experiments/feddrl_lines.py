@@ -9,7 +9,6 @@ from covey.environments import FloatArray
 from covey.experiments.feddrl import (
     DELTA,
     FEDERATED,
-    METHODS,
     REFERENCE,
     TITLES,
     Data,
@@ -17,12 +16,9 @@ from covey.experiments.feddrl import (
     environment_name,
 )
 from covey.experiments.lines import Lines
-from covey.experiments.pages import MISSING, rounds_text, seeds_text, so_far, spread
-from covey.experiments.statistics import Line, common_seeds, reached, rounds_to, scored, settled
+from covey.experiments.pages import MISSING
+from covey.experiments.statistics import Line, common_seeds, numbers, reached, rounds_to, scored
 from covey.experiments.store import Result, Store
-
-PLACES = {title: place for place, title in enumerate(TITLES.values())}
-"""A method has the same colour in every chart."""
 
 CLUSTERED = ("ce", "cn")
 
@@ -46,45 +42,26 @@ class DRLLines(Lines):
     """What every section needs to know."""
 
     def __init__(self, scale: FedDRLScale, store: Store, command: str, methods: Sequence[str]) -> None:
-        super().__init__(store, scale.rounds, command, PLACES, digits=2)
+        super().__init__(store, scale.rounds, command, methods, TITLES, digits=2)
         self.scale = scale
-        self.methods = methods
 
     def planned(self, method: str) -> int:
-        """Rounds that a run of the method has."""
         return min(self.rounds, self.scale.single_rounds) if method == REFERENCE else self.rounds
-
-    def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
-        """Seed → run; those at their end alone where these are two or more."""
-        return settled(self.store.line(environment, method, variant), self.planned(method))
 
     def lines(self, environment: str, variant: str = "", methods: Sequence[str] = FEDERATED) -> dict[str, Line]:
         """Method → line, of those that have any run."""
         found = {method: self.line(environment, method, variant) for method in methods}
         return {method: line for method, line in found.items() if line}
 
-    def seeds(self, line: Line) -> str:
-        first = next(iter(line.values()), None)
-        if first is None:
-            return "0"
-        whole = scored(self.store.line(first.environment, first.method, first.variant))
-        return seeds_text(line, whole, self.planned(first.method))
-
-    def rounds_run(self, line: Line) -> str:
-        first = next(iter(line.values()), None)
-        return "0" if first is None else rounds_text(line, self.planned(first.method))
-
     def best(self, line: Line) -> str:
         if not line:
             return MISSING
-        method = next(iter(line.values())).method
-        estimate = Estimate.of([best(result) for result in line.values()])
-        return spread(estimate, "{:.2f}") + so_far(line, self.planned(method))
+        return self.spread(Estimate.of([best(result) for result in line.values()])) + self.so_far(line)
 
     def above(self, line: Line, base: Line) -> str:
         """Points of best accuracy above another line."""
         pair = paired_best(line, base) if line and base else None
-        return "-" if pair is None else spread(pair, "{:+.2f}")
+        return "-" if pair is None else self.points(pair)
 
 
 def environments(scale: FedDRLScale, splits: Sequence[str]) -> list[tuple[Data, str, int, str]]:
@@ -119,8 +96,8 @@ def client_loss(line: Line, figure: str) -> tuple[list[int], FloatArray] | None:
     if not runs:
         return None
     count = min(len(result.evaluations) for result in runs)
-    rows = [[np.nan if value is None else value for value in run.client_loss[figure][:count]] for run in runs]
-    return runs[0].evaluations[:count].astype(int).tolist(), np.array(rows, dtype=np.float64).mean(axis=0)
+    values = np.stack([numbers(run.client_loss[figure][:count]) for run in runs])
+    return runs[0].evaluations[:count].astype(int).tolist(), values.mean(axis=0)
 
 
 def weights(line: Line, clients: int, cohort: int) -> tuple[Estimate, Estimate] | None:
@@ -130,13 +107,8 @@ def weights(line: Line, clients: int, cohort: int) -> tuple[Estimate, Estimate] 
     for result in line.values():
         if not result.impact:
             continue
-        factors = np.array([np.nan if one is None else one for one in result.impact], dtype=np.float64) * cohort
+        factors = numbers(result.impact) * cohort
         if np.isfinite(factors[:main]).any() and np.isfinite(factors[main:]).any():
             inside.append(float(np.nanmean(factors[:main])))
             outside.append(float(np.nanmean(factors[main:])))
     return (Estimate.of(inside), Estimate.of(outside)) if inside else None
-
-
-def shown(about: DRLLines, environment: str) -> list[str]:
-    """Methods of a table: the paper's and ours, and whatever else was run."""
-    return [method for method in about.methods if method in METHODS or about.line(environment, method)]

@@ -26,31 +26,36 @@ from covey.experiments.feddrl import (
 )
 from covey.experiments.feddrl_lines import (
     CLUSTERED,
-    PLACES,
     DRLLines,
     best,
     client_loss,
     environments,
     paired_best,
     rounds_to_lowest,
-    shown,
     weights,
 )
 from covey.experiments.feddrl_printed import AGGREGATION_SECONDS, DECISION_SECONDS, printed
-from covey.experiments.lines import ACCURACY, ROUND, Part
+from covey.experiments.lines import ACCURACY, ROUND
 from covey.experiments.pages import (
     Chart,
     Page,
+    Part,
     Series,
     Table,
     accuracy_series,
+    assembled,
+    cell,
+    clearness,
+    command_of,
     counted,
+    different,
     joined,
+    methods_in,
     runs_table,
     spread,
     usable,
 )
-from covey.experiments.plan import Paper, Wanted
+from covey.experiments.plan import Paper
 from covey.experiments.statistics import Line, on_common_seeds
 from covey.experiments.store import Store
 
@@ -60,19 +65,12 @@ _SERVER = "server.json"
 
 def page_of(paper: Paper, scale: FedDRLScale, store: Store) -> Page:
     """The page of one scale."""
-    present = tuple(dict.fromkeys((*METHODS, *(result.method for result in store))))
-    plan = paper.groups(scale, Wanted(seeds=(0,), methods=present))
-    kept, notes = usable(store, [run for group in plan for run in group.runs])
-    command = f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
-    about = DRLLines(scale, kept, command, present)
-    parts: list[Part] = [*_opening(about), *_in_words(about)]
-    for title, make in _SECTIONS.items():
-        parts += [f"## {title}", *make(about)]
-    parts += ["## Runs", runs_table(kept, lambda environment, method, variant: about.planned(method))]
-    if notes:
-        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
+    present = methods_in(store, METHODS)
+    kept, notes = usable(paper, scale, store, present)
+    about = DRLLines(scale, kept, command_of(paper, scale), present)
     title = "FedDRL, a trial of the machinery" if scale.local_only else "FedDRL, reproduced"
-    return Page(scale.store, title, parts)
+    runs = runs_table(kept, lambda environment, method, variant: about.planned(method))
+    return assembled(scale, title, about, [*_opening(about), *_in_words(about)], _SECTIONS, runs, notes)
 
 
 def _opening(about: DRLLines) -> list[Part]:
@@ -120,18 +118,12 @@ def _in_words(about: DRLLines) -> list[Part]:
                 continue
             sentence = (
                 f"{data.title}, {clients} clients, {SPLITS[split]}: the best accuracy of {TITLES[method]} is "
-                f"{spread(pair, '{:+.2f}')} points from that of {TITLES[base]} ({_clear(pair)}"
+                f"{about.points(pair)} points from that of {TITLES[base]} ({clearness(pair)}"
             )
             if base == BASELINE and paper:
                 sentence += f"; in the paper FedDRL's is {paper[OURS] - paper[BASELINE]:+.2f}"
             said.append(f"- {sentence}).")
     return ["\n".join(said)] if said else []
-
-
-def _clear(pair: Estimate) -> str:
-    if pair.low is None or pair.high is None:
-        return "one seed, no interval"
-    return "clear of zero" if pair.low > 0 or pair.high < 0 else "within the noise of these seeds"
 
 
 def _table(about: DRLLines, splits: Sequence[str], group: str) -> list[Part]:
@@ -154,7 +146,7 @@ def _table(about: DRLLines, splits: Sequence[str], group: str) -> list[Part]:
         if not any(about.line(name, method) for method in about.methods):
             absent.append(name)
             continue
-        for method in shown(about, name):
+        for method in about.shown(name, METHODS):
             line = about.line(name, method)
             theirs = paper.get(method)
             against = "-" if theirs is None or method in (BASELINE, REFERENCE) else f"{theirs - paper[BASELINE]:+.2f}"
@@ -163,10 +155,10 @@ def _table(about: DRLLines, splits: Sequence[str], group: str) -> list[Part]:
                     data.title,
                     str(clients),
                     SPLITS[split],
-                    TITLES.get(method, method),
-                    "-" if theirs is None else f"{theirs:.2f}",
+                    about.title(method),
+                    cell(theirs, "{:.2f}"),
                     about.best(line),
-                    spread(about.estimate(line), "{:.2f}") if line else "-",
+                    about.spread(about.estimate(line)) if line else "-",
                     against,
                     "-" if method in (BASELINE, REFERENCE) else about.above(line, base),
                     about.seeds(line),
@@ -226,7 +218,9 @@ def _figure_6(about: DRLLines) -> list[Part]:
                     continue
                 count = min(len(base[0]), len(curve[0]))
                 ratio = _smooth(curve[1][:count]) / _smooth(base[1][:count])
-                series.append(Series(TITLES[method], curve[0][:count], ratio.tolist(), place=PLACES[TITLES[method]]))
+                series.append(
+                    Series(TITLES[method], curve[0][:count], ratio.tolist(), place=about.places[TITLES[method]])
+                )
             if series:
                 title = f"Fig. 6: {figure} of clients' losses relative to FedDRL's, {data.title}, {clients} clients, "
                 parts.append(
@@ -301,7 +295,9 @@ def _sweep(
         missing = missing or len(there) < len(values)
         rows.append([TITLES[method], *(about.best(line) for line in lines.values())])
         if there:
-            series.append(accuracy_series(TITLES[method], list(there), list(there.values()), PLACES[TITLES[method]]))
+            series.append(
+                accuracy_series(TITLES[method], list(there), list(there.values()), about.places[TITLES[method]])
+            )
     parts: list[Part] = [Table(("method", *(f"{what} = {value:g}" for value in values)), rows)]
     if any(len(one.x) > 1 for one in series):
         title = f"Fig. {figure[-1]}: {data.title}, best accuracy by {what}"
@@ -316,7 +312,7 @@ def _figure_9(about: DRLLines) -> list[Part]:
             for method, line in about.lines(name, variant).items():
                 taken = [1e3 * run.seconds.get("aggregation", 0.0) / run.rounds for run in line.values() if run.rounds]
                 label = TITLES[method] + (", learning" if variant else "")
-                device = ", ".join(dict.fromkeys(run.device for run in line.values()))
+                device = different([run.device for run in line.values()])
                 rows.append([data.title, f"{clients}, {SPLITS[split]}", label, f"{np.mean(taken):.1f}", device])
     theirs = joined([f"{1e3 * value:g} ms with {model}" for model, value in AGGREGATION_SECONDS.items()])
     parts: list[Part] = [
@@ -353,7 +349,7 @@ def _figure_10(about: DRLLines) -> list[Part]:
         if found is not None:
             target, taken = found
             cells = [spread(taken[method], "{:.0f}", 1.0) if method in taken else "-" for method in FEDERATED]
-            rows.append([data.title, str(clients), SPLITS[split], spread(target, "{:.2f}"), *cells])
+            rows.append([data.title, str(clients), SPLITS[split], about.spread(target), *cells])
     words = (
         "Rounds to the lowest of the methods' best accuracies, seed by seed. The paper finds FedDRL always about as "
         "fast as the fastest."

@@ -1,12 +1,11 @@
 """NCCB's tables and figures from stored runs, the paper's numbers (on other data) beside ours."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from covey.comparison import Estimate
-from covey.experiments.lines import ACCURACY, Lines, Part
+from covey.experiments.lines import ACCURACY, Lines
 from covey.experiments.nccb import (
     BASELINE,
     BITS,
@@ -23,60 +22,50 @@ from covey.experiments.pages import (
     MISSING,
     Chart,
     Page,
-    Series,
+    Part,
     Table,
-    accuracy_series,
+    assembled,
+    cell,
+    clearness,
+    command_of,
     counted,
+    every_text,
     joined,
+    methods_in,
     runs_table,
     spread,
     usable,
 )
-from covey.experiments.plan import Paper, Wanted
+from covey.experiments.plan import Paper
 from covey.experiments.statistics import (
     Line,
-    accuracy_at,
+    apart,
     common_seeds,
-    on_common_seeds,
     paired_terminal,
     reached,
     rounds_to,
     terminal,
 )
-from covey.experiments.store import Result, Store
-
-_PLACES = {title: place for place, title in enumerate(TITLES.values())}
-"""A method has the same colour in every chart."""
+from covey.experiments.store import Store
 
 
 def page_of(paper: Paper, scale: NCCBScale, store: Store) -> Page:
     """The page of one scale."""
-    present = tuple(dict.fromkeys((*METHODS, *(result.method for result in store))))
-    plan = paper.groups(scale, Wanted(seeds=(0,), methods=present))
-    kept, notes = usable(store, [run for group in plan for run in group.runs])
-    command = f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
-    about = _About(scale, kept, command, present)
-    parts: list[Part] = [*_opening(about), *_in_words(about), *_what_holds(about)]
-    for title, make in _SECTIONS.items():
-        parts += [f"## {title}", *make(about)]
-    parts += ["## Runs", runs_table(kept, lambda *place: scale.rounds)]
-    if notes:
-        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
+    present = methods_in(store, METHODS)
+    kept, notes = usable(paper, scale, store, present)
+    about = _About(scale, kept, command_of(paper, scale), present)
     title = "NCCB, a trial of the machinery" if scale.local_only else "NCCB, reproduced on other data"
-    return Page(scale.store, title, parts)
+    opening = [*_opening(about), *_in_words(about), *_what_holds(about)]
+    runs = runs_table(kept, lambda *place: scale.rounds)
+    return assembled(scale, title, about, opening, _SECTIONS, runs, notes)
 
 
 class _About(Lines):
     """What every section needs to know."""
 
     def __init__(self, scale: NCCBScale, store: Store, command: str, methods: Sequence[str]) -> None:
-        super().__init__(store, scale.rounds, command, _PLACES, digits=2)
+        super().__init__(store, scale.rounds, command, methods, TITLES, digits=2)
         self.scale = scale
-        self.methods = methods
-
-    def shown(self, corpus: Corpus) -> list[str]:
-        """Methods of a corpus's tables: the paper's, and whatever else was run."""
-        return [method for method in self.methods if method in METHODS or self.line(corpus.name, method)]
 
 
 def _opening(about: _About) -> list[Part]:
@@ -84,7 +73,6 @@ def _opening(about: _About) -> list[Part]:
     standing = [f"{one.about} for {one.printed.name}" for one in scale.corpora if one.printed]
     clients = joined([f"{one.clients} clients ({one.title})" for one in scale.corpora])
     first = scale.corpora[0].dataset
-    every = "every round" if scale.evaluate_every == 1 else f"every {scale.evaluate_every} rounds"
     return [
         'Cao, Pan, Zhu and Liu, "Birds of a Feather Help: Context-aware Client Selection for Efficient Federated '
         'Learning", AAAI workshop 2022: its tables and figures beside what Covey measures.',
@@ -101,8 +89,9 @@ def _opening(about: _About) -> list[Part]:
         f"testing; an LSTM of {scale.model['layers']} x {scale.model['hidden']} units that predicts the next word; "
         f"{scale.cohort} clients a round, {counted(int(local['epochs']), 'epoch')} in batches of {local['batch']}, "
         f"SGD at a rate of {local['rate']:g} that falls by {local['decay']:g} with every local epoch, "
-        f"{scale.rounds:,} rounds, an evaluation {every}. NCCB has {BITS} bits, {scale.clusters} clusters and a "
-        f"threshold of {scale.threshold}. Stop words are kept; the paper removes them (see Stop words below).",
+        f"{scale.rounds:,} rounds, an evaluation {every_text(scale.evaluate_every)}. NCCB has {BITS} bits, "
+        f"{scale.clusters} clusters and a threshold of {scale.threshold}. Stop words are kept; the paper removes them "
+        "(see Stop words below).",
         "Accuracy is top-1, in percent, words outside the vocabulary counted as wrong. Terminal accuracy is the mean "
         f"over the last {counted(about.window, 'round')}. ± is half of Student's 95 % interval over seeds; differences "
         "are taken seed by seed, at the last round that both runs have come to. Where two or more seeds are at their "
@@ -120,24 +109,15 @@ def _in_words(about: _About) -> list[Part]:
         if pair is None:
             continue
         difference = pair.difference
-        clear = {None: "one seed, no interval", True: "clear of zero", False: "within the noise of these seeds"}
         sentence = (
-            f"{corpus.title}: NCCB ends {spread(difference, '{:+.2f}')} points from random selection "
-            f"({clear[_apart(difference)]}; "
-            f"{counted(len(pair.seeds), 'seed')}"
+            f"{corpus.title}: NCCB ends {about.points(difference)} points from random selection "
+            f"({clearness(difference)}; {counted(len(pair.seeds), 'seed')}"
         )
         if corpus.printed is not None:
             theirs = corpus.printed.accuracy[OURS] - corpus.printed.accuracy[BASELINE]
             sentence += f"; in the paper {theirs:+.2f} on {corpus.printed.name}"
         said.append(f"- {sentence}).")
     return ["\n".join(said)] if said else []
-
-
-def _apart(difference: Estimate) -> bool | None:
-    """Whether a difference is clear of zero; None where there is no interval."""
-    if difference.low is None or difference.high is None:
-        return None
-    return difference.low > 0 or difference.high < 0
 
 
 def _what_holds(about: _About) -> list[Part]:
@@ -164,11 +144,11 @@ def _verdict(about: _About, corpus: Corpus, method: str) -> str:
     if pair is None:
         return MISSING
     difference = pair.difference
-    apart = _apart(difference)
-    said = "one seed" if apart is None else "within the noise" if not apart else "holds"
-    if apart and difference.mean < 0:
+    clear = apart(difference)
+    said = "one seed" if clear is None else "within the noise" if not clear else "holds"
+    if clear and difference.mean < 0:
         said = "does not hold"
-    return f"{spread(difference, '{:+.2f}')}: {said}"
+    return f"{about.points(difference)}: {said}"
 
 
 def _rounds_verdict(about: _About, corpus: Corpus) -> str:
@@ -197,24 +177,24 @@ def _table_1(about: _About) -> list[Part]:
     rows = []
     for corpus in about.scale.corpora:
         base = about.line(corpus.name, BASELINE)
-        for method in about.shown(corpus):
+        for method in about.shown(corpus.name, METHODS):
             line = about.line(corpus.name, method)
             printed = corpus.printed
-            paper = "-" if printed is None else _figure(printed.accuracy.get(method), "{:.2f}")
-            theirs = "-" if printed is None else _figure(printed.improvement.get(method), "{:+.1f}")
+            paper = "-" if printed is None else cell(printed.accuracy.get(method), "{:.2f}")
+            theirs = "-" if printed is None else cell(printed.improvement.get(method), "{:+.1f}")
             if not line:
-                rows.append([corpus.title, TITLES.get(method, method), paper, MISSING, "-", "-", theirs, "-", "0", "0"])
+                rows.append([corpus.title, about.title(method), paper, MISSING, "-", "-", theirs, "-", "0", "0"])
                 continue
             rows.append(
                 [
                     corpus.title,
-                    TITLES.get(method, method),
+                    about.title(method),
                     paper,
                     about.terminal(line),
                     f"{100 * about.estimate(line).median:.2f}",
                     about.difference(line, base) if method != BASELINE else "-",
                     theirs,
-                    "-" if method == BASELINE else _figure(_improvement(about, line, base), "{:+.1f}"),
+                    "-" if method == BASELINE else cell(_improvement(about, line, base), "{:+.1f}"),
                     about.seeds(line),
                     about.rounds_run(line),
                 ]
@@ -230,15 +210,11 @@ def _table_1(about: _About) -> list[Part]:
             for part in about.curves(
                 f"curves-{corpus.name}",
                 f"Top-1 accuracy, {corpus.title}",
-                {TITLES.get(m, m): about.line(corpus.name, m) for m in about.shown(corpus)},
+                {about.title(m): about.line(corpus.name, m) for m in about.shown(corpus.name, METHODS)},
                 about.missing(f"Learning curves, {corpus.title}", f"table-1 --environments {corpus.name}"),
             )
         ],
     ]
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 def _improvement(about: _About, line: Line, base: Line) -> float | None:
@@ -268,16 +244,16 @@ def _table_2(about: _About) -> list[Part]:
     rows = []
     for corpus in about.scale.corpora:
         base = about.line(corpus.name, BASELINE)
-        for method in about.shown(corpus):
+        for method in about.shown(corpus.name, METHODS):
             printed = corpus.printed
             line = about.line(corpus.name, method)
             rows.append(
                 [
                     corpus.title,
-                    TITLES.get(method, method),
-                    "-" if printed is None else _figure(printed.rounds.get(method), "{:.0f}"),
+                    about.title(method),
+                    "-" if printed is None else cell(printed.rounds.get(method), "{:.0f}"),
                     *_to_best_of(line, base),
-                    "-" if printed is None else _figure(printed.saved.get(method), "{:.1f}"),
+                    "-" if printed is None else cell(printed.saved.get(method), "{:.1f}"),
                     "-" if method == BASELINE else _saved(line, base),
                     str(len(common_seeds(line, base))),
                 ]
@@ -327,18 +303,16 @@ def _rate(about: _About) -> list[Part]:
     rows = []
     for rate in sorted((*about.scale.rates, chosen)):
         line = about.line(corpus.name, BASELINE, "" if rate == chosen else f"rate{rate:g}")
-        cells = []
-        for at in about.scale.checked:
-            there = [value for result in line.values() if (value := accuracy_at(result, at)) is not None]
-            cells.append(spread(Estimate.of(there), "{:.2f}") if there else (MISSING if not line else "-"))
+        cells = about.at_rounds(line, about.scale.checked)
         rows.append([f"{rate:g}" + (" (chosen)" if rate == chosen else ""), *cells, about.seeds(line)])
+    absent = not all(about.line(corpus.name, BASELINE, f"rate{rate:g}") for rate in about.scale.rates)
     columns = ("rate", *(f"round {at:,}" for at in about.scale.checked), "seeds")
     return [
         f"The paper's 0.002 is with Adam, and this is plain SGD. Random selection on {corpus.title} at rates around "
         f"the {chosen:g} of all tables, which was chosen in trials of 20 rounds of random selection alone, so that it "
         "favours no other method.",
         Table(columns, rows),
-        *([] if any(MISSING not in row for row in rows[:1]) else [about.missing("Other rates", "rate")]),
+        *([about.missing("Other rates", "rate")] if absent else []),
     ]
 
 
@@ -349,10 +323,7 @@ def _stop_words(about: _About) -> list[Part]:
         base = about.line(corpus.name, BASELINE, variant)
         for method in (*CORE, REFERENCE):
             line = about.line(corpus.name, method, variant)
-            compared = "-" if method == BASELINE else about.difference(line, base)
-            rows.append(
-                [title, TITLES[method], about.terminal(line), compared, about.seeds(line), about.rounds_run(line)]
-            )
+            rows.append([title, TITLES[method], *about.compared(line, base if method != BASELINE else line)])
     words = (
         "The paper removes stop words, and the tables above keep them: without them so few next words can be told that "
         "methods would differ by less than the test set resolves. What contexts tell is the same: on the tweets, the "
@@ -419,31 +390,13 @@ def _sweep(
     missing = False
     for corpus in about.scale.corpora:
         values = {**variants, **({float(corpus.clients): ""} if whole else {})}
-        found: dict[Any, dict[int, Result]] = {
-            value: about.line(corpus.name, OURS, variant) for value, variant in sorted(values.items())
-        }
-        lines = on_common_seeds({**found, BASELINE: about.line(corpus.name, BASELINE)})
-        base = lines.pop(BASELINE)
-        rows = [
-            [
-                corpus.title,
-                f"{value:g}",
-                about.terminal(line),
-                about.difference(line, base),
-                about.seeds(line),
-                about.rounds_run(line),
-            ]
-            for value, line in lines.items()
-        ]
+        lines, base = about.over_values(corpus.name, OURS, dict(sorted(values.items())), BASELINE)
+        rows = [[corpus.title, f"{value:g}", *about.compared(line, base)] for value, line in lines.items()]
         parts.append(Table(("data", what, "ours", "points against random", "seeds", "rounds"), rows))
-        there = {value: about.estimate(line) for value, line in lines.items() if line}
-        if len(there) < 2:
+        series = about.by_value(lines, OURS, base, BASELINE)
+        if not series:
             missing = True
             continue
-        series = [accuracy_series(TITLES[OURS], list(there), list(there.values()), _PLACES[TITLES[OURS]])]
-        if base:
-            level, ends = 100 * about.estimate(base).mean, [min(there), max(there)]
-            series.append(Series(TITLES[BASELINE], ends, [level, level], place=_PLACES[TITLES[BASELINE]]))
         title = f"Fig. {name[-1]}: {corpus.title}, terminal accuracy by {what}"
         parts.append(Chart(f"{name}-{corpus.name}", title, what, ACCURACY, series, "both"))
     return [*parts, about.missing(f"Figure {name[-1]}", name)] if missing else parts

@@ -8,7 +8,7 @@ import numpy as np
 
 from covey.comparison import Estimate
 from covey.environments import FloatArray
-from covey.experiments.lines import ROUND, Part
+from covey.experiments.lines import ROUND
 from covey.experiments.measuring import GUESS
 from covey.experiments.ondemand import (
     BASELINE,
@@ -29,9 +29,12 @@ from covey.experiments.pages import (
     ORIGIN,
     Chart,
     Page,
+    Part,
     Series,
     Table,
     accuracy_series,
+    assembled,
+    command_of,
     counted,
     joined,
     not_yet,
@@ -39,7 +42,7 @@ from covey.experiments.pages import (
     spread,
     usable,
 )
-from covey.experiments.plan import Paper, Wanted
+from covey.experiments.plan import Paper
 from covey.experiments.statistics import reached, thinned
 from covey.experiments.store import OWN_MIX, Result, Store
 
@@ -80,18 +83,10 @@ ByTarget = dict[int, dict[str, Curve]]
 
 def page_of(paper: Paper, scale: OnDemandScale, store: Store) -> Page:
     """The page of one scale."""
-    plan = paper.groups(scale, Wanted(seeds=(0,)))
-    kept, notes = usable(store, [run for group in plan for run in group.runs])
-    command = f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
-    about = _About(scale, kept, command)
-    parts: list[Part] = [*_opening(about), *_in_words(about)]
-    for title, make in _SECTIONS.items():
-        parts += [f"## {title}", *make(about)]
-    parts += ["## Runs", _runs(about)]
-    if notes:
-        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
+    kept, notes = usable(paper, scale, store)
+    about = _About(scale, kept, command_of(paper, scale))
     title = "On-Demand FL, a trial of the machinery" if scale.local_only else "On-Demand FL, reproduced"
-    return Page(scale.store, title, parts)
+    return assembled(scale, title, about, [*_opening(about), *_in_words(about)], _SECTIONS, _runs(about), notes)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ shows it only while that is still its data.
 import csv
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from covey.comparison import Estimate
 from covey.errors import Refusal
 from covey.experiments.drawing import can_draw, draw, drawn_from
-from covey.experiments.plan import Planned, made_otherwise
-from covey.experiments.statistics import Line, reached, scored
+from covey.experiments.plan import Paper, Scale, Wanted, made_otherwise
+from covey.experiments.statistics import Line, apart, reached, scored
 from covey.experiments.store import Result, Store
 from covey.records import replace_file
 
@@ -77,13 +77,16 @@ class Chart:
         return hashlib.blake2b(f"{self.title}\n{self.style}\n{self.csv()}".encode(), digest_size=8).hexdigest()
 
 
+Part = str | Table | Chart
+
+
 @dataclass(frozen=True)
 class Page:
     """What is said and shown, in order."""
 
     name: str
     title: str
-    parts: Sequence[str | Table | Chart]
+    parts: Sequence[Part]
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,42 @@ def markdown(page: Page, undrawn: Sequence[str] = ()) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def usable(store: Store, planned: Sequence[Planned]) -> tuple[Store, list[str]]:
+About = TypeVar("About")
+
+
+def assembled(
+    scale: Scale,
+    title: str,
+    about: About,
+    opening: Sequence[Part],
+    sections: Mapping[str, Callable[[About], list[Part]]],
+    runs: Part,
+    notes: Sequence[str],
+) -> Page:
+    """The page of a paper at one scale: `sections` are made of what they need to know, `about`."""
+    parts: list[Part] = [*opening]
+    for heading, make in sections.items():
+        parts += [f"## {heading}", *make(about)]
+    parts += ["## Runs", runs]
+    if notes:
+        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
+    return Page(scale.store, title, parts)
+
+
+def command_of(paper: Paper, scale: Scale) -> str:
+    """What makes a page, for whoever misses something in it."""
+    return f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
+
+
+def methods_in(store: Store, methods: Sequence[str]) -> tuple[str, ...]:
+    """A paper's methods, and whatever else was run."""
+    return tuple(dict.fromkeys((*methods, *(result.method for result in store))))
+
+
+def usable(paper: Paper, scale: Scale, store: Store, methods: Sequence[str] | None = None) -> tuple[Store, list[str]]:
     """The results that were made as planned, and a sentence on each that was not and is left out."""
-    runs = {(run.environment, run.method, run.variant): run for run in planned}
+    plan = paper.groups(scale, Wanted(seeds=(0,), methods=None if methods is None else tuple(methods)))
+    runs = {(run.environment, run.method, run.variant): run for group in plan for run in group.runs}
     kept, notes = [], []
     for result in store:
         place = (result.environment, result.method, result.variant)
@@ -153,9 +189,14 @@ def usable(store: Store, planned: Sequence[Planned]) -> tuple[Store, list[str]]:
     return Store(store.folder, kept), notes
 
 
-def percent(value: float | None, missing: str = "-") -> str:
+def cell(value: float | None, form: str) -> str:
+    """A number as a cell, or that there is none."""
+    return "-" if value is None else form.format(value)
+
+
+def percent(value: float | None) -> str:
     """A fraction in percent, without the sign."""
-    return missing if value is None else f"{100 * value:.1f}"
+    return cell(None if value is None else 100 * value, "{:.1f}")
 
 
 def spread(estimate: Estimate, form: str = "{:.1f}", factor: float = 100.0) -> str:
@@ -168,8 +209,19 @@ def spread(estimate: Estimate, form: str = "{:.1f}", factor: float = 100.0) -> s
     return f"{text} ± {form.replace('+', '').format(factor * (estimate.high - estimate.low) / 2)}"
 
 
+def clearness(difference: Estimate) -> str:
+    """What a difference is worth, in words."""
+    words = {None: "one seed, no interval", True: "clear of zero", False: "within the noise of these seeds"}
+    return words[apart(difference)]
+
+
 def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def every_text(rounds: int) -> str:
+    """How often: `every round` or `every 5 rounds`."""
+    return "every round" if rounds == 1 else f"every {rounds} rounds"
 
 
 def seeds_text(line: Line, everything: Line, planned: int) -> str:
@@ -221,15 +273,16 @@ ORIGIN = ("device", "arithmetic", "PyTorch", "commit", "begun")
 def origin(runs: Sequence[Result]) -> list[str]:
     """How and when runs were made: cells below `ORIGIN`."""
     return [
-        _different([result.device for result in runs]),
-        _different([str(result.config["precision"]) for result in runs]),
-        _different([result.torch for result in runs]),
-        _different([(result.commit or "-")[:10] for result in runs]),
-        _different([result.date[:10] for result in runs]),
+        different([result.device for result in runs]),
+        different([str(result.config["precision"]) for result in runs]),
+        different([result.torch for result in runs]),
+        different([(result.commit or "-")[:10] for result in runs]),
+        different([result.date[:10] for result in runs]),
     ]
 
 
-def _different(values: Sequence[str]) -> str:
+def different(values: Sequence[str]) -> str:
+    """Each of them once, in a row."""
     return ", ".join(dict.fromkeys(values))
 
 

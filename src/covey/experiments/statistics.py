@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from covey.comparison import Estimate
+from covey.environments import FloatArray
 from covey.experiments.store import Result
 
 Line = Mapping[int, Result]
@@ -155,10 +156,22 @@ def mean_by_window(columns: Sequence[Sequence[float | None]], points: int = 100)
     length = min((len(column) for column in columns), default=0)
     if length == 0:
         return [], []
-    values = np.array([[np.nan if v is None else v for v in column[:length]] for column in columns], dtype=np.float64)
+    values = np.stack([numbers(column[:length]) for column in columns])
     size = max(1, -(-length // points))
     ends = list(range(size, length + 1, size)) or [length]
     return ends, [float(np.nanmean(values[:, end - size : end])) for end in ends]
+
+
+def numbers(values: Sequence[float | None]) -> FloatArray:
+    """Values with NaN for those that are missing."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def apart(difference: Estimate) -> bool | None:
+    """Whether a difference is clear of zero; None where there is no interval."""
+    if difference.low is None or difference.high is None:
+        return None
+    return difference.low > 0 or difference.high < 0
 
 
 def thinned(values: list[int], points: int) -> list[int]:

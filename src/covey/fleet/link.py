@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import ErrorCode, Status, SubStatus
+from flwr.common.constant import Status, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -61,6 +61,9 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 LIMIT = 64 << 20
 """Bytes that an answer may have, where nothing else is said."""
+
+UNUSABLE = 1000
+"""The error code of an answer that came, but is too large, not whole or unreadable; Flower's own are small numbers."""
 
 _OPENING = 60.0
 """Seconds within which a run must be opened."""
@@ -305,7 +308,7 @@ class FleetGrid(HttpGrid):
                 ttl=message.metadata.ttl,
                 message_type=message.metadata.message_type,
             )
-            return make_message(metadata=metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
+            return make_message(metadata=metadata, error=Error(UNUSABLE, reason))
         inflated.metadata.__dict__["_message_id"] = name
         return inflated
 

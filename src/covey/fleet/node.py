@@ -62,6 +62,9 @@ PID = "node.pid"
 NUMBER = "node.number"
 """File in a site's folder with the number that the node has at the server, for as long as it is there."""
 
+SLIP = "order"
+"""Files in a site's folder that begin so say which orders are being answered."""
+
 _GRACE = 1.5
 """Seconds that a SuperNode has to take its leave of the server, by itself and when asked."""
 
@@ -238,21 +241,22 @@ def _work(site: Site, app: ClientApp, port: int, supernode: int, over: Callable[
     client = RuntimeHttpClient.from_server_address(address, True, None, interceptors)
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     parent = os.getppid()
-    slip = site.folder / "order"
+    for left in site.folder.glob(f"{SLIP}-*"):
+        left.unlink()
     tokens: dict[int, str] = {}
     while not over() and os.getppid() == parent:
         buried, status = _bury()
         while buried:
             if buried == supernode:
                 return os.waitstatus_to_exitcode(status)
-            token = tokens.pop(buried, "")
+            token, slip = tokens.pop(buried, ""), slip_of(site.folder, buried)
             if token and status and slip.exists():
                 forked(partial(answer_for_dead, address, token, slip, os.waitstatus_to_exitcode(status)))
             buried, status = _bury()
         try:
             answer = client.AcquireTask(wanted)
             if answer.HasField("task") and answer.token:
-                tokens[forked(partial(answer_task, address, str(answer.token), app, slip))] = str(answer.token)
+                tokens[forked(partial(answer_task, address, str(answer.token), app, site.folder))] = str(answer.token)
                 continue
         except httpx.HTTPError:
             # The SuperNode is not up yet, or about to end.
@@ -269,11 +273,17 @@ def _bury() -> tuple[int, int]:
         return 0, 0
 
 
-def answer_task(address: str, token: str, app: ClientApp, slip: Path) -> int:
+def slip_of(folder: Path, process: int) -> Path:
+    """Where a process that answers an order says which one; a late one may still be at work when the next begins."""
+    return folder / f"{SLIP}-{process}"
+
+
+def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
     """Fetch an order from the SuperNode, have the app answer it, and hand over the answer.
 
-    Meanwhile whose order it is stands on the slip: where this process is killed, another one answers for it.
+    Meanwhile whose order it is stands on a slip: where this process is killed, another one answers for it.
     """
+    slip = slip_of(folder, os.getpid())
     client = _task_client(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()

@@ -126,7 +126,7 @@ class FleetRuntime:
         with self._connected():
             replies = checked(self._post.exchange(grid, order))
         lost = [fault.client for fault in replies.faults if fault.measurement is None]
-        self._health.note(order.round, order.clients.tolist(), lost)
+        self._health.note(order.round, order.clients.tolist(), lost, forgiving=order.train)
         self._remember()
         return replace(replies, round_seconds=time.perf_counter() - begin)
 

@@ -17,13 +17,17 @@ class Health:
     until: dict[int, int] = field(default_factory=dict)
     """Client → the last round that it sits out."""
 
-    def note(self, round: int, invited: Iterable[int], failed: Iterable[int]) -> None:
-        """Learn who of a round's clients failed. One that answers well is forgiven everything."""
+    def note(self, round: int, invited: Iterable[int], failed: Iterable[int], *, forgiving: bool = True) -> None:
+        """Learn who of a round's clients failed. One that answers well is forgiven everything, if one is `forgiving`.
+
+        Surveys are not: a client may answer questions well and fail whenever it trains.
+        """
         lost = set(failed)
         for client in invited:
             if client not in lost:
-                self.failures.pop(client, None)
-                self.until.pop(client, None)
+                if forgiving:
+                    self.failures.pop(client, None)
+                    self.until.pop(client, None)
                 continue
             self.failures[client] = count = self.failures.get(client, 0) + 1
             if count >= self.strikes:

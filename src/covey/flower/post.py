@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from flwr.app import Message, Metadata, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -206,9 +207,10 @@ class Post:
 
     def _reply(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
         client = int(order.clients[position])
-        if answer is None or (answer.has_error() and _EXPIRED in (answer.error.reason or "")):
-            # The SuperLink may notice before the time is over here that an order or its answer has expired.
-            there = self.roster.node_of(client) is not None
+        code = answer.error.code if answer is not None and answer.has_error() else None
+        if answer is None or code in _EXPIRED or code == ErrorCode.NODE_UNAVAILABLE:
+            # The SuperLink may notice before the time is over here that an order has expired, or that a node is gone.
+            there = self.roster.node_of(client) is not None and code != ErrorCode.NODE_UNAVAILABLE
             return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
         if answer.has_error():
             return Fault(client, f"it answered with an error: {_short(answer.error.reason)}")
@@ -293,8 +295,9 @@ def _lacks(answer: Message) -> bool:
     return answer.has_content() and LACKING in answer.content.config_records
 
 
-_EXPIRED = "Message Unavailable"
-"""How the SuperLink begins its reason where an order or its answer is no longer there."""
+_EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""A SuperLink's codes for an order and for an answer whose time is over. Flower's own grid has the first of them for an
+answer that was never uploaded in full, too; that one did not come either."""
 
 
 def _short(text: str | None) -> str:

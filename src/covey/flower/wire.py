@@ -220,10 +220,11 @@ def rebuild(described: Any, find: Callable[[Reference], Tensor], allowed: Collec
     if "~tuple" in described:
         return tuple(rebuild(item, find, allowed) for item in described["~tuple"])
     part = _part(described["~part"], allowed)
-    made = part(**{name: rebuild(value, find, allowed) for name, value in described["options"].items()})
-    if isinstance(made, Insight) and ":" in made.kind:
-        _permit(made.kind, allowed)
-    return made
+    options = {name: rebuild(value, find, allowed) for name, value in described["options"].items()}
+    # An insight imports its function when it is made.
+    if part is Insight and ":" in options.get("kind", ""):
+        _permit(options["kind"], allowed)
+    return part(**options)
 
 
 def _part(name: str, allowed: Collection[str] | None) -> type:
@@ -238,7 +239,7 @@ def _part(name: str, allowed: Collection[str] | None) -> type:
 
 def _permit(name: str, allowed: Collection[str] | None) -> None:
     require(
-        allowed is None or name in allowed or name.startswith("covey."),
+        allowed is None or name in allowed,
         f"This client does not measure {name}: list it under probes= of client_app to allow it.",
     )
 

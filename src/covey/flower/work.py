@@ -36,6 +36,9 @@ class Client:
 
     def answer(self, task: Task, memory: Memory) -> RecordDict:
         """Local training, then probes, as `covey.runtimes.bench` performs them; only what was asked for leaves."""
+        require(
+            not (task.own and task.returns), "A model that stays with this client is not sent, whoever asks for it."
+        )
         place = key(task.seed, task.round, task.client)
         received = self._received(task, memory)
         trained, loss = received, 0.0

@@ -377,13 +377,16 @@ class Launcher:
     def _capture(self) -> None:
         """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
         before = {name: value.clone() for name, value in self._state().items()}
-        known, place = read_cache("ways"), self.signature(self.count)
-        if not self.ways and self.engine.for_speed and convolutions(self.engine.module):
-            if place in known:
-                self.ways = known[place]
+        engine = self.engine
+        if not self.ways and engine.for_speed and convolutions(engine.module):
+            place = self.signature(self.count)
+            known = read_cache("ways").get(place)
+            candidates = candidate_ways(engine.module, engine.has_kernels, exact=engine.precision == "fp32")
+            if known in candidates:
+                self.ways = known
                 self._step = self._make_step(self.ways)
             else:
-                self._graph = self._fastest()
+                self._graph = self._fastest(candidates)
                 write_cache("ways", {**read_cache("ways"), place: self.ways})
         if self._graph is None:
             self._graph = self._record()
@@ -391,11 +394,11 @@ class Launcher:
             value.copy_(before[name])
         self._counter.zero_()
 
-    def _fastest(self) -> torch.cuda.CUDAGraph:
+    def _fastest(self, candidates: list[dict[str, Way]]) -> torch.cuda.CUDAGraph:
         """The graph of the candidate that takes the least time, all of them measured."""
         best: tuple[float, torch.cuda.CUDAGraph] | None = None
         failed: Exception | None = None
-        for ways in candidate_ways(self.engine.module, self.engine.has_kernels):
+        for ways in candidates:
             step = self._step = self._make_step(ways)
             try:
                 graph = self._record()
