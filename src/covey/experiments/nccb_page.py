@@ -41,6 +41,7 @@ from covey.experiments.statistics import (
     Line,
     apart,
     common_seeds,
+    numbers,
     paired_terminal,
     reached,
     rounds_to,
@@ -339,6 +340,28 @@ def _stop_words(about: _About) -> list[Part]:
     return parts
 
 
+def _coverage(about: _About) -> list[Part]:
+    """How widely each method spreads its invitations."""
+    rows = []
+    for corpus in about.scale.corpora:
+        for method in about.shown(corpus.name, METHODS):
+            line = about.line(corpus.name, method)
+            if not line:
+                continue
+            hits = [numbers(result.hits) for result in line.values()]
+            trained = Estimate.of([float((one > 0).sum()) for one in hits])
+            evenly = Estimate.of([float(one.sum() ** 2 / (one**2).sum()) for one in hits])
+            counts = [spread(figure, "{:.0f}", 1.0) for figure in (trained, evenly)]
+            rows.append([corpus.title, about.title(method), str(corpus.clients), *counts, about.terminal(line)])
+    columns = ("data", "method", "clients", "invited at least once", "as if evenly among", "terminal accuracy")
+    return [
+        "A bandit comes back to clients whose reward, the loss of the model on their texts, it expects to be high, and "
+        'meanwhile others\' texts are not learned from. "As if evenly among" is (Σ hits)² / Σ hits²: invitations '
+        "shared evenly among so many clients would be as concentrated.",
+        Table(columns, rows) if rows else about.missing("Table 1", "table-1"),
+    ]
+
+
 def _figure_3(about: _About) -> list[Part]:
     thresholds = sorted((*about.scale.thresholds, about.scale.threshold))
     return _sweep(
@@ -405,6 +428,7 @@ def _sweep(
 _SECTIONS: dict[str, Callable[[_About], list[Part]]] = {
     "Table 1: terminal accuracy": _table_1,
     "Table 2: rounds to random selection's best": _table_2,
+    "Whom methods invite": _coverage,
     "Figure 3: exploring threshold": _figure_3,
     "Figure 4: number of clients": _figure_4,
     "Figure 5: bits of a context": _figure_5,
