@@ -5,6 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -447,6 +448,27 @@ def test_runs_in_lockstep_train_their_estimators_together_and_decide_as_alone(tm
     assert stacks == [3] * 6
 
 
+def test_an_estimator_is_trained_in_no_thread_but_its_own_nor_forgotten_where_it_moves_to_another(monkeypatch):
+    monkeypatch.setattr(covey.selection.nccb, "stack_device", lambda: "cpu")
+    mine, other, alone = (begun(SINGLE, steps=5) for _ in range(3))
+    for selector in (mine, alone):
+        selector.learn(1, np.array([0, 2]), np.array([1.0, 0.5]))
+    before = mine._function.parameters.copy()
+
+    def elsewhere() -> None:
+        other.learn(1, np.array([1, 3]), np.array([0.2, 0.7]))
+        other._settle()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(elsewhere).result()
+        assert np.array_equal(mine._function.parameters, before)
+        # What waits in one thread and is needed in another is trained there, and once.
+        moved = thread.submit(lambda: mine.function.parameters.copy()).result()
+    assert np.array_equal(moved, alone.function.parameters)
+    assert np.array_equal(mine.function.parameters, moved)
+    assert np.array_equal(mine.diagonal, alone.diagonal)
+
+
 def test_the_estimator_learns_what_is_not_linear_in_the_context():
     # The reward is the exclusive or of two bits.
     contexts = np.array([[a, b, 1, 0, 1, 0, 1, 0] for a in (0, 1) for b in (0, 1)], dtype=float)
@@ -495,6 +517,35 @@ def test_full_is_the_inverse_of_all_outer_products(estimator):
     bonus = 0.3 * np.sqrt(np.einsum("np,np->n", mine @ np.linalg.inv(z), mine) / 4)
     values = selector.function.value(selector.bits_of(np.arange(12)))
     assert selector.bounds(np.arange(12)) == pytest.approx(values + bonus, rel=1e-9)
+
+
+def test_a_confidence_of_its_own_is_moved_by_a_clients_own_invitations_alone():
+    contexts = np.array([[0x03], [0x03], [0x0C]], dtype=np.uint8)
+    rewards = np.array([0.5, 0.5, 0.5])
+    bonus = {}
+    for kind in ("diagonal", "own"):
+        selector = begun(contexts, cohort=1, clusters=1, estimator="linear", gamma=1.0, ridge=0.5, covariance=kind)
+        selector._cohort = np.array([0])
+        selector.observe(0, trained(np.array([0]), rewards[:1]))
+        bonus[kind] = selector.bounds(np.arange(3)) - selector.function.value(selector.bits_of(np.arange(3)))
+    # x has length 1, so gᵀg is 1: 1/(λ + 1) with one invitation and 1/λ without; x = (1, 1)/√2 shares its two bits.
+    assert bonus["own"] ** 2 == pytest.approx([2 / 3, 2, 2])
+    assert bonus["diagonal"] ** 2 == pytest.approx([1, 1, 2])
+
+
+@pytest.mark.parametrize("estimator", ["linear", "paper", "authors"])
+def test_a_confidence_of_its_own_is_that_of_a_matrix_for_each_client(estimator):
+    contexts = random_contexts(6, bits=16)
+    selector = begun(contexts, cohort=2, estimator=estimator, width=4, gamma=1.0, ridge=0.5, covariance="own")
+    times = np.zeros(6)
+    for cohort in played(selector, 5, np.linspace(0, 1, 6)):
+        times[cohort] += 1
+    g = selector.function.gradients(selector.bits_of(np.arange(6)))
+    w = selector.function.width
+    z = [0.5 * np.eye(g.shape[1]) + n * np.outer(one, one) / w for n, one in zip(times, g, strict=True)]
+    spreads = [one @ np.linalg.solve(matrix, one) / w for one, matrix in zip(g, z, strict=True)]
+    bonus = selector.bounds(np.arange(6)) - selector.function.value(selector.bits_of(np.arange(6)))
+    assert bonus == pytest.approx(np.sqrt(spreads), rel=1e-9)
 
 
 def test_full_with_a_linear_estimator_is_linucb():
@@ -649,7 +700,8 @@ def test_mean_utility_orders_the_methods_as_the_paper_does():
 
 def test_a_checkpoint_continues_to_the_same_cohorts(tmp_path):
     contexts, rewards = random_contexts(20), generator("state").random(20)
-    for number, options in enumerate([{}, {"covariance": "full", "width": 4}, {"estimator": "authors", "window": 5}]):
+    kinds = [{}, {"covariance": "full", "width": 4}, {"covariance": "own"}, {"estimator": "authors", "window": 5}]
+    for number, options in enumerate(kinds):
         folder = tmp_path / str(number)
         folder.mkdir()
         selector = begun(contexts, cohort=3, **options)
@@ -703,7 +755,7 @@ def test_a_million_clients_are_chosen_from_in_a_second_with_a_few_bytes_each():
         ({"schedule": "root"}, "selector.schedule is constant or authors, not 'root'."),
         ({"delta": 1.0}, "selector.delta is a probability in \\(0, 1\\), not 1."),
         ({"ridge": 0.0}, "selector.ridge must be above 0, not 0."),
-        ({"covariance": "none"}, "selector.covariance is diagonal or full, not 'none'."),
+        ({"covariance": "none"}, "selector.covariance is diagonal, full or own, not 'none'."),
         ({"steps": 0}, "selector.steps must be at least 1, not 0."),
         ({"rate": 0.0}, "selector.rate must be above 0, not 0."),
         ({"window": -1}, "selector.window must be at least 1, or 0 for all rewards, not -1."),

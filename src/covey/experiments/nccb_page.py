@@ -13,6 +13,7 @@ from covey.experiments.nccb import (
     METHODS,
     OTHER_WAY,
     OURS,
+    OWN,
     REFERENCE,
     TITLES,
     Corpus,
@@ -48,6 +49,8 @@ from covey.experiments.statistics import (
     terminal,
 )
 from covey.experiments.store import Store
+
+_OWN_TITLE = "NCCB, a confidence for each client"
 
 
 def page_of(paper: Paper, scale: NCCBScale, store: Store) -> Page:
@@ -344,22 +347,40 @@ def _coverage(about: _About) -> list[Part]:
     """How widely each method spreads its invitations."""
     rows = []
     for corpus in about.scale.corpora:
-        for method in about.shown(corpus.name, METHODS):
-            line = about.line(corpus.name, method)
-            if not line:
-                continue
-            hits = [numbers(result.hits) for result in line.values()]
-            trained = Estimate.of([float((one > 0).sum()) for one in hits])
-            evenly = Estimate.of([float(one.sum() ** 2 / (one**2).sum()) for one in hits])
-            counts = [spread(figure, "{:.0f}", 1.0) for figure in (trained, evenly)]
-            rows.append([corpus.title, about.title(method), str(corpus.clients), *counts, about.terminal(line)])
-    columns = ("data", "method", "clients", "invited at least once", "as if evenly among", "terminal accuracy")
-    return [
+        base = about.line(corpus.name, BASELINE)
+        lines = {method: about.line(corpus.name, method) for method in about.shown(corpus.name, METHODS)}
+        named = [(about.title(method), line if method != BASELINE else base) for method, line in lines.items()]
+        named.insert(2, (_OWN_TITLE, about.line(corpus.name, OURS, OWN)))
+        for title, line in named:
+            if line:
+                hits = [numbers(result.hits) for result in line.values()]
+                invited = Estimate.of([float((one > 0).sum()) for one in hits])
+                evenly = Estimate.of([float(one.sum() ** 2 / (one**2).sum()) for one in hits])
+                counts = [spread(figure, "{:.0f}", 1.0) for figure in (invited, evenly)]
+                rows.append([corpus.title, title, str(corpus.clients), *counts, *about.compared(line, base)])
+    counted_as = ("invited at least once", "as if evenly among")
+    columns = (
+        "data",
+        "method",
+        "clients",
+        *counted_as,
+        "terminal accuracy",
+        "points against random",
+        "seeds",
+        "rounds",
+    )
+    parts: list[Part] = [
         "A bandit comes back to clients whose reward, the loss of the model on their texts, it expects to be high, and "
         'meanwhile others\' texts are not learned from. "As if evenly among" is (Σ hits)² / Σ hits²: invitations '
         "shared evenly among so many clients would be as concentrated.",
+        "In the paper's equation 14 one Z serves all clients, so that a client which has just been invited is about "
+        "as uncertain as those that resemble it, and may be invited again at once. The authors' code keeps a Z for "
+        f"each client (`selector.covariance=own`): what is known of one is not known of others. {_OWN_TITLE} is that.",
         Table(columns, rows) if rows else about.missing("Table 1", "table-1"),
     ]
+    if not all(about.line(corpus.name, OURS, OWN) for corpus in about.scale.corpora):
+        parts.append(about.missing(_OWN_TITLE, "confidence"))
+    return parts
 
 
 def _figure_3(about: _About) -> list[Part]:

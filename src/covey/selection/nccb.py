@@ -6,6 +6,7 @@ estimates a client's reward from its context, and how sure it can be of it, choo
 """
 
 import math
+import threading
 import warnings
 from collections import defaultdict
 from typing import Literal
@@ -31,8 +32,15 @@ _EXACT = 2_000
 _GRADIENTS = 1 << 10
 """Gradients of the whole estimator that are held at once."""
 
-_due: "WeakSet[NCCB]" = WeakSet()
-"""Selectors with rewards that their estimator has not been trained on yet."""
+
+class _Waiting(threading.local):
+    """Selectors of one thread whose training is due, since none shall be trained while another thread uses it."""
+
+    def __init__(self) -> None:
+        self.selectors: WeakSet[NCCB] = WeakSet()
+
+
+_waiting = _Waiting()
 
 
 @selectors.add("nccb")
@@ -73,7 +81,9 @@ class NCCB(ContextSelector):
     delta: δ of that schedule.
     ridge: λ: Z starts at λ·1, and the pull towards θ⁰ is λw/2·‖θ - θ⁰‖².
     covariance: diagonal keeps Z's diagonal, which is what NeuralUCB does; full keeps all of Z⁻¹ (34 MB for the default
-        estimator, in every checkpoint), and clients·p² operations a round.
+        estimator, in every checkpoint), and clients·p² operations a round. own is a Z for each client, as in the
+        authors' code: a reward makes the server surer of this client alone, so that it does not come back soon. Of a
+        client invited n times it is λ·1 + n·g gᵀ/w, with the present g for all of them, and needs n alone.
     steps: J, of Adam on the whole window.
     rate: of Adam.
     window: train on so many of the latest rewards; 0 is all, as the paper has it, and the authors' code has 11. Losses
@@ -100,7 +110,7 @@ class NCCB(ContextSelector):
         schedule: Literal["constant", "authors"] = "constant",
         delta: float = 0.1,
         ridge: float = 0.1,
-        covariance: Literal["diagonal", "full"] = "diagonal",
+        covariance: Literal["diagonal", "full", "own"] = "diagonal",
         steps: int = 100,
         rate: float = 0.01,
         window: int = 200,
@@ -123,7 +133,10 @@ class NCCB(ContextSelector):
         require(schedule in ("constant", "authors"), f"selector.schedule is constant or authors, not '{schedule}'.")
         require(0 < delta < 1, f"selector.delta is a probability in (0, 1), not {delta:g}.")
         require(ridge > 0, f"selector.ridge must be above 0, not {ridge:g}.")
-        require(covariance in ("diagonal", "full"), f"selector.covariance is diagonal or full, not '{covariance}'.")
+        require(
+            covariance in ("diagonal", "full", "own"),
+            f"selector.covariance is diagonal, full or own, not '{covariance}'.",
+        )
         require(steps >= 1, f"selector.steps must be at least 1, not {steps}.")
         require(rate > 0, f"selector.rate must be above 0, not {rate:g}.")
         require(window >= 0, f"selector.window must be at least 1, or 0 for all rewards, not {window}.")
@@ -144,7 +157,8 @@ class NCCB(ContextSelector):
 
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
-        _due.discard(self)
+        self._due = False
+        """Whether there are rewards that the estimator has not been trained on yet."""
         self._function: Estimator
         if self.estimator == "linear":
             self._function = Linear(self.bits)
@@ -251,14 +265,17 @@ class NCCB(ContextSelector):
             self.rewards = np.concatenate([self.rewards, rewards[here]])[-self.window :]
             self.seen += len(clients[here])
             self._fresh = clients[here]
-            _due.add(self)
+            self._due = True
+            _waiting.selectors.add(self)
             if self.train == "reward":
                 train_together([self])
 
     def _settle(self) -> None:
         """Train the estimator, if that is due; and with it those of others, whose turn it is too."""
-        if self in _due:
-            train_together([*_due] if stack_device() else [self])
+        if self._due:
+            # Somebody whom another thread has trained meanwhile waits no longer.
+            others = [one for one in _waiting.selectors if one._due and one is not self] if stack_device() else []
+            train_together([self, *others])
 
     def figures(self) -> dict[str, object]:
         return {**super().figures(), "exploring": int(np.count_nonzero(self.counters() <= self.threshold))}
@@ -280,7 +297,7 @@ class NCCB(ContextSelector):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        _due.discard(self)
+        self._due = False
         self._function.parameters[:] = state["parameters"]
         self._diagonal = np.array(state["diagonal"], dtype=np.float64)
         self._inverse = np.array(state["inverse"], dtype=np.float64)
@@ -346,13 +363,16 @@ class NCCB(ContextSelector):
     def _values(self, clients: IntArray) -> tuple[FloatArray, FloatArray]:
         """f and gᵀ Z⁻¹ g: `[clients]` each."""
         values, spreads = np.empty(len(clients)), np.empty(len(clients))
-        weights = 1 / self.diagonal
+        weights = 1 / self.diagonal if self.covariance == "diagonal" else np.ones_like(self.diagonal)
         for here, contexts in self.blocks(clients):
-            if self.covariance == "diagonal":
-                values[here], spreads[here] = self.function.with_spread(contexts, weights)
-            else:
+            if self.covariance == "full":
                 values[here] = self.function.value(contexts)
                 spreads[here] = self._full_spread(contexts)
+            else:
+                values[here], spreads[here] = self.function.with_spread(contexts, weights)
+        if self.covariance == "own":
+            # With Z = λ·1 + n·g gᵀ/w (Sherman and Morrison).
+            spreads /= self.ridge + self.plays[clients] * spreads / self.function.width
         return values, spreads
 
     def _full_spread(self, contexts: FloatArray) -> FloatArray:
@@ -367,7 +387,7 @@ class NCCB(ContextSelector):
 
 def train_together(selectors: list[NCCB]) -> None:
     """Algorithm 1, line 23, and equation 14, for selectors that it is due for: networks of one shape as one stack."""
-    _due.difference_update(selectors)
+    _waiting.selectors.difference_update(selectors)
     alike: dict[object, list[NCCB]] = defaultdict(list)
     for one in selectors:
         alike[one.estimator, one.bits, one.width, one.ridge, one.steps, one.rate].append(one)
@@ -383,6 +403,7 @@ def train_together(selectors: list[NCCB]) -> None:
                     one._function.fit(one._seen(), pull, steps, rate)
             for one in some:
                 one._grow()
+                one._due = False
 
 
 def centres_of(contexts: FloatArray, counts: IntArray, number: int, seed: int) -> FloatArray:

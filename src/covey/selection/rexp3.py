@@ -36,7 +36,9 @@ class Rexp3(Selector):
     exploration: γ, the share of invitations that is uniform.
     variation: V_T, by how much the best mean reward may change over the run (at most its number of rounds). Where
         given, it decides both of the above: Δ = ⌈(N ln N)^(1/3) (T/V_T)^(2/3)⌉ and
-        γ = min(1, √(N ln N / ((e-1) Δ))).
+        γ = min(1, √(N ln N / ((e-1) Δ))). They are made for T rounds, so a run that is gone on with beyond its rounds
+        is tuned anew from there, and differs from one that was begun with as many; `batch` and `exploration` do not
+        depend on T.
     insight: head (last layer), full (all parameters) or package.module:function.
     """
 
