@@ -19,7 +19,7 @@ from covey.data.dataset import Samples
 from covey.estimation import ClassQuery, Privacy, clipped_gradient, cost_of_privacy, nearest_mix
 from covey.experiment import Experiment
 from covey.layout import Layout
-from covey.messages import Order, Replies, checked
+from covey.messages import Fault, Order, Replies, checked
 from covey.methods import OneModel
 from covey.models import build_model
 from covey.predictor import ClassPredictor, Pairs, PredictorProbe, initial_predictor, predicted
@@ -473,6 +473,29 @@ def test_a_predictor_works_on_noisy_gradients_and_tells_no_error():
     assert figures["epsilon_spent"] == pytest.approx(Privacy(4, 1e-5).after(int(most)))
 
 
+def test_privacy_is_spent_by_answers_that_the_server_cannot_use_too():
+    """Nobody knows of an answer that was lost whether it has left its client, so it counts as one that has."""
+    given = {"name": "ondemand", "hidden": 4, "inner": "cmfl", "sends": "shares", "insight_dp": "4,1e-5"}
+    one = experiment(aggregator=given, cohort=4)
+    aggregator = aggregator_of(one)
+    shares = torch.full((2, 10), 0.1)
+    shares[1] = math.nan
+    answers = {"predictor": {"shares": shares}}
+    lost = replace(
+        replies_of([2, 5], {}),
+        states=torch.zeros(2, one.method.models().shape[1]),
+        probes=answers,
+        faults=(Fault(5, "its predictor holds NaN", "predictor"), Fault(7, "its model holds NaN")),
+        withheld=np.array([9]),
+    )
+    one.method.absorb(1, lost)
+    assert np.flatnonzero(aggregator.answers).tolist() == [2, 5, 7, 9]
+    one.method.absorb(2, replace(replies_of([], {}), probes={}, faults=(Fault(7, "no answer within 5 seconds"),)))
+    assert aggregator.answers[7] == aggregator.answers.max() == 2
+    assert aggregator.figures()["epsilon_spent"] == pytest.approx(Privacy(4, 1e-5).after(2))
+    assert aggregator.figures()["clients_estimated"] == 1
+
+
 def test_without_the_accountant_noise_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(Refusal, match=r"dp-accounting, which is not installed: pip install 'covey\[privacy\]'"):
@@ -480,8 +503,10 @@ def test_without_the_accountant_noise_is_refused_with_what_to_install(monkeypatc
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (math.nan, 1e-5), (1, 1)])
-def test_budgets_that_are_none_are_refused(epsilon, delta):
-    with pytest.raises(Refusal, match="insight_dp"):
+def test_budgets_that_are_none_are_refused_by_the_name_of_the_option(epsilon, delta):
+    with pytest.raises(Refusal, match=r"^insight_dp: (epsilon|delta) must be"):
+        Privacy.of(f"{epsilon},{delta}", "insight_dp")
+    with pytest.raises(Refusal, match=r"^(Epsilon|Delta) must be"):
         Privacy(epsilon, delta)
 
 

@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,14 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.proto.control_pb2 import UnregisterNodeRequest
 from safetensors.torch import load_file
 
 import covey
 from covey import Config, Refusal
+from covey.client import Learner
+from covey.description import describe
 from covey.experiment import Experiment
 from covey.federations import build_federation
 from covey.fleet import Fleet, Rules
@@ -36,11 +42,14 @@ from covey.fleet.launch import Loopback, loopback_fleet
 from covey.fleet.link import Link
 from covey.fleet.processes import alive, environment, free_port, listens
 from covey.fleet.runtime import FLEET
-from covey.fleet.site import about, read_samples
+from covey.fleet.samples import settings as run_settings
+from covey.fleet.site import about, read_samples, recall, remember
 from covey.fleet.site import app as site_app
 from covey.flower import InProcessGrid
+from covey.flower.memory import Memory
 from covey.flower.post import Post
 from covey.flower.roster import Roster
+from covey.manymodel.cfl import CFL
 from covey.messages import checked
 from covey.records import read_checkpoint, read_metrics
 from tests.conftest import SMALL
@@ -193,6 +202,26 @@ def test_a_site_that_claims_another_ones_name_is_known_by_its_key(fleet):
         fleet.link.register([("site-0", other / "node.pub")])
 
 
+def test_a_key_that_is_known_by_another_name_or_was_removed_is_not_registered(fleet, tmp_path):
+    node = fleet.fleet.site("site-0") / "node.pub"
+    (number,) = (node.node_id for node in fleet.link.nodes() if node.name == "site-0")
+    assert fleet.link.register([("site-0", node)]) == {"site-0": number}
+    with pytest.raises(Refusal, match="The key of the site site-9 is registered as site-0"):
+        fleet.link.register([("site-9", node)])
+    write_node_keys(tmp_path)
+    spare = fleet.link.register([("spare", tmp_path / "node.pub")])["spare"]
+    with fleet.link._control() as control:
+        control.UnregisterNode(UnregisterNodeRequest(node_id=spare))
+    with pytest.raises(Refusal, match="The key of the site spare was removed"):
+        fleet.link.register([("spare", tmp_path / "node.pub")])
+    write_node_keys(tmp_path / "new")
+    again = fleet.link.register([("spare", tmp_path / "new" / "node.pub")])["spare"]
+    with fleet.link._control() as control:
+        control.UnregisterNode(UnregisterNodeRequest(node_id=again))
+    assert again != spare
+    assert len(fleet.link.nodes()) == 5
+
+
 def test_a_fleet_has_one_server_at_a_time(fleet, tmp_path):
     with (fleet.fleet.server / "run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -305,9 +334,9 @@ def test_a_server_that_is_killed_goes_on_where_it_was_and_ends_as_if_nothing_had
     """SIGKILL of the server app and of the SuperLink in the middle of a round; both are started again."""
     out = tmp_path / "run"
     rounds = 5
-    settings = [f"{key}={value}" for key, value in {"method": "fedacs", "cohort": 2, "rounds": rounds}.items()]
+    given = [f"{key}={value}" for key, value in {"method": "fedacs", "cohort": 2, "rounds": rounds}.items()]
     command = [sys.executable, "-m", "covey.cli", "fleet", "run", str(fleet.fleet.folder), "--out", str(out)]
-    command += [word for setting in settings for word in ("--set", setting)]
+    command += [word for setting in given for word in ("--set", setting)]
     server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(lambda: len(read_metrics(out)) >= 2, 60)
@@ -325,6 +354,26 @@ def test_a_server_that_is_killed_goes_on_where_it_was_and_ends_as_if_nothing_had
     assert told(resumed) == told(local)
     assert [row["clock"] for row in resumed.metrics[: len(kept) - 1]] == [row["clock"] for row in kept[:-1]]
     assert checkpoint(resumed) == checkpoint(local)
+
+
+def test_a_server_that_goes_on_rests_the_sites_that_it_would_have_rested(fleet, drill, tmp_path):
+    for number in (1, 2):
+        drill(0, f"error {number}")
+    settings = {**SETTINGS, "rounds": 4, "runtime": "fleet"}
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] in (2, 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        covey.run(settings, out=tmp_path / "run", on_round=stop)
+    with pytest.raises(KeyboardInterrupt):
+        covey.resume(tmp_path / "run", on_round=stop)
+    run = covey.resume(tmp_path / "run")
+    assert [row["resting"] for row in run.metrics] == [[], [], [0], []]
+    assert [row["clients"] for row in run.metrics] == [[0, 1, 2, 3, 4]] * 2 + [[1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert run.metrics[2]["health"] == {"failures": {"0": 2}, "until": {"0": 3}}
+    assert "health" not in run.metrics[3]
 
 
 # Jobs of their own
@@ -440,18 +489,9 @@ def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
     """MOCHA's dual variables never leave a site. Node and server restart after two rounds, and go on as they were."""
     config = Config.of({**SETTINGS, "method": "mocha", "rounds": 4})
     experiment = Experiment.of(config)
-    told_sites = json.dumps(about(experiment.federation.dataset, "mlp", config.model.options, config.seed, "fp32"))
-    nodes = []
-    for client in range(5):
-        place = tmp_path / str(client)
-        place.mkdir()
-        samples = experiment.federation.samples(client)
-        np.savez(place / "train.npz", x=samples.x.numpy(), y=samples.y.numpy())
-        nodes.append({"client": str(client), "folder": str(place), "memory": str(place / "memory")})
+    sites = site_nodes(config, tmp_path)
     for first in (1, 3):
-        grid = InProcessGrid(site_app, nodes)
-        for context in grid.contexts.values():
-            context.run_config = {"covey": told_sites}
+        grid = site_grid(*sites)
         roster = Roster(5, patience=1.0)
         roster.wait(grid, 5.0)
         post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
@@ -468,6 +508,310 @@ def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
     again.runtime.close()
     assert torch.equal(kept, again.method.models())
     assert stat.S_IMODE((tmp_path / "0" / "memory").stat().st_mode) == 0o600
+
+
+def site_nodes(config: Config, folder: Path) -> tuple[str, list[dict[str, str]]]:
+    """What sites with the samples of a configuration are told, and how their nodes are configured."""
+    federation = build_federation(config)
+    nodes = []
+    for client in range(federation.clients):
+        place = folder / str(client)
+        place.mkdir(parents=True)
+        samples = federation.samples(client)
+        np.savez(place / "train.npz", x=samples.x.numpy(), y=samples.y.numpy())
+        nodes.append({"client": str(client), "folder": str(place), "memory": str(place / "memory")})
+    said = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
+    return json.dumps(said), nodes
+
+
+def site_grid(said: str, nodes: list[dict[str, str]]) -> InProcessGrid:
+    """Nodes that have just started."""
+    grid = InProcessGrid(site_app, nodes)
+    for context in grid.contexts.values():
+        context.run_config = {"covey": said}
+    return grid
+
+
+def test_a_round_that_is_played_again_after_a_crash_trains_models_at_sites_once(tmp_path):
+    """local-only: the server dies when all have answered round 2 and before it is kept, and asks for it again."""
+    config = Config.of({**SETTINGS, "method": "local-only", "rounds": 3})
+    experiment = Experiment.of(config)
+    experiment.runtime.close()
+    grid = site_grid(*site_nodes(config, tmp_path / "sites"))
+    holds: dict[int, list[str]] = {}
+    for rounds in ((1, 2), (2, 3), (1, 2, 2, 3)):
+        roster = Roster(5, patience=1.0)
+        roster.wait(grid, 5.0)
+        post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
+        post.holds = holds
+        for number in rounds:
+            replies = checked(post.exchange(grid, experiment.method.order(number, np.arange(5))))
+            assert replies.faults == ()
+        if rounds[0] == 2:
+            # A run of the same settings that is begun anew begins at the initial model, too.
+            once = own_models(grid)
+        holds = post.holds
+    local = covey.run(config, out=tmp_path / "local")
+    _, saved = read_checkpoint(local.folder)
+    assert saved is not None
+    assert torch.equal(once, saved["personal"])
+    assert torch.equal(own_models(grid), saved["personal"])
+
+
+def test_a_site_whose_node_restarted_scores_the_model_that_it_trained(tmp_path):
+    config = Config.of({**SETTINGS, "method": "local-only"})
+    experiment = Experiment.of(config)
+    experiment.runtime.close()
+    sites = site_nodes(config, tmp_path)
+    order = experiment.method.order(1, np.arange(5))
+    grid = site_grid(*sites)
+    roster = Roster(5, patience=1.0)
+    roster.wait(grid, 5.0)
+    post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
+    untrained = post.scores(grid, replace(order, train=False))
+    post.exchange(grid, order)
+    trained = post.scores(grid, replace(order, train=False))
+    assert all(trained[client][1] < untrained[client][1] for client in range(5))
+    assert post.scores(site_grid(*sites), replace(order, train=False)) == trained
+
+
+class Session:
+    """A fleet's run whose nodes are in this process."""
+
+    def __init__(self, grid: InProcessGrid) -> None:
+        self.grid = grid
+
+    def act(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class Registered(InProcessGrid):
+    """A grid that knows its nodes by the names of their keys."""
+
+    def get_nodes(self) -> list[Any]:
+        named = {node: context.node_config["client"] for node, context in self.contexts.items()}
+        return [SimpleNamespace(node_id=node, name=name) for node, name in named.items()]
+
+
+@pytest.fixture
+def own_data(tmp_path, monkeypatch) -> Callable[..., Fleet]:
+    """`own_data(test=True)`: a fleet of three sites with data of their own, in this process."""
+
+    def made(*, test: bool = False) -> Fleet:
+        sites, classes = ("harbour", "mill", "quarry"), ("ok", "worn", "broken")
+        data: dict[str, Any] = {"shape": [6], "classes": list(classes), **({"test": "test.npz"} if test else {})}
+        run = {"model": {"name": "mlp", "hidden": [8]}, "local": {"epochs": 1}, "rounds": 2, "cohort": 3}
+        rules = Rules(timeout=30.0, patience=1.0)
+        fleet = Fleet(folder=tmp_path / "own", address="127.0.0.1:1", sites=sites, rules=rules, run=run, data=data)
+        fleet.write(["127.0.0.1"])
+        rng = np.random.default_rng(0)
+        nodes = []
+        for number, name in enumerate(sites):
+            y = rng.permutation(np.repeat([number, (number + 1) % 3], [40 + number, 8]))
+            x = (3 * np.eye(3).repeat(2, axis=1)[y] + rng.normal(size=(len(y), 6))).astype(np.float32)
+            for path in (fleet.site(name) / "data" / "train.npz", fleet.folder / "test.npz"):
+                np.savez(path, x=x, y=y)
+            nodes.append({"client": name, "folder": str(fleet.site(name) / "data")})
+        grid = Registered(site_app, nodes)
+
+        def entered(fleet: Fleet, told: str, limit: int) -> Session:
+            for context in grid.contexts.values():
+                context.run_config = {"covey": told}
+            return Session(grid)
+
+        monkeypatch.setattr("covey.fleet.runtime._Session.enter", entered)
+        monkeypatch.setenv(FLEET, str(fleet.folder))
+        return fleet
+
+    return made
+
+
+def score_at(experiment: Experiment, fleet: Fleet, model: torch.Tensor, client: int) -> tuple[float, float]:
+    """Loss and accuracy of a model at a site."""
+    samples = read_samples(fleet.site(fleet.sites[client]) / "data", "train", ("ok", "worn", "broken"))
+    loss, right = Learner(experiment.module, experiment.federation.dataset).score(model, samples)
+    return float(loss) / len(samples), int(right.sum()) / len(samples)
+
+
+def test_each_site_scores_the_model_that_it_uses(own_data):
+    """CFL with as many clusters as sites, in another order than theirs; then with two."""
+    fleet = own_data()
+    experiment = Experiment.of(Config.of({**run_settings(fleet), "method": "cfl"}))
+    method = experiment.method
+    assert isinstance(method, CFL)
+    models = torch.randn(3, method.centres.shape[1], generator=torch.Generator().manual_seed(0))
+    for cluster in ([2, 0, 1], [1, 0, 1]):
+        method.cluster = np.array(cluster)
+        method.centres = models[: max(cluster) + 1]
+        scores = experiment.runtime.evaluate(method.models())
+        for model in set(cluster):
+            users = [client for client in range(3) if cluster[client] == model]
+            found = np.array([score_at(experiment, fleet, models[model], client) for client in users])
+            mean = np.average(found, axis=0, weights=[48 + client for client in users])
+            assert (scores.loss[model], scores.accuracy[model]) == pytest.approx(tuple(mean), rel=1e-6)
+    experiment.runtime.close()
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_models_that_stay_at_sites_are_scored_there(own_data, test, tmp_path):
+    """The server's own copies of them are those that training began with."""
+    fleet = own_data(test=test)
+    run = covey.run({**run_settings(fleet), "method": "local-only", "rounds": 3}, out=tmp_path / "run")
+    assert run.metrics[-1]["accuracy"] > run.metrics[0]["accuracy"] > 0.2
+    assert run.metrics[-1]["own_accuracy"] is None
+    assert "class_accuracy" not in run.metrics[-1]
+
+
+def test_a_run_that_is_gone_on_with_keeps_its_settings_or_says_that_they_differ(own_data, covey_command):
+    fleet = own_data()
+    assert covey_command("fleet", "run", fleet.folder).code == 0
+    assert covey_command("fleet", "run", fleet.folder, "--set", "rounds=2").code == 0
+    answer = covey_command("fleet", "run", fleet.folder, "--set", "local.rate=0.5", "--set", "rounds=3")
+    assert answer.code == 2
+    said = "was begun with local.rate = 0.1, rounds = 2, and is now given local.rate = 0.5, rounds = 3."
+    assert said in " ".join(answer.err.split())
+    assert "put them back, or begin another run: --out FOLDER." in " ".join(answer.err.split())
+    write_toml(fleet.folder / "fleet.toml", replace(fleet, run={**fleet.run, "seed": 7}).as_mapping())
+    answer = covey_command("fleet", "run", fleet.folder)
+    assert answer.code == 2
+    assert "was begun with seed = 0, and is now given seed = 7." in " ".join(answer.err.split())
+    assert len(read_metrics(fleet.folder / "run")) == 2
+    assert covey_command("fleet", "run", fleet.folder, "--out", fleet.folder / "another").code == 0
+
+
+def test_a_run_on_a_new_fleet_keeps_its_settings_too(covey_command, tmp_path):
+    run = covey.run({**SETTINGS, "rounds": 1}, out=tmp_path / "run")
+    for flags, said in (
+        (["--rounds", 9], "was begun with rounds = 1, runtime = local, and is now given rounds = 9, runtime = fleet."),
+        (["--clients", 9, "--set", "seed=1"], "is now given clients = 9, seed = 1, runtime = fleet."),
+        (["--out", tmp_path / "other"], "A run is gone on with in its own folder: leave out --out."),
+    ):
+        answer = covey_command("fleet", "up", "--resume", run.folder, *flags)
+        assert answer.code == 2
+        assert said in " ".join(answer.err.split())
+
+
+def test_on_a_fleet_with_data_of_its_own_nothing_is_said_of_the_truth(own_data, covey_command, tmp_path):
+    """A job on demand: neither targets, nor figures, are made of the blanks that stand for the sites' samples."""
+    fleet = own_data(test=True)
+    assert covey_command("fleet", "run", fleet.folder).code == 0
+    base = fleet.folder / "run"
+    asked = {"estimator": "analytic", "rounds": 1, "insight_dp": "4,1e-5"}
+    job = covey.ondemand(base, "ok=0.7,worn=0.3", **asked, out=tmp_path / "job")
+    assert job.composed.estimates.seen.tolist() == [3, 3, 3]
+    assert job.composed.error is None
+    assert job.composed.privacy == ()
+    (one,) = job.tailored
+    assert one.true_mix is None
+    assert one.scored.accuracy is not None
+    told = json.loads(json.dumps(job.as_mapping(), allow_nan=False))
+    assert (told["estimate_error"], told["privacy"]) == (None, [])
+    assert (told["targets"][0]["true_mix"], told["targets"][0]["true_distance"]) == (None, None)
+    page = job.draw(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "truly" not in page
+    assert "off by (n·MAE)" not in page
+    with pytest.raises(Refusal, match="There is no target 'local:0' here: what clients hold is known to themselves"):
+        covey.ondemand(base, "local:0", estimator="analytic", out=tmp_path / "other")
+    with pytest.raises(Refusal, match="choose another estimator than ground-truth"):
+        covey.ondemand(base, "td1", estimator="ground-truth", out=tmp_path / "other")
+    flags = ["--fleet", fleet.folder, "--estimator", "analytic", "--rounds", 1, "--out", tmp_path / "command"]
+    answer = covey_command("ondemand", base, "--target", "ok=0.7,worn=0.3", *flags)
+    assert answer.code == 0, answer.err
+    assert "off by" not in answer.out
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_simulated_base_run_says_nothing_of_sites_with_data_of_their_own(own_data, tmp_path):
+    """A model can be fine-tuned on other clients than it was trained on; the truth about those is not that of these."""
+    fleet = own_data(test=True)
+    dataset = {"name": "synthetic", "shape": (6,), "classes": 3, "train": 90, "test": 30}
+    simulated = {"clients": 3, "environment": "iid", "dataset": dataset, "runtime": "local", "workers": 1}
+    base = covey.run({**fleet.run, **simulated}, out=tmp_path / "base")
+    job = covey.ondemand(base, "td1", estimator="analytic", rounds=1, runtime="fleet", out=tmp_path / "job")
+    assert job.composed.error is None
+    with pytest.raises(Refusal, match="There is no target 'local:0' here"):
+        covey.ondemand(base, "local:0", estimator="analytic", rounds=1, runtime="fleet", out=tmp_path / "other")
+
+
+def test_without_test_samples_nothing_is_scored_on_blanks(own_data, covey_command, tmp_path):
+    fleet = own_data()
+    assert covey_command("fleet", "run", fleet.folder).code == 0
+    with pytest.raises(Refusal, match="the server has no test samples"):
+        covey.ondemand(fleet.folder / "run", "td1", estimator="analytic", out=tmp_path / "job")
+    with pytest.raises(Refusal, match="the server has no test samples"):
+        covey.Run.open(fleet.folder / "run").evaluate()
+    with pytest.raises(Refusal, match="What clients hold is known to themselves alone"):
+        describe(run_settings(fleet))
+    analysis = covey.analyze(run_settings(fleet), rounds=1)
+    assert analysis.truth is None
+    assert analysis.samples.tolist() == [48, 49, 50]
+
+
+def test_a_fleets_run_is_evaluated_without_clients_own_mixes(own_data, covey_command):
+    fleet = own_data(test=True)
+    assert covey_command("fleet", "run", fleet.folder).code == 0
+    found = covey.Run.open(fleet.folder / "run").evaluate()
+    assert found["own_accuracy"] is None
+    assert found["accuracy"] == read_metrics(fleet.folder / "run")[-1]["accuracy"]
+
+
+def own_models(grid: InProcessGrid) -> torch.Tensor:
+    """The models that clients trained last."""
+    found = [Memory(context.state, "one run").own() for context in grid.contexts.values()]
+    return torch.stack([model for model in found if model is not None])
+
+
+def held(place: Path) -> str:
+    """What a site's memory says is held."""
+    context = a_site(place)
+    recall(context)
+    return str(context.state.config_records["note"]["of"]) if len(context.state) else "nothing"
+
+
+def a_site(place: Path) -> Context:
+    return Context(1, 1, {"memory": str(place)}, RecordDict(), {})
+
+
+def note(context: Context, of: str) -> None:
+    context.state["note"] = ConfigRecord({"of": of})
+    context.state["arrays"] = ArrayRecord([np.zeros(200_000)])
+
+
+def test_an_order_that_ends_late_does_not_bring_back_what_a_site_held_before_the_next_one(tmp_path):
+    place = tmp_path / "memory"
+    late, next_ = a_site(place), a_site(place)
+    first, second = recall(late), recall(next_)
+    note(next_, "the next order")
+    remember(next_, second)
+    note(late, "the late order")
+    remember(late, first)
+    assert held(place) == "the next order"
+    # A later order goes on from what is written down, whatever its node hands it.
+    after = a_site(place)
+    note(after, "an order before")
+    number = recall(after)
+    assert after.state.config_records["note"]["of"] == "the next order"
+    note(after, "after")
+    remember(after, number)
+    assert held(place) == "after"
+
+
+def test_orders_that_end_at_once_leave_one_whole_memory(tmp_path):
+    place = tmp_path / "memory"
+
+    def answer(number: int) -> None:
+        for turn in range(20):
+            context = a_site(place)
+            ticket = recall(context)
+            note(context, f"{number}, {turn}")
+            remember(context, ticket)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(answer, number) for number in range(4)]:
+            done.result()
+    assert held(place).endswith(", 19")
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
 
 
 def test_up_leaves_no_process_and_no_port_behind_after_ctrl_c(tmp_path):

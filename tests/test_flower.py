@@ -662,6 +662,30 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         assert torch.equal(result.arrays.to_torch_state_dict()[name], value)
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"seed": 3}, r"was begun with seed = 0, and is now given seed = 3\. .* give the strategy another folder\."),
+        ({"cohort": 3}, "was begun with cohort = 2, and is now given cohort = 3"),
+        ({"local": {"rate": 0.5}}, "was begun with local.rate = 0.1, and is now given local.rate = 0.5"),
+        ({"method": "oort"}, r"method = fedavg, .* method = oort, selector\.name = oort, .*more settings differ"),
+        ({"model": nn.Sequential(nn.Linear(6, 3))}, "is about a model with other tensors"),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_and_left_as_it_is(given, sentence, tmp_path):
+    def started(**changes: Any) -> None:
+        wanted = {"method": "fedavg", "model": net(), "clients": 3, "cohort": 2, "folder": tmp_path / "run", **changes}
+        strategy = Strategy(wanted.pop("method"), **wanted)
+        arrays = ArrayRecord(wanted["model"].state_dict())
+        strategy.start(InProcessGrid(an_app(), 3), arrays, num_rounds=2)
+
+    started()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(Refusal, match=sentence):
+        started(**given)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def test_a_client_with_another_model_says_so():
     other = client_app(lambda: nn.Sequential(nn.Linear(6, 3)), lambda: points(0))
     strategy = Strategy("fedavg", model=net(), clients=2, cohort=2)
@@ -848,6 +872,21 @@ def test_a_strategys_folder_says_who_failed_and_can_be_reported(tmp_path):
     again.start(grid, ArrayRecord(net().state_dict()), num_rounds=4)
     assert [row["round"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert [row["dropped"] for row in read_metrics(tmp_path / "run")[:3]] == [row["dropped"] for row in rows]
+
+
+def test_a_strategy_that_goes_on_rests_whom_it_would_have_rested(tmp_path):
+    def started(rounds: int, folder: Path) -> list[dict[str, Any]]:
+        strategy = Strategy("fedavg", model=net(), clients=3, cohort=3, folder=folder)
+        grid = InProcessGrid([an_app(), broken("nan"), an_app()], 3)
+        strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
+        return read_metrics(folder)
+
+    whole = started(6, tmp_path / "whole")
+    for rounds in (2, 4, 6):
+        parts = started(rounds, tmp_path / "parts")
+    for key in ("clients", "resting", "dropped", "health"):
+        assert [row.get(key) for row in parts] == [row.get(key) for row in whole]
+    assert [row["resting"] for row in parts] == [[], [], [1], [], [1], [1]]
 
 
 class Forging(InProcessGrid):

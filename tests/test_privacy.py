@@ -14,6 +14,7 @@ from covey import Refusal
 from covey.client import Learner
 from covey.data.dataset import Dataset, Samples
 from covey.estimation import Privacy
+from covey.fleet.site import protection as site_protection
 from covey.flower import InProcessGrid, Protection, Strategy, client_app
 from covey.flower.memory import Memory
 from covey.flower.protection import clipped_head_gradient
@@ -155,7 +156,7 @@ def a_task(learner: Learner, **changes: Any) -> Task:
 def test_a_model_that_stays_on_a_client_is_not_sent_whatever_an_order_says():
     learner, samples = a_learner()
     memory = Memory(RecordDict(), "a")
-    memory.hold(learner.layout.read(learner.module).clone(), own=True)
+    memory.hold(learner.layout.read(learner.module).clone(), own=0)
     client = Client(learner, samples)
     answer = client.answer(a_task(learner, start=None, own=True, returns=False), memory)
     assert fields_of(answer) == {"samples", "loss"}
@@ -229,10 +230,19 @@ def test_insights_that_noise_is_not_known_for_are_not_sent():
     [
         ({"update": "1,1e-5"}, "needs a bound"),
         ({"update_clip": -1.0}, "update_clip must be above 0"),
-        ({"insight": "1"}, "epsilon and delta"),
+        ({"insight": "1"}, r"^insight is epsilon and delta, such as 1,1e-5, not '1'\."),
+        ({"update": "1", "update_clip": 1.0}, r"^update is epsilon and delta, such as 1,1e-5, not '1'\."),
+        ({"update": "0,1e-5", "update_clip": 1.0}, r"^update: epsilon must be above 0"),
         ({"insight": "1,1e-5", "insight_clip": 0.0}, "insight_clip must be above 0"),
     ],
 )
 def test_impossible_protection_is_refused(options, sentence):
     with pytest.raises(Refusal, match=sentence):
         Protection(**options)
+
+
+def test_a_site_is_told_which_of_its_settings_is_wrong():
+    with pytest.raises(Refusal, match=r"^update-privacy: delta must be between 0 and 1"):
+        site_protection({"update-clip": 1.0, "update-privacy": "1,2"})
+    with pytest.raises(Refusal, match=r"^insight-privacy is epsilon and delta"):
+        site_protection({"insight-privacy": "much"})

@@ -41,7 +41,7 @@ from covey.config import Config, overlay
 from covey.data.dataset import Dataset
 from covey.environments import FloatArray, IntArray
 from covey.errors import Refusal, require
-from covey.experiment import Run, as_config, as_configured, describing, expand
+from covey.experiment import Run, as_config, as_configured, describing, expand, holdings_known
 from covey.federations import GIVEN, Federation, build_federation
 from covey.insight import Insight, vectors
 from covey.layout import Layout, Slot
@@ -383,7 +383,7 @@ def analyze(
         rounds=count,
         level=level,
         model_of=None if run is None else str(run.folder),
-        truth=held.truth.skew[findings["clients"]],
+        truth=held.truth.skew[findings["clients"]] if held.known and holdings_known(runtime) else None,
         names=held.names,
         missing=tuple(np.setdiff1d(asked, findings["clients"]).tolist()),
         faults=tuple(faults),

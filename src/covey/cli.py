@@ -14,7 +14,6 @@ from covey import display
 from covey.analytics import ROUNDS
 from covey.commands_agent import agents_for, train_agent, with_agent
 from covey.commands_fleet import app as fleet_app
-from covey.commands_fleet import as_known
 from covey.commands_fleet import use as use_fleet
 from covey.commands_ondemand import draw_again, go_on, ondemand
 from covey.comparison import Comparison, Interrupted, is_comparison, resume_comparison
@@ -347,7 +346,6 @@ def analyze(
             level=coerce(level, float, "level"),
             on_round=on_round,
         )
-    analysis = as_known(analysis, live)
     if json_:
         _print_json(analysis.as_mapping())
     else:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +17,7 @@ from rich import box
 from rich.table import Table
 
 from covey import display
-from covey.analytics import Analysis
-from covey.config import Config, assignment, overlay, read_toml
+from covey.config import Config, assignment, overlay, read_toml, require_same
 from covey.errors import Refusal, require
 from covey.experiment import Run, default_folder, resume, run
 from covey.federations import build_federation
@@ -37,13 +35,18 @@ SetFlag = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 OutFlag = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
 
+_SITES = 5
+"""Sites of a fleet on one machine where nothing is said."""
+
 _FEW = 0.4
 """Share of the clients invited where nothing is said: fleets on one machine are small."""
 
 
 @app.command()
 def up(
-    clients: Annotated[str, typer.Option("--clients", metavar="N", help="Number of sites.")] = "5",
+    clients: Annotated[
+        str | None, typer.Option("--clients", metavar="N", help=f"Number of sites; by default {_SITES}.")
+    ] = None,
     method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
     rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
     cohort: Annotated[str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share.")] = None,
@@ -82,10 +85,17 @@ def up(
         "runtime": "fleet",
         "devices": None if timeout is None else {"deadline": timeout},
     }
-    settings = overlay({"cohort": _FEW, **(read_toml(config) if config else {})}, _given(flags))
+    given = overlay(read_toml(config) if config else {}, _given(flags))
     for text in set_ or []:
-        settings = overlay(settings, assignment(text))
-    chosen = Run.open(again).config if again is not None else Config.of(settings)
+        given = overlay(given, assignment(text))
+    if again is None:
+        settings = overlay({"clients": _SITES, "cohort": _FEW}, given)
+        chosen = Config.of(settings)
+    else:
+        require(out is None, "A run is gone on with in its own folder: leave out --out.")
+        chosen = Run.open(again).config
+        settings = chosen.as_mapping()
+        require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
     federation = build_federation(chosen)
     with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
         rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
@@ -212,7 +222,7 @@ def run_(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Run a fleet's job, or go on with it from the last finished round."""
+    """Run a fleet's job, or go on with it from the last finished round, with the settings that it was begun with."""
     from covey.fleet.samples import settings
 
     fleet = _fleet(folder)
@@ -221,37 +231,17 @@ def run_(
         given = overlay(given, assignment(text))
     place = out or fleet.folder / "run"
     begun = place if (place / "config.json").is_file() else None
-    chosen = Run.open(place).config if begun else Config.of(given)
+    chosen = Config.of(given)
+    if begun:
+        require_same(Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
     _tell(_played(fleet, chosen, begun, place), json_)
 
 
-def use(folder: Path, *, tested: bool = False, truth: bool = False) -> dict[str, Any]:
-    """Settings of a job on a live fleet, for `--fleet`.
-
-    `tested` and `truth` say that the job needs test samples on the server, or to know what the sites hold.
-    """
+def use(folder: Path) -> dict[str, Any]:
+    """Settings of a job on a live fleet, for `--fleet`."""
     from covey.fleet.samples import settings
 
-    fleet = _fleet(folder)
-    require(
-        not fleet.data or not truth,
-        "What the sites of this fleet hold is their own business: choose another estimator than ground-truth.",
-    )
-    require(
-        not fleet.data or not tested or "test" in fleet.data,
-        f'This job scores models on the server. Give it test samples: test = "test.npz" under [data] in '
-        f"{fleet.folder / 'fleet.toml'}, a file with arrays x and y.",
-    )
-    return settings(fleet)
-
-
-def as_known(analysis: Analysis, settings: dict[str, Any]) -> Analysis:
-    """An analysis of a live fleet: of sites with data of their own nobody knows the true skew."""
-    from covey.fleet.samples import LOADER
-
-    dataset = settings.get("dataset")
-    own = isinstance(dataset, dict) and dataset.get("name") == LOADER
-    return replace(analysis, truth=None) if own else analysis
+    return settings(_fleet(folder))
 
 
 def _fleet(folder: Path) -> "Fleet":

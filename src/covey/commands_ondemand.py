@@ -77,7 +77,7 @@ def ondemand(
     if not targets:
         raise Refusal("Say what mix the model is for: --target '0=0.5,3=0.5', or --target-csv FILE with labels.")
     if fleet is not None:
-        use(fleet, tested=True, truth=estimator == "ground-truth")
+        use(fleet)
         runtime = "fleet"
     settings: dict[str, Any] = {"runtime": runtime, "workers": workers, "device": device}
     settings = {key: value for key, value in settings.items() if value is not None}

@@ -109,6 +109,12 @@ class Choice:
 
 _PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
 
+_ASIDE = ("workers", "data_dir")
+"""Settings that change no result."""
+
+_NAMED = 3
+"""Settings that a refusal names."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -218,6 +224,29 @@ def chosen(section: str, given: Any) -> tuple[str | None, dict[str, Any]]:
         name = options.pop("name", None)
         return (None if name is None else str(name)), options
     raise Refusal(f"{section} must be a name, or a section with a name and options, not {given!r}.")
+
+
+def require_same(before: Config, now: Config, run: str, instead: str) -> None:
+    """Refuse to go on with a run under other settings than it was begun with; `instead` is what else can be done."""
+    was, given = (_flat(config.as_mapping()) for config in (before, now))
+    others = [key for key in {**was, **given} if key not in _ASIDE and was.get(key) != given.get(key)]
+    begun, wanted = (
+        ", ".join(f"{key} = {values.get(key, 'nothing')}" for key in others[:_NAMED]) for values in (was, given)
+    )
+    more = f" ({len(others) - _NAMED} more settings differ)" if len(others) > _NAMED else ""
+    require(
+        not others,
+        f"{run} was begun with {begun}, and is now given {wanted}{more}. A run keeps its settings: put them back, or "
+        f"{instead}.",
+    )
+
+
+def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
 
 
 def unknown_key(key: str, known: list[str]) -> str:

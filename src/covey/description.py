@@ -16,6 +16,7 @@ from rich.text import Text
 
 from covey.config import Config
 from covey.environments import FloatArray, IntArray
+from covey.errors import require
 from covey.evaluation import LISTED_CLASSES
 from covey.experiment import as_config, describing
 from covey.federations import Federation, build_federation
@@ -183,6 +184,9 @@ def describe(given: Config | Mapping[str, Any] | Federation) -> Description:
     else:
         config = as_config(given, {})
         federation = build_federation(config)
+    require(
+        federation.known, "What clients hold is known to themselves alone: covey analyze asks them how they differ."
+    )
     altered: Counter[str] = Counter()
     if federation.altered is not None:
         altered.update(kind for kind in federation.altered.features if kind is not None)

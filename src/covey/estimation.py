@@ -103,21 +103,20 @@ class Privacy:
     delta: float
 
     def __post_init__(self) -> None:
-        require(
-            self.epsilon > 0 and np.isfinite(self.epsilon),
-            f"insight_dp: epsilon must be above 0 and finite, not {self.epsilon:g}.",
-        )
-        require(0 < self.delta < 1, f"insight_dp: delta must be between 0 and 1, not {self.delta:g}.")
+        wrong = _no_budget(self.epsilon, self.delta)
+        require(not wrong, wrong[:1].upper() + wrong[1:])
         # Where the accountant is missing this is the place to say so; and what is pickled has it with it.
         _ = self.deviation
 
     @classmethod
-    def of(cls, text: str) -> "Privacy":
-        """`"1,1e-5"`: epsilon and delta."""
+    def of(cls, text: str, option: str) -> "Privacy":
+        """`"1,1e-5"`: epsilon and delta, as they were given for an option."""
         try:
             epsilon, delta = (float(part) for part in text.split(","))
         except ValueError:
-            raise Refusal(f"insight_dp is epsilon and delta, such as 1,1e-5, not '{text}'.") from None
+            raise Refusal(f"{option} is epsilon and delta, such as 1,1e-5, not '{text}'.") from None
+        wrong = _no_budget(epsilon, delta)
+        require(not wrong, f"{option}: {wrong}")
         return cls(epsilon, delta)
 
     @cached_property
@@ -133,6 +132,13 @@ class Privacy:
         """`values` with noise; `sensitivity` is how far one other sample can move them (Euclidean)."""
         noise = generator(key, "privacy").standard_normal(tuple(values.shape))
         return values + torch.from_numpy(noise * sensitivity * self.deviation).to(values.device, values.dtype)
+
+
+def _no_budget(epsilon: float, delta: float) -> str:
+    """What is wrong with a budget, or nothing."""
+    if not (epsilon > 0 and np.isfinite(epsilon)):
+        return f"epsilon must be above 0 and finite, not {epsilon:g}."
+    return "" if 0 < delta < 1 else f"delta must be between 0 and 1, not {delta:g}."
 
 
 @lru_cache(maxsize=64)

@@ -85,9 +85,22 @@ class Experiment:
             selector = selectors[config.selector.name].part(**config.selector.options)
             aggregator = aggregators[config.aggregator.name].part(**config.aggregator.options)
             method = OneModel(setting, model, selector, aggregator, resident=bool(recipe and recipe.resident))
+        # Where clients score models themselves, each scores the one that it uses.
+        if (serve := getattr(executor, "serve", None)) is not None:
+            serve(method)
         # Own-mix accuracy is about the clients as they are; a cohort's skew about those that took part.
         truth = Truth(dealt.truth.shares, federation.truth.skew)
         return cls(config, federation, truth, method, runtime, module)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known here what clients hold; sites of a fleet may have data of their own."""
+        return self.federation.known and holdings_known(self.runtime)
+
+
+def holdings_known(runtime: Runtime) -> bool:
+    """Whether the clients of a runtime hold what the federation says; of live ones nobody but themselves may know."""
+    return bool(getattr(getattr(runtime, "runtime", runtime), "known", True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +142,14 @@ class Run:
         """Score the trained model (or models) on the test set again."""
         experiment = self._trained()
         try:
+            experiment.federation.dataset.require_tests()
             scores = experiment.runtime.evaluate(experiment.method.models())
         finally:
             experiment.runtime.close()
+        found = summary(scores, experiment.truth, experiment.method.model_of_client)
         return {
             "round": len(self.metrics),
-            **summary(scores, experiment.truth, experiment.method.model_of_client),
+            **(found if experiment.known else {**found, "own_accuracy": None}),
             "class_names": list(experiment.federation.dataset.class_names),
         }
 
@@ -226,12 +241,21 @@ def resume(
         config = Config.of({**config.as_mapping(), "workers": workers})
     experiment = Experiment.of(config, federation)
     try:
-        records, state = Records.reopen(folder)
-        if state is not None:
-            experiment.method.load_state_dict(state)
-        return _play(experiment, records, on_round, federation)
+        return _play(experiment, _reopened(experiment, folder), on_round, federation)
     finally:
         experiment.runtime.close()
+
+
+def _reopened(experiment: Experiment, folder: Path) -> Records:
+    """The records of a run to go on with, from what method and runtime were at its last finished round."""
+    records, state = Records.reopen(folder)
+    if state is not None:
+        experiment.method.load_state_dict(state)
+    # A live runtime has seen clients fail, which decides whom it rests.
+    executor = getattr(experiment.runtime, "runtime", None)
+    if (recall := getattr(executor, "recall", None)) is not None:
+        recall(read_metrics(folder))
+    return records
 
 
 def _play(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
@@ -270,9 +294,7 @@ def run_together(
         for number, (config, folder) in enumerate(pending):
             experiment = Experiment.of(config)
             if (folder / "config.json").is_file():
-                records, state = Records.reopen(folder)
-                if state is not None:
-                    experiment.method.load_state_dict(state)
+                records = _reopened(experiment, folder)
             else:
                 records = Records.create(folder, config)
             records.checkpoint_seconds = LOCKSTEP_CHECKPOINT

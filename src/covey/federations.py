@@ -85,6 +85,11 @@ class Federation:
     def _white(self) -> int:
         return int(self.dataset.x.max()) if self.dataset.x.dtype == torch.uint8 else 255
 
+    @property
+    def known(self) -> bool:
+        """Whether the samples are those that clients hold; of blanks in their place, `truth` says nothing."""
+        return not self.dataset.blank
+
     @cached_property
     def truth(self) -> Truth:
         labels = self.dataset.y

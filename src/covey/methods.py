@@ -48,6 +48,7 @@ class OneModel:
 
     def absorb(self, round: int, replies: Replies) -> None:
         self.selector.observe(round, replies)
+        self.aggregator.observe(round, replies)
         if len(replies):
             self.model = self.aggregator.combine(round, self.model, replies)
 

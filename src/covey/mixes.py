@@ -42,7 +42,8 @@ def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None
     """What is asked for, as a mix over all classes, or a sentence that says what is wrong with it.
 
     Classes go by their names, or by their numbers from 0 where no class is called so. Shares that do not sum to one are
-    scaled, with a note. `shares` are the clients' own mixes `[clients, classes]`, for targets such as `local:7`.
+    scaled, with a note. `shares` are the clients' own mixes `[clients, classes]`, for targets such as `local:7`, where
+    they are known.
     """
     if isinstance(target, Wanted):
         return target
@@ -56,7 +57,7 @@ def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None
                 return Wanted(text, named_target(text, len(class_names), shares))
             raise Refusal(
                 f"'{text}' is not a target: give shares such as {class_names[0]}=0.7,{class_names[-1]}=0.3; "
-                f"or {', '.join(PREFIXES)}; or local:0, the mix of client 0."
+                f"or {', '.join(PREFIXES)}" + ("." if shares is None else "; or local:0, the mix of client 0.")
             )
         return _from_shares(text, _pairs(text), class_names)
     if isinstance(target, Mapping):

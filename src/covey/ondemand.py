@@ -35,7 +35,7 @@ from covey.comparison import Interrupted, OnRun
 from covey.composition import Composition, Pairing, compose
 from covey.config import Config, overlay
 from covey.data.dataset import Samples
-from covey.environments import FloatArray
+from covey.environments import FloatArray, IntArray
 from covey.errors import Refusal, require
 from covey.estimation import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
 from covey.experiment import Experiment, Run, as_config, expand, resume, run_together
@@ -76,8 +76,8 @@ class Tailored:
     wanted: Wanted
     composition: Composition
     run: Run
-    true_mix: FloatArray
-    """`[classes]`: what the composed clients really make together. For evaluation only."""
+    true_mix: FloatArray | None
+    """`[classes]`: what the composed clients really make together, where that is known. For evaluation only."""
     tested_mix: FloatArray
     """`[classes]`: the target, as far as the test set has samples of its classes."""
     test_samples: int
@@ -97,6 +97,11 @@ class Tailored:
         own, base = self.scored.accuracy, self.base.accuracy
         return None if own is None or base is None else own - base
 
+    @property
+    def true_distance(self) -> float | None:
+        """n·MAE of what the composed clients really make from the target, where that is known."""
+        return None if self.true_mix is None else float(np.abs(self.true_mix - self.wanted.mix).sum())
+
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
         """Round and accuracy on the target."""
@@ -112,8 +117,8 @@ class Tailored:
             "ratios": self.composition.ratios.tolist(),
             "composed_mix": self.composition.mix.tolist(),
             "distance": self.composition.distance,
-            "true_mix": self.true_mix.tolist(),
-            "true_distance": float(np.abs(self.true_mix - self.wanted.mix).sum()),
+            "true_mix": None if self.true_mix is None else self.true_mix.tolist(),
+            "true_distance": self.true_distance,
             "passes": self.composition.passes,
             "rounds": len(self.run.metrics),
             "accuracy": self.scored.accuracy,
@@ -144,8 +149,8 @@ class Composed:
     client_names: tuple[str, ...]
     """What the data calls its clients, where it does."""
     estimates: Estimates
-    error: float
-    """n·MAE of the estimates, mean over clients. For evaluation only."""
+    error: float | None
+    """n·MAE of the estimates, mean over clients, where the truth is known. For evaluation only."""
     targets: tuple[tuple[Wanted, Composition, tuple[str, ...]], ...]
     """Each with its notes."""
     notes: tuple[str, ...] = ()
@@ -153,7 +158,10 @@ class Composed:
     """Of the survey, where one was made."""
     bytes_down: int = 0
     privacy: tuple[PrivacyCost, ...] = ()
-    """What noise costs on these clients, at the δ that was asked for and several ε. For evaluation only."""
+    """What noise costs on these clients, at the δ that was asked for and several ε, where the truth is known.
+
+    For evaluation only.
+    """
 
     @property
     def clients(self) -> int:
@@ -263,7 +271,8 @@ def ondemand(
     """Fine-tune the model of a base run for a class mix, or for each of several, on clients that make that mix.
 
     target: one or a list: text such as "cat=0.5,dog=0.5", class → share, a share for each class, a `Path` to a file of
-        labels, or the paper's "td1", "td2", "td3" and "local:7", the mix of client 7 as that client would state it.
+        labels, or the paper's "td1", "td2", "td3" and "local:7", the mix of client 7 as that client would state it (not
+        of sites with data of their own: they have to state it).
     estimator: where the clients' class shares come from: learned, analytic, or ground-truth (see `Estimator`).
     rounds: rounds of fine-tuning.
     pairing: what weighs a client in the composition: unscaled, scaled_rn, or the authors' scaled_r.
@@ -284,8 +293,8 @@ def ondemand(
     config = as_config(run.config, given)
     experiment, done = _trained(run, config)
     try:
-        names, truth = experiment.federation.dataset.class_names, experiment.federation.truth.shares
-        wishes = all_wanted(target, names, truth)
+        experiment.federation.dataset.require_tests()
+        wishes = all_wanted(target, experiment.federation.dataset.class_names, _true_shares(experiment))
         plan = _Plan(
             base=str(run.folder.resolve()),
             base_round=done,
@@ -550,7 +559,7 @@ def _evaluated(
         _, state = read_checkpoint(one.folder)
         assert state is not None
         states.append(state["model"].to(model.dtype).cpu())
-    judge = _Judge(experiment, states)
+    judge, truth = _Judge(experiment, states), _true_shares(experiment)
     later = [row for row in runs[-1].metrics if row["round"] > composed.base_round]
     tailored = []
     for number, (wish, composition, notes) in enumerate(composed.targets, start=1):
@@ -565,7 +574,7 @@ def _evaluated(
                 wanted=wish,
                 composition=composition,
                 run=one,
-                true_mix=composition.made_of(experiment.federation.truth.shares),
+                true_mix=None if truth is None else composition.made_of(truth),
                 tested_mix=mix,
                 test_samples=0 if samples is None else len(samples),
                 base=judge.scored(0, mix, samples, []),
@@ -617,7 +626,7 @@ def _composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> 
     except (OSError, SafetensorError) as error:
         raise Refusal(f"{folder} cannot be gone on with: its base.safetensors cannot be read ({error}).") from error
     found = Estimates(*(tensors[name].numpy() for name in ("shares", "seen", "sizes")))
-    names = experiment.federation.dataset.class_names
+    names, truth = experiment.federation.dataset.class_names, _true_shares(experiment)
     targets = []
     for wish, mapping in zip(map(Wanted.of, plan["targets"]), data["composed"], strict=True):
         composition = Composition.of(mapping)
@@ -632,23 +641,28 @@ def _composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> 
         class_names=names,
         client_names=experiment.federation.names,
         estimates=found,
-        error=float(found.errors(experiment.federation.truth.shares).mean()),
+        error=None if truth is None else float(found.errors(truth).mean()),
         targets=tuple(targets),
         notes=tuple(data["notes"]),
         bytes_up=data["bytes_up"],
         bytes_down=data["bytes_down"],
-        privacy=_cost(experiment.federation, plan["insight_dp"]),
+        privacy=() if truth is None else _cost(truth, experiment.federation.sizes, plan["insight_dp"]),
     )
     return composed, tensors["model"]
 
 
-def _cost(federation: Federation, insight_dp: str | None) -> tuple[PrivacyCost, ...]:
-    """What noise costs on these clients, at several ε and the one that was asked for."""
+def _true_shares(experiment: Experiment) -> FloatArray | None:
+    """The clients' class shares `[clients, classes]`, where they are known. For evaluation only."""
+    return experiment.federation.truth.shares if experiment.known else None
+
+
+def _cost(truth: FloatArray, sizes: IntArray, insight_dp: str | None) -> tuple[PrivacyCost, ...]:
+    """What noise costs on clients of these shares and sizes, at several ε and the one that was asked for."""
     if insight_dp is None:
         return ()
-    asked = Privacy.of(insight_dp)
+    asked = Privacy.of(insight_dp, "insight_dp")
     epsilons = sorted({*EPSILONS, asked.epsilon})
-    return tuple(cost_of_privacy(federation.truth.shares, federation.sizes.astype(np.float64), asked.delta, epsilons))
+    return tuple(cost_of_privacy(truth, sizes.astype(np.float64), asked.delta, epsilons))
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -87,6 +87,9 @@ class Aggregator(Part):
         """When clients of this round keep their model to themselves."""
         return None
 
+    def observe(self, round: int, replies: Replies) -> None:
+        """Learn from a round's sound replies (possibly none), before they are combined."""
+
     @abstractmethod
     def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
         """The next model `[d]` from the present one and at least one sound reply."""

@@ -59,7 +59,7 @@ def check_estimator(estimator: str, *, survey: bool, insight_dp: str | None) -> 
         "the base run (aggregator.insight_dp).",
     )
     if insight_dp is not None:
-        Privacy.of(insight_dp)
+        Privacy.of(insight_dp, "insight_dp")
 
 
 def estimated(
@@ -72,13 +72,17 @@ def estimated(
     sent = (0, 0)
     if estimator == "ground-truth":
         federation = experiment.federation
+        require(
+            experiment.known,
+            "What clients hold is known to themselves alone: choose another estimator than ground-truth.",
+        )
         seen = np.full(federation.clients, done, dtype=np.int64)
         found = Estimates(federation.truth.shares.copy(), seen, federation.sizes.astype(np.float64))
         notes.append("The clients' true class shares were used, which only a simulation knows.")
     elif estimator == "learned":
         found, sent, notes = _learned(experiment, method, done, survey)
     else:
-        privacy = None if insight_dp is None else Privacy.of(insight_dp)
+        privacy = None if insight_dp is None else Privacy.of(insight_dp, "insight_dp")
         found, sent = _in_closed_form(experiment, method, done, privacy, zero=estimator == "analytic")
     unheard = int((found.seen == 0).sum())
     if unheard:
@@ -102,7 +106,7 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
             raise Refusal("survey needs a base run with the aggregator ondemand, whose predictor clients can apply.")
         answers, sent = _asked(experiment, method.model, part.query(done + 1), done + 1)
         for round, replies in answers:
-            part.learn(round, replies)
+            part.observe(round, replies)
     notes = []
     off = part.figures().get("predictor_error") if isinstance(part, WithPredictor) else None
     if isinstance(off, float) and off > _POOR:

@@ -39,6 +39,11 @@ def target(name: str, classes: int, shares: FloatArray | None = None) -> FloatAr
         return prefix_target(classes, PREFIXES[name.lower()])
     local = re.fullmatch(r"local:(\d+)", name.lower())
     clients = 0 if shares is None else len(shares)
+    if local is not None and shares is None:
+        raise Refusal(
+            f"There is no target '{name}' here: what clients hold is known to themselves alone. Have the client state "
+            "its mix, as shares or as a file of labels."
+        )
     if local is None or shares is None:
         raise Refusal(
             f"There is no target '{name}'. Known targets: {', '.join(PREFIXES)}"

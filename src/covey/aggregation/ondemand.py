@@ -36,8 +36,9 @@ class WithPredictor(Aggregator):
         shares, then clients apply the predictor that they received to each of their mini-batches, and send the mean.
     insight_dp: epsilon and delta, such as 1,1e-5: the estimate is made of the mean gradient with noise, each sample's
         gradient cut to `clip`. It protects what is sent for the estimate, for each time that a client takes part, and
-        neither the model nor the predictor that the client trains. Records tell what the client that took part most
-        often has spent so far, as `epsilon_spent`.
+        neither the model nor the predictor that the client trains. Records tell what the client that was asked most
+        often has spent so far, as `epsilon_spent`: answers that were lost or thrown away count, as privacy is spent
+        when an answer leaves the client, and of one that did not arrive nobody knows whether it has.
     clip: longest gradient of a sample under `insight_dp`.
     """
 
@@ -66,7 +67,7 @@ class WithPredictor(Aggregator):
         self.epochs, self.batch, self.rate, self.momentum = epochs, batch, rate, momentum
         self.hidden = hidden
         self.sends: Sends = sends
-        self.privacy = None if insight_dp is None else Privacy.of(insight_dp)
+        self.privacy = None if insight_dp is None else Privacy.of(insight_dp, "aggregator.insight_dp")
         self.clip = clip
 
     def begin(self, setting: Setting) -> None:
@@ -81,7 +82,7 @@ class WithPredictor(Aggregator):
         self.told_errors: FloatArray = np.full(setting.clients, np.nan)
         """`[clients]`: n·MAE of the latest estimate as clients themselves found it; NaN is untold."""
         self.answers = np.zeros(setting.clients, dtype=np.int32)
-        """`[clients]`: how often each has told something for its estimate."""
+        """`[clients]`: how often each has told something for its estimate, or may have."""
 
     def probes(self, round: int) -> tuple[Probe, ...]:
         return (*self.inner.probes(round), self.query(round, self.epochs))
@@ -104,8 +105,13 @@ class WithPredictor(Aggregator):
     def gate(self, round: int) -> Gate | None:
         return self.inner.gate(round)
 
-    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+    def observe(self, round: int, replies: Replies) -> None:
+        self.inner.observe(round, replies)
+        asked = {*replies.clients.tolist(), *replies.withheld.tolist(), *(fault.client for fault in replies.faults)}
+        self.answers[sorted(asked)] += 1
         self.learn(round, replies)
+
+    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
         return self.inner.combine(round, model, replies)
 
     def learn(self, round: int, replies: Replies) -> None:
@@ -125,7 +131,6 @@ class WithPredictor(Aggregator):
             shares = found["shares"].double().numpy()
             shares /= shares.sum(axis=1, keepdims=True)
         self._known.learn(round, clients, shares, sizes)
-        self.answers[clients] += 1
         if "error" in found:
             self.told_errors[clients] = found["error"].double().numpy()
 

@@ -57,6 +57,10 @@ class Dataset:
     """What the data calls its natural clients."""
     never: tuple[int, ...] = ()
     """Classes that are never a right answer (padding, unknown words): evaluation neither gives nor accepts them."""
+    blank: bool = False
+    """Whether the training samples only stand for those that clients hold, and say nothing of them."""
+    untested: bool = False
+    """Whether the test samples are such blanks, too."""
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
@@ -68,6 +72,14 @@ class Dataset:
                 f"{self.name}: {part} labels run from {low} to {high}, but there are {self.classes} classes "
                 f"(0 to {self.classes - 1}).",
             )
+
+    def require_tests(self) -> None:
+        """Refuse to score models on blanks."""
+        require(
+            not self.untested,
+            "Models are scored on the server, and the server has no test samples of these clients' kind. Give it test "
+            'samples: test = "test.npz" under [data] in fleet.toml, a file with arrays x and y.',
+        )
 
     @property
     def classes(self) -> int:

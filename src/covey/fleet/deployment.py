@@ -54,7 +54,8 @@ Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]
 | server | `covey report run` | a page about it, with every fault |
 | server | `covey analyze --fleet .` | how skewed each site is |
 
-Settings of the run are in `fleet.toml`: the method, the model, time-outs, and what happens to sites that fail.
+Settings of the run are in `fleet.toml`: the method, the model, time-outs, and what happens to sites that fail. A run
+that has begun keeps its method, model and so on; for others begin another one: `covey fleet run . --out run-2`.
 
 - A site that is away is not invited. It returns with the same key as the same client.
 - A site whose answers are late, broken or too large costs its own answer; the record says which and why. After

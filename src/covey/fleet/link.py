@@ -95,21 +95,33 @@ class Link:
     def register(self, sites: Iterable[tuple[str, Path]]) -> dict[str, int]:
         """Make sites known by their public keys (OpenSSH files); returns the number of each one's node.
 
-        What is registered already stays as it is; a name whose key is another one now is refused.
+        What is registered already under this name stays as it is; a name or a key that is somebody else's is refused.
         """
         with self._control() as control:
             known = {node.public_key: node for node in control.ListNodes(ListNodesRequest()).nodes_info}
-            names = {node.name: node.public_key for node in known.values() if not node.unregistered_at}
+            numbers = {node.name: node.node_id for node in known.values() if not node.unregistered_at}
             found = {}
             for name, path in sites:
                 public = public_bytes(path)
-                if public in known:
-                    found[name] = int(known[public].node_id)
+                node = known.get(public)
+                if node is not None:
+                    require(
+                        not node.unregistered_at,
+                        f"The key of the site {name} was removed from the SuperLink, which takes none twice. Give the "
+                        f"site another pair of keys, and {path} the public one: "
+                        "ssh-keygen -t ecdsa -b 384 -N '' -f node.key",
+                    )
+                    require(
+                        node.name == name,
+                        f"The key of the site {name} is registered as {node.name}: give each site a pair of keys of "
+                        "its own, or call the site by that name.",
+                    )
+                    found[name] = int(node.node_id)
                     continue
                 require(
-                    name not in names,
+                    name not in numbers,
                     f"The site {name} is registered with another key. Remove that one first: "
-                    f"flwr supernode unregister {next((n.node_id for n in known.values() if n.name == name), '')}",
+                    f"flwr supernode unregister {numbers.get(name, '')}",
                 )
                 answer = control.RegisterNode(RegisterNodeRequest(public_key=public, name=name))
                 found[name] = int(answer.node_id)

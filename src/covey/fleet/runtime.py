@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from covey.flower.post import Post
 from covey.flower.roster import Roster
 from covey.messages import Order, Replies, checked
 from covey.records import replace_file
+from covey.roles import Method
 from covey.runtimes.local import LocalRuntime
 
 FLEET = "COVEY_FLEET"
@@ -61,9 +62,9 @@ class FleetRuntime:
             f"The fleet in {fleet.folder} has {len(fleet.sites)} sites, and the run {federation.clients} clients.",
         )
         self.fleet, self.rules, self._config = fleet, fleet.rules, config
-        self._known = not fleet.data
+        self.known = not fleet.data
         """Whether the server knows what samples the sites were dealt."""
-        self._tests = self._known or "test" in fleet.data
+        self._tests = not federation.dataset.untested
         """Whether the server has a test set of its own."""
         told = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
         self._told = json.dumps(told, sort_keys=True)
@@ -76,6 +77,11 @@ class FleetRuntime:
         self._begun = False
         self._away: list[int] = []
         self._resting: list[int] = []
+        self._method: Method | None = None
+        self._resident = False
+        """Whether the last training left its models at the sites."""
+        self._at_sites = False
+        """Whether the last scores are what sites report."""
         self._scored = True
         self._post = Post(
             self._roster,
@@ -86,6 +92,14 @@ class FleetRuntime:
         )
         self._accounts = fleet.server / "accounts" / f"{self._post.run}.json"
         self._recall()
+
+    def serve(self, method: Method) -> None:
+        """Know which model each site uses, for it to be scored there."""
+        self._method = method
+
+    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with a run from its records: who failed in a row, and who is rested."""
+        self._health.recall(rows[-1].get("health", {}) if rows else {})
 
     @classmethod
     def of(cls, federation: Federation, module: nn.Module, config: Config) -> "FleetRuntime":
@@ -127,14 +141,21 @@ class FleetRuntime:
             replies = checked(self._post.exchange(grid, order))
         lost = [fault.client for fault in replies.faults if fault.measurement is None]
         self._health.note(order.round, order.clients.tolist(), lost, forgiving=order.train)
+        if order.train:
+            self._resident = order.resident
         self._remember()
         return replace(replies, round_seconds=time.perf_counter() - begin)
 
     def evaluate(self, states: Tensor) -> Scores:
-        """On the server's test set; where it has none, the sites evaluate, each on its own samples."""
-        if self._tests:
+        """On the server's test set; where it has none, or not the models, sites evaluate, each on its own samples."""
+        self._at_sites = self._resident or not self._tests
+        if not self._at_sites:
             return self._evaluator.evaluate(states)
-        rows = self._at_own_sites(states) if len(states) == len(self.fleet.sites) else self._at_all_sites(states)
+        method = self._method
+        if method is not None and len(states) == len(method.models()):
+            rows = self._at_their_sites(states, method.model_of_client)
+        else:
+            rows = self._at_all_sites(states)
         self._scored = bool(np.isfinite(rows).any())
         # The mean of others stands for a model that nobody scored; nothing is said of classes.
         rows = np.where(np.isfinite(rows), rows, np.nanmean(rows, axis=0)) if self._scored else np.zeros_like(rows)
@@ -149,16 +170,19 @@ class FleetRuntime:
         """Loss and accuracy `[m, 2]` of each model over all sites that answer, weighted by their samples."""
         rows = np.full((len(states), 2), np.nan)
         for row, state in enumerate(states):
-            found = np.array(list(self._scores(state).values())).reshape(-1, 3)
-            if len(found):
-                rows[row] = found[:, 0] / found[:, 0].sum() @ found[:, 1:]
+            scores = list(self._scores(state).values())
+            if scores:
+                rows[row] = _by_samples(scores)
         return rows
 
-    def _at_own_sites(self, states: Tensor) -> FloatArray:
-        """Loss and accuracy `[sites, 2]` of each site's own model on its own samples."""
+    def _at_their_sites(self, states: Tensor, users: IntArray) -> FloatArray:
+        """Loss and accuracy `[m, 2]` of each model over the sites that use it (`users` `[sites]`), by their samples."""
         rows = np.full((len(states), 2), np.nan)
-        for client, (_, loss, accuracy) in self._scores(states).items():
-            rows[client] = loss, accuracy
+        found = self._scores(states[0] if len(states) == 1 else states[torch.from_numpy(users)])
+        for model in range(len(states)):
+            scores = [found[client] for client in np.flatnonzero(users == model).tolist() if client in found]
+            if scores:
+                rows[model] = _by_samples(scores)
         return rows
 
     def _scores(self, start: Tensor) -> dict[int, tuple[int, float, float]]:
@@ -166,7 +190,8 @@ class FleetRuntime:
         there = self._look(grid)
         models = start if start.dim() == 1 else start[torch.from_numpy(there)]
         with self._connected():
-            return self._post.scores(grid, Order(0, there, models, self._config.local, train=False))
+            order = Order(0, there, models, self._config.local, train=False, resident=self._resident)
+            return self._post.scores(grid, order)
 
     def _look(self, grid: FleetGrid) -> IntArray:
         """Sites that are there now."""
@@ -188,12 +213,14 @@ class FleetRuntime:
     def annotated(self, record: dict[str, object]) -> dict[str, object]:
         """A round's record with who was away or rested, and without what is not known of sites' own data."""
         record = {**record, "away": self._away, "resting": self._resting}
-        if not self._known:
+        if health := self._health.as_mapping():
+            record["health"] = health
+        if not self.known:
             record["cohort_skew"] = None
         if "accuracy" in record:
-            if not self._known:
+            if not self.known or self._at_sites:
                 record["own_accuracy"] = None
-            if not self._tests:
+            if self._at_sites:
                 record.pop("class_accuracy", None)
             if not self._scored:
                 record["accuracy"] = None
@@ -227,6 +254,13 @@ class FleetRuntime:
         if self._post.holds:
             self._accounts.parent.mkdir(exist_ok=True)
             replace_file(self._accounts, json.dumps(self._post.holds).encode())
+
+
+def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:
+    """Mean loss and accuracy of several sites, by their samples."""
+    found = np.array(scores)
+    mean: FloatArray = found[:, 0] / found[:, 0].sum() @ found[:, 1:]
+    return mean
 
 
 @dataclass

@@ -48,6 +48,8 @@ def load(data_dir: Path | None, /, *, folder: str = "") -> Dataset:
         coerce(fleet.data.get("deviation", (1.0,) * channels), tuple[float, ...], "data.deviation"),
         groups=torch.arange(len(fleet.sites)).repeat_interleave(len(classes)),
         group_names=fleet.sites,
+        blank=True,
+        untested="test" not in fleet.data,
     )
 
 

@@ -11,8 +11,11 @@ run says what the model is, by name; models and probes of users' own only where 
 """
 
 import csv
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 from covey.client import Learner
 from covey.data.dataset import Dataset, Samples
 from covey.errors import Refusal, require
+from covey.estimation import Privacy
 from covey.fleet.certificates import write_private
 from covey.fleet.drill import drilled
 from covey.flower.app import answered, register
@@ -94,6 +98,9 @@ def protection(node: Mapping[str, Any]) -> Protection | None:
     """What the site does to its answers before they leave it."""
     clip = node.get("update-clip")
     update, insight = node.get("update-privacy"), node.get("insight-privacy")
+    for option, text in (("update-privacy", update), ("insight-privacy", insight)):
+        if text is not None:
+            Privacy.of(str(text), option)
     if clip is None and update is None and insight is None:
         return None
     return Protection(
@@ -156,33 +163,66 @@ def _csv(path: Path, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def work(message: Message, context: Context) -> Message:
     """The answer to an order."""
-    recall(context)
+    turn = recall(context)
     answer = answered(message, context, lambda: prepared(context, "train"), allowed=allowed(context.node_config))
-    remember(context)
+    remember(context, turn)
     return drilled(message, context, answer)
 
 
-def recall(context: Context) -> None:
-    """Take up what the site held (its own model, MOCHA's dual variables) before its node or the server restarted."""
+def recall(context: Context) -> int:
+    """Take up what the site holds (its own model, MOCHA's dual variables), and take a number for this order.
+
+    What is written down counts, also where the node hands over something else: that is lost when the node restarts,
+    and may be of an order that ended late.
+    """
     place = context.node_config.get("memory")
-    if place and not len(context.state) and Path(str(place)).is_file():
-        kept = RecordDict.FromString(Path(str(place)).read_bytes())
-        context.state = recorddict_from_proto(kept)
+    if not place:
+        return 0
+    path = Path(str(place))
+    with _turns(path) as turns:
+        turns["taken"] += 1
+        if path.is_file():
+            context.state = recorddict_from_proto(RecordDict.FromString(path.read_bytes()))
+        return turns["taken"]
 
 
-def remember(context: Context) -> None:
-    """Write down what the site holds, where it holds anything."""
+def remember(context: Context, turn: int) -> None:
+    """Write down what the site holds, where it holds anything, and unless a later order has done so already."""
     place = context.node_config.get("memory")
-    if place and any(len(record) for record in context.state.array_records.values()):
-        path = Path(str(place))
+    if not place or not any(len(record) for record in context.state.array_records.values()):
+        return
+    path = Path(str(place))
+    with _turns(path) as turns:
+        if turn < turns["written"]:
+            return
         beside = path.with_name(f"{path.name}.part")
         beside.unlink(missing_ok=True)
         write_private(beside, recorddict_to_proto(context.state).SerializeToString())
         beside.replace(path)
+        turns["written"] = turn
+
+
+@contextmanager
+def _turns(path: Path) -> Iterator[dict[str, int]]:
+    """Be alone with a site's memory: the last number that was taken, and that of the order which wrote it last.
+
+    A server that gives an order up sends the next one, so that two may be at work.
+    """
+    handle = os.open(path.with_name(f"{path.name}.turns"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        found = [int(word) for word in os.read(handle, 64).split()]
+        turns = dict(zip(("taken", "written"), found or (0, 0), strict=True))
+        yield turns
+        # Always as many bytes, over those that were there, so that a process which is killed leaves no half of them.
+        os.pwrite(handle, b"%020d %020d" % (turns["taken"], turns["written"]), 0)
+    finally:
+        os.close(handle)
 
 
 def score(message: Message, context: Context) -> Message:
     """How a model does on the site's test samples."""
+    recall(context)
     return answered(message, context, lambda: prepared(context, "test"), allowed=allowed(context.node_config))
 
 

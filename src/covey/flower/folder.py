@@ -2,19 +2,23 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from covey.config import Config
+from covey.config import Config, require_same
+from covey.errors import require
 from covey.federations import GIVEN
+from covey.layout import Layout
 from covey.messages import Order, Replies
 from covey.records import (
     FORMAT,
     Records,
     describe_machine,
     read_checkpoint,
+    read_config,
     read_metrics,
     replace_file,
     round_record,
@@ -26,19 +30,40 @@ from covey.roles import Method
 class RunFolder:
     """A folder that a strategy writes after every round, and goes on from when it is started again."""
 
-    def __init__(self, folder: Path, config: Config) -> None:
+    def __init__(self, folder: Path, config: Config, layout: Layout) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.done, self.state = read_checkpoint(folder)
         # The clients' data are their own business, so nothing is said of a data set.
         unknown = {"dataset": {"name": GIVEN}, "environment": GIVEN, "runtime": "flower"}
-        about = {"format": FORMAT, "config": {**config.as_mapping(), **unknown}}
-        write_json(folder / "config.json", about)
+        tensors = {slot.name: list(slot.shape) for slot in (*layout.parameters, *layout.buffers)}
+        about = {**config.as_mapping(), **unknown}
+        if (folder / "config.json").is_file():
+            self._require_same(Config.of(about), tensors)
+        self.done, self.state = read_checkpoint(folder)
+        write_json(folder / "config.json", {"format": FORMAT, "config": about, "tensors": tensors})
         if not (folder / "environment.json").exists():
             write_json(folder / "environment.json", describe_machine())
         rows = [row for row in read_metrics(folder) if int(row["round"]) <= self.done]
+        self.last: Mapping[str, Any] = rows[-1] if rows else {}
+        """The line of the last finished round."""
         self._write_rows(rows)
         self._records = Records(folder, self.done, float(rows[-1]["clock"]) if rows else 0.0)
+
+    def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
+        """Refuse a folder of another run; one that is gone on with may have more rounds than it was begun with."""
+        before = read_config(self.folder)
+        require_same(
+            before,
+            replace(config, rounds=before.rounds),
+            f"The run in {self.folder}",
+            "give the strategy another folder",
+        )
+        kept = json.loads((self.folder / "config.json").read_text(encoding="utf-8")).get("tensors", tensors)
+        require(
+            kept == tensors,
+            f"The run in {self.folder} is about a model with other tensors: give the strategy that model, or another "
+            "folder.",
+        )
 
     def keep(
         self,

@@ -1,6 +1,6 @@
 """Rest for clients that fail: after some failures in a row a client is not invited for a round, then two, four, …"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -32,6 +32,20 @@ class Health:
             self.failures[client] = count = self.failures.get(client, 0) + 1
             if count >= self.strikes:
                 self.until[client] = round + min(2 ** min(count - self.strikes, 30), self.longest)
+
+    def as_mapping(self) -> dict[str, dict[str, int]]:
+        """What a record keeps of it, for a run that is gone on with; nothing where all is well."""
+        if not self.failures:
+            return {}
+        return {
+            "failures": {str(client): count for client, count in sorted(self.failures.items())},
+            "until": {str(client): last for client, last in sorted(self.until.items())},
+        }
+
+    def recall(self, kept: Mapping[str, Mapping[str, int]]) -> None:
+        """Go on from what a record kept."""
+        self.failures = {int(client): count for client, count in kept.get("failures", {}).items()}
+        self.until = {int(client): last for client, last in kept.get("until", {}).items()}
 
     def resting(self, round: int) -> set[int]:
         """Clients that sit this round out."""

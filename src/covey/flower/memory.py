@@ -44,18 +44,32 @@ class Memory:
         array: Array | None = self._arrays.get(self.kept.get(name, name))
         return None if array is None else as_tensor(array)
 
-    def own(self) -> Tensor | None:
-        """The model that the client trained last, where it holds one."""
-        return self.find(cast(str, self._index["own"]))
+    @property
+    def trained(self) -> list[tuple[int, str]]:
+        """The last two rounds in which the client trained a model of its own, and the digest of what came of it."""
+        pairs = [pair.rpartition("=") for pair in cast(str, self._index["own"]).split()]
+        return [(int(round or 0), known) for round, _, known in pairs]
 
-    def hold(self, model: Tensor, *, own: bool = False) -> None:
-        """Keep a model, in the place of the one used longest ago where there are too many."""
+    def own(self, before: int | None = None) -> Tensor | None:
+        """The model that the client trained last, or last before a round, where it holds one.
+
+        A server that died before a round was finished asks for it again, and the client begins it where it did then.
+        """
+        found = [known for round, known in self.trained if before is None or round < before]
+        return self.find(found[-1]) if found else None
+
+    def hold(self, model: Tensor, *, own: int | None = None) -> None:
+        """Keep a model, in the place of the one used longest ago where there are too many.
+
+        `own` is the round in which the client trained it, where it did; rounds from that one on are forgotten.
+        """
         known = digest(model)
         if known not in self._arrays:
             self._arrays[known] = as_array(model)
         self._index["models"] = " ".join(used_now(self.models, known))
-        if own:
-            self._index["own"] = known
+        if own is not None:
+            others = [pair for pair in self.trained if pair[0] < own][-1:]
+            self._index["own"] = " ".join(f"{round}={name}" for round, name in (*others, (own, known)))
         self._forget()
 
     def keep(self, name: str, round: int, value: Tensor) -> None:
@@ -74,7 +88,7 @@ class Memory:
         self._forget()
 
     def _forget(self) -> None:
-        wanted = {*self.models, *self.kept.values(), cast(str, self._index["own"])}
+        wanted = {*self.models, *self.kept.values(), *(known for _, known in self.trained)}
         for known in [known for known in self._arrays if known not in wanted]:
             del self._arrays[known]
 

@@ -45,9 +45,12 @@ class Protection:
             f"update_clip must be above 0, not {self.update_clip}.",
         )
         require(self.insight_clip > 0, f"insight_clip must be above 0, not {self.insight_clip:g}.")
-        for text in (self.update, self.insight):
-            if text is not None:
-                Privacy.of(text)
+        for option in ("update", "insight"):
+            self._privacy(option)
+
+    def _privacy(self, option: str) -> Privacy | None:
+        text: str | None = getattr(self, option)
+        return None if text is None else Privacy.of(text, option)
 
     def of_update(self, received: Tensor, trained: Tensor, key: int) -> Tensor:
         """The model to send in the place of the one trained."""
@@ -55,19 +58,20 @@ class Protection:
             return trained
         update = trained.double() - received.double()
         update *= self.update_clip / update.norm().clamp(min=self.update_clip)
-        if self.update is not None:
-            update = Privacy.of(self.update).noisy(update, 2 * self.update_clip, key)
+        if (privacy := self._privacy("update")) is not None:
+            update = privacy.noisy(update, 2 * self.update_clip, key)
         return (received.double() + update).to(trained.dtype)
 
     def of_insight(
         self, probe: Insight, learner: Learner, received: Tensor, samples: Samples, key: int
     ) -> dict[str, Tensor]:
         """The insight of the last layer with noise, in the place of the exact one."""
-        assert self.insight is not None
+        privacy = self._privacy("insight")
+        assert privacy is not None
         require(probe.kind == "head", f"Noise is known for the insight head, not for {probe.kind}: none is sent.")
         mean = clipped_head_gradient(learner, received, samples, self.insight_clip)
         flat = torch.cat([value.flatten() for value in mean.values()])
-        noisy = Privacy.of(self.insight).noisy(flat, 2 * self.insight_clip / len(samples), key)
+        noisy = privacy.noisy(flat, 2 * self.insight_clip / len(samples), key)
         parts = torch.split(noisy, [value.numel() for value in mean.values()])
         return {
             name: (probe.rate * part.view(value.shape)).to(learner.dtype)

@@ -56,7 +56,7 @@ class Strategy(FlowerStrategy):
     configure: `configure(round, name)`, settings for single clients.
     patience: seconds to wait for the clients before the first round.
     folder: a run folder, written after every round: the method's whole state, from which `start` goes on, and who
-        failed and why, for `covey report`.
+        failed and why, for `covey report`. A folder of another run is refused; more rounds are allowed.
     strikes: failures in a row after which a client is not invited for a round, then two, four, … (0: never rested).
 
     How long a round waits for answers is Flower's `start(timeout=...)`.
@@ -169,10 +169,11 @@ class Strategy(FlowerStrategy):
         self._done = 0
         if self._place is None:
             return initial
-        self._folder = RunFolder(self._place, config)
+        self._folder = RunFolder(self._place, config, self.layout)
         if self._folder.state is None:
             return initial
         self._ready().load_state_dict(self._folder.state)
+        self._health.recall(self._folder.last.get("health", {}))
         self._done = self._folder.done
         return self._record()
 
@@ -232,7 +233,8 @@ class Strategy(FlowerStrategy):
         self._health.note(server_round, self._order.clients.tolist(), lost)
         method.absorb(server_round, found)
         if self._folder is not None:
-            self._folder.keep(method, self._order, found, self._asked, self._notes)
+            ill = {"health": health} if (health := self._health.as_mapping()) else {}
+            self._folder.keep(method, self._order, found, self._asked, {**self._notes, **ill})
         entry["figures"] = method.figures()
         if not len(found):
             return None, None

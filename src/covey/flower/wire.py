@@ -94,7 +94,7 @@ class Task:
     start: Tensor | None
     """`[d]`; None where no model is needed, or where the client goes on from its own."""
     own: bool
-    """Start from the model that the client trained last."""
+    """Start from the model that the client trained last before this round."""
     anchor: Tensor | None
     work: Local
     probes: tuple[Probe, ...]

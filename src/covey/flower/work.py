@@ -64,7 +64,7 @@ class Client:
             memory.hold(received)
             # What was sent, so that client and server mean the same model.
             if task.train and bool(torch.isfinite(trained).all()):
-                memory.hold(tensors.get("state", trained), own=True)
+                memory.hold(tensors.get("state", trained), own=task.round)
         carried = dict(kept)
         if task.train and not task.returns:
             carried["state"] = trained
@@ -74,7 +74,7 @@ class Client:
 
     def _received(self, task: Task, memory: Memory) -> Tensor:
         size = self.learner.layout.size
-        state = memory.own() if task.own else task.start
+        state = memory.own(before=task.round) if task.own else task.start
         if state is None:
             if task.own:
                 raise Missing("own")

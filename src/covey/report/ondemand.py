@@ -58,7 +58,7 @@ def job_rows(job: OnDemand) -> list[tuple[str, str]]:
     rows = [
         ("base run", f"{composed.base}, after {composed.base_round} rounds"),
         ("class shares", f"{composed.estimator}, of {heard:,} of {composed.clients:,} clients"),
-        ("  off by (n·MAE)", f"{composed.error:.3f}"),
+        *([] if composed.error is None else [("  off by (n·MAE)", f"{composed.error:.3f}")]),
         ("rounds", f"{composed.rounds} for each target"),
         ("sent up / down", f"{size(up)} / {size(down)}"),
     ]
@@ -70,13 +70,14 @@ def job_rows(job: OnDemand) -> list[tuple[str, str]]:
 def results_table(job: OnDemand) -> Markup:
     """A line for each target."""
     further = ["continued"] if job.continued is not None else []
-    columns = ["target", "clients", "composed, off by", "truly off by", "base", *further, "on demand", "best", "gain"]
+    truly = [] if any(one.true_mix is None for one in job.tailored) else ["truly off by"]
+    columns = ["target", "clients", "composed, off by", *truly, "base", *further, "on demand", "best", "gain"]
     rows = [
         [
             one.wanted.name,
             f"{len(one.composition.clients)} of {job.composed.clients}",
             f"{one.composition.distance:.2f}",
-            f"{float(np.abs(one.true_mix - one.wanted.mix).sum()):.2f}",
+            *([] if one.true_distance is None else [f"{one.true_distance:.2f}"]),
             percent(one.base.accuracy),
             *([percent(one.continued.accuracy)] if one.continued is not None else []),
             percent(one.scored.accuracy),
@@ -158,13 +159,13 @@ def curve_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
 
 
 def mix_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
-    """Target, composed and true mix, class by class."""
+    """Target, composed and (where it is known) true mix, class by class."""
     chosen = _classes(one)
     names = [plain(job.composed.class_names[label]) for label in chosen.tolist()]
     bars = [
         ("target", _BASE, one.wanted.mix),
         ("composed, by the estimates", _OWN, one.composition.mix),
-        ("truly", _CONTINUED, one.true_mix),
+        *([] if one.true_mix is None else [("truly", _CONTINUED, one.true_mix)]),
     ]
     data = [
         {
@@ -182,10 +183,10 @@ def mix_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
         "barmode": "group",
         "hovermode": "closest",
     }
-    off = float(np.abs(one.true_mix - one.wanted.mix).sum())
+    truly = "" if one.true_distance is None else f", truly {one.true_distance:.2f}"
     said = (
         f"{len(one.composition.clients)} of {job.composed.clients} clients. n·MAE from the target: "
-        f"{one.composition.distance:.2f} by the estimates, truly {off:.2f}."
+        f"{one.composition.distance:.2f} by the estimates{truly}."
     )
     keys = [Key(name, colour) for name, colour, _ in bars]
     chart = Chart(f"Mix of target {one.wanted.name}. {said}", data, layout, 320)
@@ -194,7 +195,8 @@ def mix_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
 
 def _classes(one: Tailored) -> IntArray:
     """Classes that matter, at most `_CLASSES`, in their order."""
-    weight = np.maximum(one.wanted.mix, np.maximum(one.composition.mix, one.true_mix))
+    weight = np.maximum(one.wanted.mix, one.composition.mix)
+    weight = weight if one.true_mix is None else np.maximum(weight, one.true_mix)
     most = np.argsort(-weight, kind="stable")[:_CLASSES]
     return np.sort(most[weight[most] > 0])
 
