@@ -662,6 +662,19 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
         assert torch.equal(result.arrays.to_torch_state_dict()[name], value)
 
 
+@pytest.mark.parametrize("method", ["local-only", "mocha"])
+def test_a_run_that_needs_what_clients_held_does_not_go_on_without_it(method, tmp_path):
+    for rounds in (2, 3):
+        strategy = Strategy(method, model=net(), clients=3, cohort=3, folder=tmp_path)
+        grid = InProcessGrid(an_app(), 3)
+        if rounds == 2:
+            strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
+            assert not any(entry["faults"] for entry in strategy.history)
+        else:
+            with pytest.raises(Refusal, match=f"cannot be gone on with: '{method}' leaves with clients what only they"):
+                strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

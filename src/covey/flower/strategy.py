@@ -177,6 +177,15 @@ class Strategy(FlowerStrategy):
         self._done = self._folder.done
         return self._record()
 
+    def _require_nothing_lost(self, order: Order) -> None:
+        """Refuse to go on with a method that needs what clients held: Flower gives them a new memory with each run."""
+        require(
+            not (order.train and order.resident) and not any(probe.kept for probe in order.probes),
+            f"The run in {self._place} cannot be gone on with: '{self.config.method}' leaves with clients what only "
+            "they know (their own models or variables), and Flower gives these a new memory when a ServerApp starts again. "
+            "Begin another run, or use covey fleet, whose sites keep theirs.",
+        )
+
     def _made(self, config: Config, setting: Setting, state: Tensor) -> Method:
         if config.many is not None:
             return manymodels[config.many.name].part(setting, state, **config.many.options)
@@ -216,6 +225,8 @@ class Strategy(FlowerStrategy):
             self._note(entry, answers)
             method.surveyed(server_round, answers)
         self._order = method.order(server_round, reachable)
+        if self._done and server_round == self._done + 1:
+            self._require_nothing_lost(self._order)
         entry["invited"] = [post.roster.names[client] for client in self._order.clients]
         return post.messages(self._order)
 
