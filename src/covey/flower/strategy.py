@@ -182,8 +182,8 @@ class Strategy(FlowerStrategy):
         require(
             not (order.train and order.resident) and not any(probe.kept for probe in order.probes),
             f"The run in {self._place} cannot be gone on with: '{self.config.method}' leaves with clients what only "
-            "they know (their own models or variables), and Flower gives these a new memory when a ServerApp starts again. "
-            "Begin another run, or use covey fleet, whose sites keep theirs.",
+            "they know (their own models or variables), and Flower gives these a new memory when a ServerApp starts "
+            "again. Begin another run, or use covey fleet, whose sites keep theirs.",
         )
 
     def _made(self, config: Config, setting: Setting, state: Tensor) -> Method:
