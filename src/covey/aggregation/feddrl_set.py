@@ -122,7 +122,8 @@ class FedDRLSet(ByAgent):
     noise, reversion: σ and θ of the Ornstein-Uhlenbeck noise on logits; with reversion 1 each round's is new.
     limit: R, the bound of logits; no client counts more than e^(2R) times another.
     gain, memory_gain: where the agent begins: factors on relative and on remembered relative loss. 0.8 and 0 is
-        loss-softmax for 10 clients (and up to `limit`).
+        loss-softmax for 10 clients (and up to `limit`). In trials, 1, 1.5 and 3 of memory came to accuracies within
+        a point of each other, and 3 points (10 of 100 clients a round) to 9 (all of 10) above none.
     keep: how much of what is remembered of a client stays when it takes part again.
     reward: relative is the logarithm of how much smaller mean plus range of l_b became; paper is minus that sum.
     normalise_rewards: whether rewards are scaled to mean 0 and deviation 1 of those remembered.
@@ -150,7 +151,7 @@ class FedDRLSet(ByAgent):
         reversion: float = 1.0,
         limit: float = 2.0,
         gain: float = 0.0,
-        memory_gain: float = 3.0,
+        memory_gain: float = 1.5,
         keep: float = 0.9,
         reward: Literal["paper", "relative"] = "relative",
         normalise_rewards: bool = True,
