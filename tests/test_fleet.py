@@ -661,6 +661,9 @@ def test_models_that_stay_at_sites_are_scored_there(own_data, test, tmp_path):
     assert run.metrics[-1]["accuracy"] > run.metrics[0]["accuracy"] > 0.2
     assert run.metrics[-1]["own_accuracy"] is None
     assert "class_accuracy" not in run.metrics[-1]
+    for look in (run.evaluate, lambda: run.model(0), lambda: run.export(tmp_path / "model.safetensors", 0)):
+        with pytest.raises(Refusal, match="With 'local-only' on a fleet, models stay at the sites"):
+            look()
 
 
 def test_a_run_that_is_gone_on_with_keeps_its_settings_or_says_that_they_differ(own_data, covey_command):

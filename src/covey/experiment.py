@@ -182,6 +182,10 @@ class Run:
         # What a live fleet trained is looked at here, whether the fleet is there or not.
         config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
         experiment = Experiment.of(config, self.given)
+        require(
+            self.config.runtime != "fleet" or not getattr(experiment.method, "resident", False),
+            f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
+        )
         experiment.method.load_state_dict(state)
         return experiment
 

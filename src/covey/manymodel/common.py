@@ -24,6 +24,9 @@ manymodels: Registry[Callable[..., Method]] = Registry("many-model method", "man
 class ManyModel(ABC):
     """A method that keeps a model per client or per group of clients; options are keyword-only parameters."""
 
+    resident = False
+    """Whether trained models stay with the clients."""
+
     def __init__(self, setting: Setting, participation: Participation) -> None:
         self.setting = setting
         self.participation = participation

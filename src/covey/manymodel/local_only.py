@@ -13,9 +13,11 @@ from covey.roles import Setting
 class LocalOnly(PersonalModels):
     """All clients train every round, each its own model; nothing is sent."""
 
+    resident = True
+
     def __init__(self, setting: Setting, model: Tensor) -> None:
         super().__init__(setting, model, "all")
 
     def order(self, round: int, candidates: IntArray) -> Order:
         start = self.personal[torch.from_numpy(candidates)]
-        return Order(round, candidates, start, self.setting.work, resident=True)
+        return Order(round, candidates, start, self.setting.work, resident=self.resident)
