@@ -59,3 +59,14 @@ def test_sums_by_comparison_are_sums_in_order():
     gradient = torch.randn(2, 30, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     in_order = embedding._add_up_lanes(gradient, words, 5)
     torch.testing.assert_close(embedding._by_comparison(gradient, words, 5), in_order)
+
+
+def test_a_stack_of_stacks_is_refused_and_not_mistaken_for_a_stack():
+    tables, words = torch.randn(4, 4, 5, 3), torch.zeros(4, 4, 2, dtype=torch.int64)
+    with pytest.raises(NotImplementedError, match="no stacks of stacks"):
+        vmap(vmap(torch.ops.covey.word_vectors))(tables, words)
+    gradients = torch.randn(4, 4, 2, 3)
+    with pytest.raises(NotImplementedError, match="no stacks of stacks"):
+        vmap(lambda gradient, which: torch.ops.covey.word_gradients_of_lanes(gradient, which, 5))(gradients, words)
+    with pytest.raises(NotImplementedError, match="no stacks of stacks"):
+        vmap(vmap(torch.ops.covey.lstm))(torch.randn(4, 4, 2, 3, 8), torch.randn(4, 4, 8, 2))

@@ -183,7 +183,7 @@ class Run:
         config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
         experiment = Experiment.of(config, self.given)
         require(
-            self.config.runtime != "fleet" or not getattr(experiment.method, "resident", False),
+            self.config.runtime != "fleet" or not experiment.method.resident,
             f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
         )
         experiment.method.load_state_dict(state)

@@ -83,3 +83,9 @@ def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor |
     if dimension is None:
         return tensor.expand(info.batch_size, *tensor.shape)
     return tensor.movedim(dimension, 0).contiguous()
+
+
+def require_lanes(tensor: Tensor | None, dimensions: int) -> None:
+    """Refuse what is stacked already: operators know one dimension of lanes and would mistake another for it."""
+    if tensor is not None and tensor.dim() != dimensions:
+        raise NotImplementedError("Models are stacked once: there are no stacks of stacks.")

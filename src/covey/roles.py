@@ -102,6 +102,9 @@ aggregators: Registry[Callable[..., Aggregator]] = Registry("aggregator", "aggre
 class Method(Protocol):
     """What the round loop knows of a method, with one model or many."""
 
+    resident: bool
+    """Whether trained models stay with the clients."""
+
     def survey(self, round: int, candidates: IntArray) -> Order | None:
         """What to measure before `order`, where anything; `surveyed` is told the answers."""
         ...

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.operators import define, stacked
+from covey.operators import define, require_lanes, stacked
 
 _MOST_COMPARED = 2048
 """Words in a batch up to which each is compared with each."""
@@ -80,6 +80,7 @@ def _look_up_in_lanes(
     info: Any, dimensions: tuple[int | None, ...], table: Tensor, words: Tensor
 ) -> tuple[Tensor, int]:
     tables, which = stacked(info, table, dimensions[0]), stacked(info, words, dimensions[1])
+    require_lanes(tables, 3)
     result: Tensor = torch.ops.covey.word_vectors(tables, which)
     return result, 0
 
@@ -97,8 +98,9 @@ def _add_up_lanes_shape(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
     return gradient.new_empty(len(words), rows, gradient.shape[-1])
 
 
-def _no_more_lanes(*given: Any) -> Any:
-    raise NotImplementedError("Words are looked up in one stack of tables, not in a stack of stacks.")
+def _no_more_lanes(info: Any, dimensions: tuple[int | None, ...], gradient: Tensor, *rest: Any) -> Any:
+    # Under `vmap` a dimension comes on top of the one of lanes.
+    require_lanes(gradient, 3)
 
 
 define(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.operators import define, stacked
+from covey.operators import define, require_lanes, stacked
 
 
 def scan(inputs: Tensor, weight: Tensor) -> Tensor:
@@ -123,6 +123,7 @@ def _forward_in_lanes(
     info: Any, dimensions: tuple[int | None, ...], inputs: Tensor, weight: Tensor
 ) -> tuple[Tensor, int]:
     given = [stacked(info, tensor, at) for tensor, at in zip((inputs, weight), dimensions, strict=True)]
+    require_lanes(given[0], 4)
     result: Tensor = torch.ops.covey.lstm(*given)
     return result, 0
 
