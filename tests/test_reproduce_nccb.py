@@ -136,6 +136,22 @@ def test_tables_show_improvements_and_rounds_to_the_best_of_random_selection():
     assert held["rounds that NCCB saves to random's best"][1] == "50 %, fewer with 2 of 2 seeds"
 
 
+def test_the_page_tells_how_widely_invitations_were_spread():
+    few = [4] * 10 + [2] * 5 + [0] * 520
+    results = [made(0.1), replace(made(0.08, "nccb"), hits=few), replace(made(0.11, "nccb", variant="own"), hits=few)]
+    text = section(markdown(NCCB.page(FULL, stored(*results))), "Whom methods invite")
+    (everyone,) = rows_of(text, "tweets", "random")
+    assert everyone[2:5] == ["535", "535", "535"]
+    # 50² / (10 · 16 + 5 · 4)
+    (bandit,) = rows_of(text, "tweets", "NCCB")
+    assert bandit[2:7] == ["535", "15", "14", "8.00", "-2.00"]
+    (own,) = rows_of(text, "tweets", "NCCB, a confidence for each client")
+    assert own[4:7] == ["14", "11.00", "+1.00"]
+    # On the other corpus it has not been run.
+    assert "--only confidence" in text
+    assert planned("blogs", "nccb", "own").config({}).selector.options["covariance"] == "own"
+
+
 def test_a_sweep_is_over_the_seeds_that_all_of_its_values_have():
     results = [made(0.10, seed=seed) for seed in range(3)]
     results += [made(0.11 + seed / 100, "nccb", seed=seed) for seed in range(3)]

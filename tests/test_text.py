@@ -221,6 +221,19 @@ def test_records_list_every_class_unless_there_are_thousands(classes):
     assert ("class_accuracy" in said) == (classes <= LISTED_CLASSES)
 
 
+def test_own_accuracy_is_the_mean_over_clients_on_their_mixes_with_one_model_or_many():
+    truth = Truth(np.array([[1.0, 0.0], [0.25, 0.75]]), np.zeros(2))
+    totals, right = np.array([10, 10]), np.array([[5, 9], [2, 4]])
+
+    def own(models: list[int], users: list[int]) -> object:
+        return summary(Scores(np.zeros(len(models)), right[models], totals), truth, np.array(users))["own_accuracy"]
+
+    # One model: 0.5 on the first mix, 0.25 · 0.5 + 0.75 · 0.9 = 0.8 on the second; the other model: 0.35 there.
+    assert own([0], [0, 0]) == pytest.approx(0.65)
+    assert own([0, 1], [0, 0]) == pytest.approx(0.65)
+    assert own([0, 1], [0, 1]) == pytest.approx(0.425)
+
+
 # ---------------------------------------------------------------------------------------------- files
 
 
