@@ -296,6 +296,8 @@ def test_the_ways_to_convolve_name_every_layer():
         assert any("grouped" in one.values() for one in candidate_ways(module, kernels))
         exact = candidate_ways(module, kernels, exact=True)
         assert exact and not any("grouped" in one.values() for one in exact)
+    (deep,) = candidate_ways(build_model("vgg11", {}, (3, 32, 32), 10, 0), kernels=True)
+    assert list(deep.values()) == ["kernel", *["slices"] * 7]
     layer = StackConv2d(module.conv1, "windows")
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
 

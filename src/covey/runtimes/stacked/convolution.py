@@ -76,27 +76,46 @@ def patches_convolution(
         x = F.pad(x, (int(padding[1]), int(padding[1]), int(padding[0]), int(padding[0])))
     height = (x.shape[2] - kernel_h) // stride[0] + 1
     width = (x.shape[3] - kernel_w) // stride[1] + 1
-    wide = weight.shape[0]
-    if windows:
-        columns = x.unfold(2, kernel_h, stride[0]).unfold(3, kernel_w, stride[1]).permute(0, 2, 3, 1, 4, 5).flatten(3)
-        kernels = weight.flatten(1).t()
-    else:
-        x = x.permute(0, 2, 3, 1)
-        slices = [
-            x[:, row : row + stride[0] * height : stride[0], column : column + stride[1] * width : stride[1]]
-            for row in range(kernel_h)
-            for column in range(kernel_w)
-        ]
-        columns = torch.cat([part[:, :height, :width] for part in slices], dim=-1)
-        kernels = weight.permute(2, 3, 1, 0).reshape(-1, wide)
+    product = _windows_product if windows else _slices_product
+    out = product(x, weight, stride, height, width)
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _windows_product(x: Tensor, weight: Tensor, stride: tuple[int, ...], height: int, width: int) -> Tensor:
+    """Every window of an image as a row, times the kernels as columns."""
+    wide, kernel_h, kernel_w = weight.shape[0], *weight.shape[2:]
+    rows = x.unfold(2, kernel_h, stride[0]).unfold(3, kernel_w, stride[1]).permute(0, 2, 3, 1, 4, 5).flatten(3)
+    kernels = weight.flatten(1).t()
     if x.is_cuda:
-        # Matrix units want rows of whole 16 bytes; zeros up to there cost less than a slow kernel.
-        columns = F.pad(columns, (0, -columns.shape[-1] % 8))
-        kernels = F.pad(kernels, (0, -wide % 8, 0, -kernels.shape[0] % 8))
-    out = (columns.reshape(-1, columns.shape[-1]) @ kernels)[:, :wide]
-    if bias is not None:
-        out = out + bias
-    return out.reshape(len(columns), height, width, wide).permute(0, 3, 1, 2)
+        rows = F.pad(rows, (0, -rows.shape[-1] % _WHOLE))
+        kernels = F.pad(kernels, (0, -wide % _WHOLE, 0, -kernels.shape[0] % _WHOLE))
+    out = (rows.flatten(0, 2) @ kernels)[:, :wide]
+    return out.reshape(len(rows), height, width, wide).permute(0, 3, 1, 2)
+
+
+def _slices_product(x: Tensor, weight: Tensor, stride: tuple[int, ...], height: int, width: int) -> Tensor:
+    """The kernels as rows, times the slice of all images under each of their elements.
+
+    Kernels and their gradient keep the layout they are stored in, and neighbours in an image stay neighbours.
+    """
+    wide, _, kernel_h, kernel_w = weight.shape
+    x = x.transpose(0, 1)
+    slices = [
+        x[:, :, row : row + stride[0] * height : stride[0], column : column + stride[1] * width : stride[1]]
+        for row in range(kernel_h)
+        for column in range(kernel_w)
+    ]
+    under = torch.stack([part[:, :, :height, :width] for part in slices], dim=1).flatten(2).flatten(0, 1)
+    kernels, places = weight.flatten(1), under.shape[1]
+    if x.is_cuda:
+        under = F.pad(under, (0, -places % _WHOLE, 0, -len(under) % _WHOLE))
+        kernels = F.pad(kernels, (0, -kernels.shape[1] % _WHOLE))
+    out = (kernels @ under)[:, :places]
+    return out.reshape(wide, -1, height, width).transpose(0, 1)
+
+
+_WHOLE = 8
+"""Matrix units want rows of whole 16 bytes; zeros up to there cost less than a slow kernel."""
 
 
 def convertible(layer: nn.Module) -> bool:
@@ -120,13 +139,17 @@ def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module
 def candidate_ways(module: nn.Module, kernels: bool = False, exact: bool = False) -> list[dict[str, Way]]:
     """Ways worth a measurement: our kernel or windows for the first layer, any way for the others; or all grouped.
 
-    Where float32 is to be `exact`, none is grouped: cuDNN's gradient of grouped 5 x 5 kernels is off by 4e-4.
+    With many channels it is matrix products: on VGG-11 the other ways take 3 and 6 times as long, and to compile them
+    only to learn that takes a minute each. Where float32 is to be `exact`, none is grouped: cuDNN's gradient of grouped
+    5 x 5 kernels is off by 4e-4.
     """
     layers = convolutions(module)
     names = list(layers)
     first: dict[str, Way] = {names[0]: "kernel" if kernels else "windows"}
     grouped: dict[str, Way] = dict.fromkeys(names, "grouped")
     slices: dict[str, Way] = dict.fromkeys(names, "slices")
+    if has_many_channels(module):
+        return [{**slices, **first}]
     candidates = [{**slices, **first}, {**grouped, **first}] if len(names) > 1 else [first]
     candidates = [ways for ways in candidates if not (exact and "grouped" in ways.values())]
     # Its gradient for the images is there for stride 1; the first layer needs none.
@@ -134,6 +157,14 @@ def candidate_ways(module: nn.Module, kernels: bool = False, exact: bool = False
     if kernels:
         return [*candidates, {**slices, **first, **own}] if own else candidates
     return candidates if exact else [*candidates, grouped]
+
+
+def has_many_channels(module: nn.Module) -> bool:
+    """Whether some convolution is wide enough that matrix products are the fastest way for the network."""
+    return any(layer.in_channels > MANY_CHANNELS for layer in convolutions(module).values())
+
+
+MANY_CHANNELS = 64
 
 
 def with_kernels(module: nn.Module, widest: int = 8) -> nn.Module:

@@ -22,6 +22,7 @@ from covey.runtimes.stacked.convolution import (
     Way,
     candidate_ways,
     convolutions,
+    has_many_channels,
     read_cache,
     replace_layers,
     replay_seconds,
@@ -187,7 +188,8 @@ class Engine:
         key = (*shape, len(segments))
         if key not in self._lanes:
             most = lanes_for(np.array([one.steps for one in segments]), self.most_lanes)
-            splits = self.for_speed and most > FEW_LANES
+            # Products of matrices are as fast in any number.
+            splits = self.for_speed and most > FEW_LANES and not has_many_channels(self.module)
             self._lanes[key] = self._fastest_lanes(shape, segments, jobs, most) if splits else most
         return self._lanes[key]
 
