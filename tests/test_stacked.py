@@ -18,7 +18,8 @@ from covey.models import build_model, models
 from covey.probes import Losses
 from covey.runtimes import LocalRuntime, StackedRuntime
 from covey.runtimes.stacked import evaluate_together
-from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, patches_convolution, with_kernels
+from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, with_kernels
+from covey.runtimes.stacked.engine import stack_module
 from covey.runtimes.stacked.plan import lanes_for, pack, segment, without_giants
 from tests.conftest import SMALL, without_timings
 
@@ -71,12 +72,9 @@ SHAPES = {
 }
 
 
-# The model of words has its data, and this same test, in test_lstm.py.
-@pytest.mark.parametrize("model", [name for name in models.names() if name != "lstm"])
-def test_every_model_trains_alike_on_both_runtimes(model):
-    shape = SHAPES.get(model, (3, 8, 8))
+def train_alike(model):
     given = {
-        "dataset": {"name": "synthetic", "shape": shape, "train": 60, "test": 20},
+        "dataset": {"name": "synthetic", "shape": SHAPES.get(model, (3, 8, 8)), "train": 60, "test": 20},
         "environment": {"name": "dirichlet", "alpha": 0.5, "minimum": 2},
         "clients": 5,
         "cohort": 3,
@@ -85,6 +83,25 @@ def test_every_model_trains_alike_on_both_runtimes(model):
     start, local, stacked = both(given, Local(epochs=1, batch=8, rate=0.002, momentum=0.5), [0, 2, 4], model)
     assert (local.states - stacked.states).norm() <= 1e-7 * (local.states - start).norm()
     assert torch.allclose(local.losses, stacked.losses, rtol=1e-9)
+
+
+# The model of words has its data, and this same test, in test_lstm.py.
+@pytest.mark.parametrize("model", [name for name in models.names() if name != "lstm"])
+def test_every_model_trains_alike_on_both_runtimes(model):
+    train_alike(model)
+
+
+@pytest.mark.parametrize("model", ["tutorial-cnn", "vgg11", "mobilenetv2"])
+def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
+    ways = []
+
+    def by_patches(module, _):
+        ways.append(candidate_ways(module)[0])
+        return stack_module(module, ways[-1])
+
+    monkeypatch.setattr("covey.runtimes.stacked.engine.stack_module", by_patches)
+    train_alike(model)
+    assert ways and "slices" in ways[0].values() and "grouped" not in ways[0].values()
 
 
 @pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "mcmahan-cnn", "pfl-cnn"])
@@ -263,23 +280,26 @@ def test_memory_limits_are_read_as_people_write_them():
     assert Config.of().memory_bytes == 0
 
 
-@pytest.mark.parametrize("windows", [True, False])
+@pytest.mark.parametrize("way", ["windows", "slices"])
 @pytest.mark.parametrize(
-    ("channels", "out", "kernel", "stride", "padding"),
+    ("channels", "out", "kernel", "stride", "padding", "groups"),
     [
-        (3, 6, 5, 1, 0),
-        (6, 16, 5, 1, 2),
-        (3, 8, 3, 2, 1),
-        (4, 5, 1, 1, 0),
-        (2, 3, (3, 5), (1, 2), (0, 1)),
-        (2, 3, 3, 1, "same"),
+        (3, 6, 5, 1, 0, 1),
+        (6, 16, 5, 1, 2, 1),
+        (3, 8, 3, 2, 1, 1),
+        (4, 5, 1, 1, 0, 1),
+        (2, 3, (3, 5), (1, 2), (0, 1), 1),
+        (2, 3, 3, 1, "same", 1),
+        (4, 4, 3, 1, 1, 4),
+        (5, 5, (3, 5), (2, 1), "valid", 5),
+        (3, 3, 4, 1, "same", 3),
     ],
 )
-def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, windows):
-    layer = torch.nn.Conv2d(channels, out, kernel, stride, padding).double()
+def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, groups, way):
+    layer = torch.nn.Conv2d(channels, out, kernel, stride, padding, groups=groups).double()
     x = torch.randn(3, channels, 9, 11, dtype=torch.float64, requires_grad=True)
     expected = layer(x)
-    patches = patches_convolution(x, layer.weight, layer.bias, layer.stride, layer.padding, windows=windows)
+    patches = StackConv2d(layer, way)(x)
     assert torch.allclose(patches, expected, atol=1e-12)
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), [x, layer.weight, layer.bias])
@@ -298,6 +318,8 @@ def test_the_ways_to_convolve_name_every_layer():
         assert exact and not any("grouped" in one.values() for one in exact)
     (deep,) = candidate_ways(build_model("vgg11", {}, (3, 32, 32), 10, 0), kernels=True)
     assert list(deep.values()) == ["kernel", *["slices"] * 7]
+    (mobile,) = candidate_ways(build_model("mobilenetv2", {}, (3, 32, 32), 10, 0), kernels=True)
+    assert list(mobile.values()) == ["kernel", *["slices"] * 52]
     layer = StackConv2d(module.conv1, "windows")
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
 

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,8 @@ Way = Literal["grouped", "slices", "windows", "kernel"]
 """One grouped convolution; patches as slices side by side; patches as windows of a view; our own kernel.
 
 Windows make the patches fastest, but their gradient for the image is a scatter: for the first layer, which
-needs none. The gradient of slices is a sum of slices.
+needs none. The gradient of slices is a sum of slices. Where every channel has a kernel to itself, slices need no
+matrix: they are weighed and added, which a compiler makes one pass over the images.
 """
 
 
@@ -48,6 +50,8 @@ class StackConv2d(nn.Module):
             return image_convolution(x, weight, bias, self.stride, self.padding)
         if self.way == "grouped":
             return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        if self.groups > 1:
+            return channelwise_convolution(x, self.weight, self.bias, self.stride, self.padding)
         return patches_convolution(x, self.weight, self.bias, self.stride, self.padding, windows=self.way == "windows")
 
 
@@ -68,20 +72,51 @@ def patches_convolution(
     windows: bool,
 ) -> Tensor:
     """Convolution as a matrix product: images `[b, i, h, w]`, kernels `[o, i, kh, kw]` → `[b, o, h', w']`."""
-    kernel_h, kernel_w = weight.shape[-2:]
-    if padding == "same":
-        before = [(size - 1) // 2 for size in (kernel_w, kernel_h)]
-        x = F.pad(x, (before[0], kernel_w - 1 - before[0], before[1], kernel_h - 1 - before[1]))
-    elif padding != "valid" and (padding[0] or padding[1]):
-        x = F.pad(x, (int(padding[1]), int(padding[1]), int(padding[0]), int(padding[0])))
-    height = (x.shape[2] - kernel_h) // stride[0] + 1
-    width = (x.shape[3] - kernel_w) // stride[1] + 1
     product = _windows_product if windows else _slices_product
-    out = product(x, weight, stride, height, width)
+    out = product(_padded(x, weight, padding), weight, stride)
     return out if bias is None else out + bias[:, None, None]
 
 
-def _windows_product(x: Tensor, weight: Tensor, stride: tuple[int, ...], height: int, width: int) -> Tensor:
+def channelwise_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: tuple[int, ...] | str
+) -> Tensor:
+    """Convolution of every channel with a kernel of its own, `[c, 1, kh, kw]`."""
+    slices = _slices(_padded(x, weight, padding), weight, stride)
+    weights = weight.flatten(1).unbind(1)
+    # One sum after another, which a compiler takes as one pass; a stack of them it would write to memory.
+    out = reduce(torch.add, (part * one[:, None, None] for part, one in zip(slices, weights, strict=True)))
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _padded(x: Tensor, weight: Tensor, padding: tuple[int, ...] | str) -> Tensor:
+    kernel_h, kernel_w = weight.shape[-2:]
+    if padding == "same":
+        before = [(size - 1) // 2 for size in (kernel_w, kernel_h)]
+        return F.pad(x, (before[0], kernel_w - 1 - before[0], before[1], kernel_h - 1 - before[1]))
+    if padding == "valid" or not (padding[0] or padding[1]):
+        return x
+    return F.pad(x, (int(padding[1]), int(padding[1]), int(padding[0]), int(padding[0])))
+
+
+def _output_size(x: Tensor, weight: Tensor, stride: tuple[int, ...]) -> tuple[int, int]:
+    height, width = (
+        (size - kernel) // step + 1 for size, kernel, step in zip(x.shape[2:], weight.shape[2:], stride, strict=True)
+    )
+    return height, width
+
+
+def _slices(x: Tensor, weight: Tensor, stride: tuple[int, ...]) -> list[Tensor]:
+    """What lies under each element of the kernels, row by row: `[b, i, h', w']` each."""
+    height, width = _output_size(x, weight, stride)
+    slices = [
+        x[:, :, row : row + stride[0] * height : stride[0], column : column + stride[1] * width : stride[1]]
+        for row in range(weight.shape[2])
+        for column in range(weight.shape[3])
+    ]
+    return [part[:, :, :height, :width] for part in slices]
+
+
+def _windows_product(x: Tensor, weight: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Every window of an image as a row, times the kernels as columns."""
     wide, kernel_h, kernel_w = weight.shape[0], *weight.shape[2:]
     rows = x.unfold(2, kernel_h, stride[0]).unfold(3, kernel_w, stride[1]).permute(0, 2, 3, 1, 4, 5).flatten(3)
@@ -90,28 +125,22 @@ def _windows_product(x: Tensor, weight: Tensor, stride: tuple[int, ...], height:
         rows = F.pad(rows, (0, -rows.shape[-1] % _WHOLE))
         kernels = F.pad(kernels, (0, -wide % _WHOLE, 0, -kernels.shape[0] % _WHOLE))
     out = (rows.flatten(0, 2) @ kernels)[:, :wide]
-    return out.reshape(len(rows), height, width, wide).permute(0, 3, 1, 2)
+    return out.reshape(*rows.shape[:3], wide).permute(0, 3, 1, 2)
 
 
-def _slices_product(x: Tensor, weight: Tensor, stride: tuple[int, ...], height: int, width: int) -> Tensor:
+def _slices_product(x: Tensor, weight: Tensor, stride: tuple[int, ...]) -> Tensor:
     """The kernels as rows, times the slice of all images under each of their elements.
 
     Kernels and their gradient keep the layout they are stored in, and neighbours in an image stay neighbours.
     """
-    wide, _, kernel_h, kernel_w = weight.shape
-    x = x.transpose(0, 1)
-    slices = [
-        x[:, :, row : row + stride[0] * height : stride[0], column : column + stride[1] * width : stride[1]]
-        for row in range(kernel_h)
-        for column in range(kernel_w)
-    ]
-    under = torch.stack([part[:, :, :height, :width] for part in slices], dim=1).flatten(2).flatten(0, 1)
+    under = torch.stack([part.transpose(0, 1) for part in _slices(x, weight, stride)], dim=1)
+    under = under.flatten(2).flatten(0, 1)
     kernels, places = weight.flatten(1), under.shape[1]
     if x.is_cuda:
         under = F.pad(under, (0, -places % _WHOLE, 0, -len(under) % _WHOLE))
         kernels = F.pad(kernels, (0, -kernels.shape[1] % _WHOLE))
     out = (kernels @ under)[:, :places]
-    return out.reshape(wide, -1, height, width).transpose(0, 1)
+    return out.reshape(len(weight), len(x), *_output_size(x, weight, stride)).transpose(0, 1)
 
 
 _WHOLE = 8
@@ -119,8 +148,10 @@ _WHOLE = 8
 
 
 def convertible(layer: nn.Module) -> bool:
-    """Whether a layer can be computed from patches."""
-    return type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+    """Whether a layer can be computed from patches, or channel by channel."""
+    if type(layer) is not nn.Conv2d or layer.dilation != (1, 1) or layer.padding_mode != "zeros":
+        return False
+    return layer.groups == 1 or layer.groups == layer.in_channels == layer.out_channels
 
 
 def convolutions(module: nn.Module) -> dict[str, nn.Conv2d]:
@@ -145,15 +176,17 @@ def candidate_ways(module: nn.Module, kernels: bool = False, exact: bool = False
     """
     layers = convolutions(module)
     names = list(layers)
-    first: dict[str, Way] = {names[0]: "kernel" if kernels else "windows"}
+    first: dict[str, Way] = {names[0]: "kernel" if kernels else "windows"} if layers[names[0]].groups == 1 else {}
     grouped: dict[str, Way] = dict.fromkeys(names, "grouped")
     slices: dict[str, Way] = dict.fromkeys(names, "slices")
     if has_many_channels(module):
         return [{**slices, **first}]
-    candidates = [{**slices, **first}, {**grouped, **first}] if len(names) > 1 else [first]
+    candidates = [{**slices, **first}, {**grouped, **first}] if len(names) > 1 else [{**slices, **first}]
     candidates = [ways for ways in candidates if not (exact and "grouped" in ways.values())]
     # Its gradient for the images is there for stride 1; the first layer needs none.
-    own: dict[str, Way] = {name: "kernel" for name in names[1:] if layers[name].stride == (1, 1)}
+    own: dict[str, Way] = {
+        name: "kernel" for name in names[1:] if layers[name].stride == (1, 1) and layers[name].groups == 1
+    }
     if kernels:
         return [*candidates, {**slices, **first, **own}] if own else candidates
     return candidates if exact else [*candidates, grouped]
@@ -169,13 +202,10 @@ MANY_CHANNELS = 64
 
 def with_kernels(module: nn.Module, widest: int = 8) -> nn.Module:
     """The module with convolutions of few channels computed by our kernel, as evaluation on a GPU wants them."""
-    layers = convolutions(module)
-    replace_layers(
-        module,
-        lambda name, layer: (
-            StackConv2d(layers[name], "kernel") if name in layers and layers[name].in_channels <= widest else None
-        ),
-    )
+    few = {
+        name: layer for name, layer in convolutions(module).items() if layer.in_channels <= widest and layer.groups == 1
+    }
+    replace_layers(module, lambda name, layer: StackConv2d(few[name], "kernel") if name in few else None)
     return module
 
 

@@ -196,7 +196,7 @@ class Engine:
     def _fastest_lanes(self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job], most: int) -> int:
         """All at once, or half of them at a time, or a quarter: halved as long as the whole takes less time."""
         batch = int(str(shape[0]))
-        signature = self._launcher(shape, segments, most, batch).signature(len(segments))
+        signature = self._launcher(shape, segments, most, batch).signature(most)
         known = read_cache("lanes")
         if signature not in known:
             lanes, best = most, self._launcher(shape, segments, most, batch).trial(pack(segments, most), jobs)
