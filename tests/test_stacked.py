@@ -18,9 +18,9 @@ from covey.models import build_model, models
 from covey.probes import Losses
 from covey.runtimes import LocalRuntime, StackedRuntime
 from covey.runtimes.stacked import evaluate_together
-from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, with_kernels
+from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, nearest, with_kernels
 from covey.runtimes.stacked.engine import stack_module
-from covey.runtimes.stacked.plan import lanes_for, pack, segment, without_giants
+from covey.runtimes.stacked.plan import lanes_for, pack, segment, suitable_lanes, without_giants
 from tests.conftest import SMALL, without_timings
 
 STACKED = {"runtime": "stacked", "device": "cpu"}
@@ -166,7 +166,7 @@ def test_fewer_lanes_than_clients_give_the_same_result(lanes):
     start = Layout.of(module()).read(module()).double()
     order = Order(1, np.arange(8), start, Local(epochs=2, batch=4, momentum=0.9))
     one, other = whole.execute(order), narrow.execute(order)
-    assert list(narrow.engine._lanes.values()) == [lanes]
+    assert [launcher.count for launcher in narrow.engine._launchers.values()] == [lanes]
     assert torch.allclose(one.states, other.states, rtol=0, atol=1e-12)
     assert torch.allclose(one.losses, other.losses, rtol=1e-12)
 
@@ -322,6 +322,42 @@ def test_the_ways_to_convolve_name_every_layer():
     assert list(mobile.values()) == ["kernel", *["slices"] * 52]
     layer = StackConv2d(module.conv1, "windows")
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
+
+
+def test_what_was_found_for_nearly_as_many_lanes_is_taken_over():
+    known = {"of 8": "few", "of 40": "some", "of 90": "many"}
+    place = "of {}".format
+    assert nearest(known, place, 40) == (40, "some")
+    assert nearest(known, place, 66) == (90, "many") and nearest(known, place, 64) == (40, "some")
+    assert nearest(known, place, 16) == (8, "few") and nearest(known, place, 4) == (8, "few")
+    assert nearest(known, place, 3) is nearest(known, place, 17) is nearest(known, place, 200) is None
+
+
+def of_steps(*steps):
+    work = Local(epochs=1, batch=1)
+    return [segment(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "made", "expected"),
+    [
+        ([100] * 10, [], 10),
+        # Clients that drop out leave lanes idle, and nothing is compiled for those that remain.
+        ([100] * 9, [10], 10),
+        ([100] * 7, [10], 10),
+        ([100] * 2, [10], 2),
+        # One client more than lanes would take twice as long.
+        ([100] * 11, [10], 11),
+        ([100] * 100, [10, 50], 50),
+        ([100] * 100, [10, 20], 100),
+        ([100] * 100, [90, 120], 120),
+        # Ten clients of different sizes keep six lanes busy.
+        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [], 6),
+        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [5, 10], 5),
+    ],
+)
+def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected):
+    assert suitable_lanes(of_steps(*steps), 512, made) == expected
 
 
 def test_stacked_runs_are_asked_for_on_the_command_line(covey_command, tmp_path):

@@ -232,6 +232,12 @@ def write_cache(kind: str, known: Mapping[str, Any]) -> None:
         beside.replace(file)
 
 
+def nearest(known: Mapping[str, Any], place: Callable[[int], str], count: int) -> tuple[int, Any] | None:
+    """What is known for so many lanes, or for the nearest number from half to twice as many; with that number."""
+    near = sorted(range(-(-count // 2), 2 * count + 1), key=lambda other: (abs(other - count), other))
+    return next(((other, known[where]) for other in near if (where := place(other)) in known), None)
+
+
 def replay_seconds(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
     """Seconds of one replay."""
     graph.replay()

@@ -23,6 +23,7 @@ from covey.runtimes.stacked.convolution import (
     candidate_ways,
     convolutions,
     has_many_channels,
+    nearest,
     read_cache,
     replace_layers,
     replay_seconds,
@@ -34,10 +35,10 @@ from covey.runtimes.stacked.plan import (
     Schedule,
     Segment,
     Visit,
-    lanes_for,
     pack,
     schedule,
     segment,
+    suitable_lanes,
     without_giants,
 )
 from covey.runtimes.stacked.step import Lanes, MaskedBatchNorm, Terms, make_step
@@ -97,8 +98,7 @@ class Engine:
         self.stacks_scores = device.type == "cuda"
         self.most_lanes = self._first_guess()
         self.module = module
-        self._launchers: dict[tuple[object, ...], Launcher] = {}
-        self._lanes: dict[tuple[object, ...], int] = {}
+        self._launchers: dict[tuple[object, int], Launcher] = {}
 
     @property
     def for_speed(self) -> bool:
@@ -161,14 +161,13 @@ class Engine:
         self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job], results: list[Trained]
     ) -> None:
         """Train clients that share a shape, in as many lanes as the memory holds."""
-        batch = int(str(shape[0]))
         alone = not self._launchers
         while True:
             lanes = self.most_lanes
             try:
                 lanes = self._lanes_for(shape, segments, jobs)
                 visits = pack(segments, lanes)
-                losses = self._launcher(shape, segments, lanes, batch).run(visits, jobs, results)
+                losses = self._launcher(shape, segments, lanes).run(visits, jobs, results)
                 break
             except torch.OutOfMemoryError:
                 if alone and lanes == 1:
@@ -177,52 +176,70 @@ class Engine:
             self.most_lanes = lanes // 2 if alone else self.most_lanes
             alone = True
             self._launchers.clear()
-            self._lanes.clear()
             torch.cuda.empty_cache()
         for visit, total in zip(visits, losses.tolist(), strict=True):
             one = visit.segment
             results[one.job].losses[one.position] = total / (one.samples * one.work.epochs)
 
     def _lanes_for(self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job]) -> int:
-        """The number of lanes for launches of this shape and size, kept from then on: graphs are made for it."""
-        key = (*shape, len(segments))
-        if key not in self._lanes:
-            most = lanes_for(np.array([one.steps for one in segments]), self.most_lanes)
-            # Products of matrices are as fast in any number.
-            splits = self.for_speed and most > FEW_LANES and not has_many_channels(self.module)
-            self._lanes[key] = self._fastest_lanes(shape, segments, jobs, most) if splits else most
-        return self._lanes[key]
+        """The number of lanes for a launch; on a GPU, where a new number is compiled, one that exists if it will do."""
+        terms = self._terms(segments)
+        compiled = self.device.type == "cuda"
+        made = [launcher.count for key, launcher in self._launchers.items() if compiled and key[0] == (shape, terms)]
+        lanes = suitable_lanes(segments, self.most_lanes, made)
+        # Products of matrices are as fast in any number.
+        splits = self.for_speed and lanes not in made and lanes > FEW_LANES and not has_many_channels(self.module)
+        return self._fastest_lanes(shape, segments, jobs, lanes) if splits else lanes
 
     def _fastest_lanes(self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job], most: int) -> int:
         """All at once, or half of them at a time, or a quarter: halved as long as the whole takes less time."""
-        batch = int(str(shape[0]))
-        signature = self._launcher(shape, segments, most, batch).signature(most)
-        known = read_cache("lanes")
-        if signature not in known:
-            lanes, best = most, self._launcher(shape, segments, most, batch).trial(pack(segments, most), jobs)
-            while lanes > FEW_LANES:
-                fewer = -(-lanes // 2)
-                seconds = self._launcher(shape, segments, fewer, batch).trial(pack(segments, fewer), jobs)
-                if seconds > 0.97 * best:
-                    break
-                lanes, best = fewer, seconds
-            known = {**read_cache("lanes"), signature: lanes}
-            write_cache("lanes", known)
-            self._launchers.clear()
-        return int(known[signature])
+        place = self.signatures(int(str(shape[0])))
+        known = nearest(read_cache("lanes"), place, most)
+        if known is not None:
+            number, kept = known
+            parts = max(1, round(number / int(kept)))
+            return -(-most // parts)
+        before = set(self._launchers)
+        lanes, best = most, self._launcher(shape, segments, most).trial(pack(segments, most), jobs)
+        while lanes > FEW_LANES:
+            fewer = -(-lanes // 2)
+            seconds = self._launcher(shape, segments, fewer).trial(pack(segments, fewer), jobs)
+            if seconds > 0.97 * best:
+                break
+            lanes, best = fewer, seconds
+        write_cache("lanes", {**read_cache("lanes"), place(most): lanes})
+        # Those that were tried only to be timed give their memory back.
+        for key in self._launchers.keys() - before:
+            if self._launchers[key].count != lanes:
+                del self._launchers[key]
+        return lanes
 
-    def _launcher(self, shape: tuple[object, ...], segments: list[Segment], lanes: int, batch: int) -> "Launcher":
+    def signatures(self, batch: int) -> Callable[[int], str]:
+        """What the fastest way to compute so many lanes depends on, as a function of their number."""
+        shapes = [slot.shape for slot in self.layout.parameters]
+        sample = tuple(self.gallery.x.shape[1:])
+        machine = f"{torch.cuda.get_device_name(self.device)} torch {torch.__version__}"
+        about = type(self.module).__name__, shapes, sample
+        return lambda lanes: f"{machine} {(*about, lanes, batch, self.precision)}"
+
+    def _terms(self, segments: list[Segment]) -> Terms:
         works = [one.work for one in segments]
-        terms = Terms(
+        return Terms(
             momentum=any(work.momentum for work in works),
             weight_decay=any(work.weight_decay for work in works),
             proximal=any(work.proximal for work in works),
             crop=works[0].crop,
             flip=works[0].flip,
         )
-        key = (*shape, lanes, terms)
+
+    def _launcher(self, shape: tuple[object, ...], segments: list[Segment], lanes: int) -> "Launcher":
+        terms = self._terms(segments)
+        key = ((shape, terms), lanes)
         if key not in self._launchers:
-            self._launchers[key] = Launcher(self, terms, lanes, batch)
+            if self.device.type != "cuda":
+                # What is not compiled is soon made again, and need not be kept in every size.
+                self._launchers.clear()
+            self._launchers[key] = Launcher(self, terms, lanes, batch=int(str(shape[0])))
         return self._launchers[key]
 
 
@@ -381,15 +398,15 @@ class Launcher:
         before = {name: value.clone() for name, value in self._state().items()}
         engine = self.engine
         if not self.ways and engine.for_speed and convolutions(engine.module):
-            place = self.signature(self.count)
-            known = read_cache("ways").get(place)
+            place = engine.signatures(self.batch)
+            known = nearest(read_cache("ways"), place, self.count)
             candidates = candidate_ways(engine.module, engine.has_kernels, exact=engine.precision == "fp32")
-            if known in candidates:
-                self.ways = known
+            if known is not None and known[1] in candidates:
+                self.ways = known[1]
                 self._step = self._make_step(self.ways)
             else:
                 self._graph = self._fastest(candidates)
-                write_cache("ways", {**read_cache("ways"), place: self.ways})
+                write_cache("ways", {**read_cache("ways"), place(self.count): self.ways})
         if self._graph is None:
             self._graph = self._record()
         for name, value in self._state().items():
@@ -449,14 +466,6 @@ class Launcher:
                 raise error.__context__ from None
             raise
         return graph
-
-    def signature(self, count: int) -> str:
-        """What the fastest way to compute `count` clients depends on."""
-        engine = self.engine
-        shapes = [slot.shape for slot in engine.layout.parameters]
-        sample = tuple(engine.gallery.x.shape[1:])
-        about = (type(engine.module).__name__, shapes, sample, count, self.batch, engine.precision)
-        return f"{torch.cuda.get_device_name(engine.device)} torch {torch.__version__} {about}"
 
     def _state(self) -> dict[str, Tensor]:
         stack = self.lanes

@@ -5,6 +5,7 @@ client is a segment of so many steps. Lanes take segments one after another, the
 with the least to do, so that clients of very different sizes cost what they have, not what the largest has.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,6 +82,29 @@ def lanes_for(steps: np.ndarray, most: int) -> int:
     """As many lanes as keep busy: more than total / longest would only wait for the longest client."""
     busy = -(-int(steps.sum()) // max(1, int(steps.max())))
     return max(1, min(most, len(steps), busy))
+
+
+STEP_OVERHEAD = 16
+"""A step takes about as long as if it had so many more lanes."""
+
+GOOD_ENOUGH = 1.25
+"""Times as long as with the best number of lanes, up to which lanes that are compiled already are used."""
+
+
+def suitable_lanes(segments: list[Segment], most: int, made: Collection[int] = ()) -> int:
+    """The number of lanes that keeps busy, or one that is `made` already and nearly as good.
+
+    Cohorts that change from round to round would otherwise be compiled in every size they come in.
+    """
+    best = lanes_for(np.array([one.steps for one in segments]), most)
+    if not made or best in made:
+        return best
+
+    def cost(lanes: int) -> int:
+        return max(visit.end for visit in pack(segments, lanes)) * (lanes + STEP_OVERHEAD)
+
+    existing = min(made, key=cost)
+    return existing if cost(existing) <= GOOD_ENOUGH * cost(best) else best
 
 
 @dataclass(frozen=True, eq=False)
