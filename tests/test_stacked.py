@@ -1,6 +1,8 @@
 """The stacked runtime computes what the local one computes, on the CPU too, so that it is tested everywhere."""
 
 import json
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -266,6 +268,15 @@ def test_without_a_gpu_the_local_runtime_steps_in_with_a_sentence(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(SMALL, **STACKED, out=tmp_path / "cpu")
+
+
+def test_a_comparison_says_so_once(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    flags = ["--methods", "fedavg,fedprox", "--seeds", "2", "--rounds", "1", "--clients", "4", "--runtime", "stacked"]
+    command = [sys.executable, "-m", "covey.cli", "compare", *flags, "--out", str(tmp_path / "runs")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stderr.count("There is no GPU here") == 1
 
 
 @pytest.mark.parametrize("limit", ["much", "-1GiB", "8 furlongs", "0"])

@@ -78,8 +78,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 
 
 def main() -> NoReturn:
-    """Entry point: refusals become one sentence and exit code 2, warnings one sentence."""
-    warnings.formatwarning = _one_sentence
+    """Entry point: refusals become one sentence and exit code 2, warnings one sentence, said once."""
+    warnings.formatwarning = _SayOnce()
     try:
         app()
     except Refusal as refusal:
@@ -96,11 +96,18 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _one_sentence(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """A warning as users read it: what is said, and not from which line of code."""
-    return f"covey: {message}\n"
+class _SayOnce:
+    """Warnings as users read them: what is said, not from which line of code, and not again for every run."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: object, **__: object) -> str:
+        sentence = str(message)
+        if sentence in self._said:
+            return ""
+        self._said.add(sentence)
+        return f"covey: {sentence}\n"
 
 
 @app.command()
