@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from covey.experiments import Store, Wanted, machine_settings, papers
 from covey.experiments.feddrl import METHODS, ONLINE, SCALES
-from covey.experiments.feddrl_lines import best, rounds_to_lowest
+from covey.experiments.feddrl_lines import best, rounds_to_lowest, usual
 from covey.experiments.pages import markdown
 from covey.experiments.plan import Planned
 from covey.experiments.schooling import agent_file, missing_agents, train
@@ -180,6 +180,20 @@ def test_the_page_says_how_far_ahead_methods_are_and_what_the_paper_prints():
     assert row[4:6] == ["86.71", "80.00"]
     assert row[7:9] == ["+1.83", "-4.00"]
     assert "cifar100-ce-100" in section(text, "Table 3").split("Not run yet")[1]
+
+
+def test_accuracy_at_any_time_is_the_mean_over_the_second_half():
+    steady = made(0.8, rise=10)
+    late = made(0.9, "feddrl-set", rise=1_000)
+    assert usual(steady) == pytest.approx(0.8)
+    assert usual(late) == pytest.approx(np.mean(late.accuracy[late.evaluations > 500])) and usual(late) < best(late)
+    assert usual(late, 600) == pytest.approx(
+        np.mean(late.accuracy[(late.evaluations > 300) & (late.evaluations <= 600)])
+    )
+    text = page(steady, made(0.8, seed=1, rise=10), late, made(0.9, "feddrl-set", seed=1, rise=1_000))
+    (row,) = rows_of(section(text, "Accuracy at any time"), "Fashion-MNIST", "100", "CE", "FedDRL for sets")
+    assert float(row[5].split()[0]) == pytest.approx(100 * (usual(late) - 0.8), abs=0.011) and row[7] == "2"
+    assert "the mean over the second half of the rounds" in text
 
 
 def test_rounds_are_counted_to_the_lowest_of_the_best():

@@ -1,6 +1,6 @@
-"""Lines of FedDRL's tables: the best accuracy of runs, as the paper reports it, and differences of that."""
+"""Lines of FedDRL's tables: the best accuracy of runs, as the paper reports it, the usual one, and differences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,12 +29,23 @@ def best(result: Result, at: int | None = None) -> float:
     return float(result.accuracy[inside].max()) if inside.any() else float(result.accuracy[0])
 
 
-def paired_best(line: Line, base: Line) -> Estimate | None:
-    """Best accuracy less that of `base`, seed by seed, each pair up to the last round that both have come to."""
+def usual(result: Result, at: int | None = None) -> float:
+    """Mean accuracy over the second half of the rounds up to `at`: that of a model which is taken at any time."""
+    end = reached(result) if at is None else at
+    inside = (result.evaluations <= end) & (result.evaluations > end / 2)
+    return float(result.accuracy[inside].mean()) if inside.any() else float(result.accuracy[0])
+
+
+Figure = Callable[[Result, int | None], float]
+"""Of a run up to a round."""
+
+
+def paired(line: Line, base: Line, figure: Figure = best) -> Estimate | None:
+    """A figure less that of `base`, seed by seed, each pair up to the last round that both have come to."""
     values = []
     for seed in common_seeds(line, base):
         at = min(reached(line[seed]), reached(base[seed]))
-        values.append(best(line[seed], at) - best(base[seed], at))
+        values.append(figure(line[seed], at) - figure(base[seed], at))
     return Estimate.of(values) if values else None
 
 
@@ -53,14 +64,17 @@ class DRLLines(Lines):
         found = {method: self.line(environment, method, variant) for method in methods}
         return {method: line for method, line in found.items() if line}
 
-    def best(self, line: Line) -> str:
+    def best_of(self, line: Line) -> str:
         if not line:
             return MISSING
         return self.spread(Estimate.of([best(result) for result in line.values()])) + self.so_far(line)
 
-    def above(self, line: Line, base: Line) -> str:
-        """Points of best accuracy above another line."""
-        pair = paired_best(line, base) if line and base else None
+    def usual_of(self, line: Line) -> str:
+        return self.spread(Estimate.of([usual(result) for result in line.values()])) + self.so_far(line)
+
+    def above(self, line: Line, base: Line, figure: Figure = best) -> str:
+        """Points above another line."""
+        pair = paired(line, base, figure) if line and base else None
         return "-" if pair is None else self.points(pair)
 
 
