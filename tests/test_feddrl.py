@@ -273,6 +273,52 @@ def test_an_agent_learns_which_action_is_rewarded():
     assert agent.act(np.array([0.3, 0.7])) == pytest.approx([0.6], abs=0.1)
 
 
+def test_experiences_are_replayed_by_their_priorities(monkeypatch):
+    agent = experienced(Agent(FlatNetworks(3, 2, 5), LEARNING, 0), 12)
+    stacks = Network.stack([agent.actor]), Network.stack([agent.critic])
+    memory = Experiences.stack([agent.replay.experiences()])
+    expected = priorities_of(agent.architecture, LEARNING, *stacks, memory)[0].tolist()
+    given = []
+
+    def seen(rng, priorities, shape):
+        given.append((priorities.tolist(), shape))
+        return prioritised(rng, priorities, shape)
+
+    monkeypatch.setattr(ddpg, "prioritised", seen)
+    agent.train_now(0)
+    assert given == [(pytest.approx(expected), (3 * LEARNING.batch,))]
+    assert max(expected) > 2 * min(expected)
+
+
+def test_a_round_of_learning_is_bounded():
+    agent = experienced(Agent(FlatNetworks(3, 2, 5), FedDRL().learning, 0), 200)
+    agent.train_now(0)
+    assert agent.steps == 32 == FedDRLSet().learning.updates
+
+
+def test_an_agent_acts_by_its_network_and_not_by_the_target():
+    agent = experienced(Agent(FlatNetworks(3, 2, 5), LEARNING, 0), 40)
+    agent.train_now(0)
+    state = np.array([0.2, 0.3, 0.5])
+    asked = [
+        agent.architecture.act(network[None], torch.from_numpy(state)[None, None])[0, 0].numpy()
+        for network in (agent.actor.main, agent.actor.target)
+    ]
+    assert agent.act(state) == pytest.approx(asked[0], abs=1e-15)
+    assert agent.act(state) != pytest.approx(asked[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_scaled_rewards_have_neither_level_nor_unit(normalise):
+    learned = []
+    for scale, level in ((1.0, 0.0), (10.0, 5.0)):
+        agent = experienced(Agent(FlatNetworks(3, 2, 5), replace(LEARNING, normalise=normalise), 0), 12)
+        agent.replay.rewards[:12] = scale * agent.replay.rewards[:12] + level
+        agent.train_now(0)
+        learned.append(agent.critic.main)
+    assert torch.allclose(*learned, rtol=0, atol=1e-7) is normalise
+
+
 def test_an_agent_becomes_the_same_to_the_bit_on_one_thread_and_on_two():
     """These shapes are ones whose products differ in their last bits between one thread and two."""
 
@@ -373,6 +419,39 @@ def test_the_deviation_is_bounded_by_beta_and_from_below():
     bounded = begun(FedDRL(hidden=8, renormalise=False, floor=0.001, beta=0.02))
     draws = np.stack([bounded.factors(t, action, reported([1, 1, 1, 1])) for t in range(1, 4000)])
     assert draws.std(axis=0)[1] == pytest.approx(0.02 * 0.25, rel=0.05)
+
+
+def test_in_the_papers_order_beta_bounds_the_deviation_before_the_softmax():
+    aggregator = begun(FedDRL(hidden=8, order="paper", beta=0.1))
+    # Of means 1, and spreads of which the second is above β times that.
+    action = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.5, 0.02, 0.0])
+    drawn = np.log(np.stack([aggregator.factors(t, action, reported([1, 1, 1, 1])) for t in range(1, 4000)]))
+    relative = drawn - drawn[:, :1]
+    assert relative.mean(axis=0) == pytest.approx([0.0] * 4, abs=0.01)
+    assert relative.std(axis=0) == pytest.approx([0.0, 0.1, 0.02, 0.0], rel=0.05, abs=1e-12)
+
+
+def test_actions_with_noise_are_brought_back_to_what_is_allowed():
+    wild = np.array([-3.0, -0.5, 0.5, 3.0])
+    assert FedDRL().limited(wild).tolist() == [0.0, 0.0, 0.5, 1.0]
+    assert FedDRL(order="paper").limited(wild).tolist() == [-1.0, -0.5, 0.5, 1.0]
+    assert FedDRLSet(limit=2.0).limited(wild).tolist() == [-2.0, -0.5, 0.5, 2.0]
+    aggregator = begun(FedDRLSet(limit=0.1, noise=1.0))
+    for t in range(1, 30):
+        factors = aggregator.impact_factors(t, reported([1, 2, 3, 4]), torch.device("cpu"))
+        assert factors.max() / factors.min() <= np.exp(0.2) + 1e-9
+
+
+def test_the_noise_remembers_as_an_ornstein_uhlenbeck_process_does():
+    aggregator = begun(FedDRL(hidden=8, updates=0, noise=0.1, reversion=0.1))
+    noise = []
+    for t in range(1, 3001):
+        aggregator.impact_factors(t, reported([1, 2, 3, 4]), torch.device("cpu"))
+        noise.append(aggregator.deviation)
+    series = np.stack(noise)
+    correlation = np.mean([np.corrcoef(one[:-1], one[1:])[0, 1] for one in series.T])
+    assert correlation == pytest.approx(0.9, abs=0.02)
+    assert series.std() == pytest.approx(0.1 / np.sqrt(1 - 0.9**2), rel=0.1)
 
 
 def test_states_are_shares_and_can_keep_the_level():
@@ -736,15 +815,66 @@ def test_what_is_not_an_agent_is_refused(tmp_path):
     path = small_agent(tmp_path / "agent.safetensors")
     with safe_open(str(path), framework="pt") as file:
         about = file.metadata()
-    save_file({"actor.main": torch.zeros(3)}, str(tmp_path / "cut.safetensors"), about)
-    with pytest.raises(Refusal, match="is damaged"):
-        run(agent_run(agent=str(tmp_path / "cut.safetensors")), out=tmp_path / "run")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    spoilt = {
+        "cut": {"actor.main": torch.zeros(3)},
+        "short": {name: tensor[:1].clone() for name, tensor in tensors.items()},
+        "rounded": {name: tensor.to(torch.int8) for name, tensor in tensors.items()},
+        "not-a-number": {**tensors, "critic.target": torch.full_like(tensors["critic.target"], torch.nan)},
+    }
+    for name, holds in spoilt.items():
+        save_file(holds, str(tmp_path / f"{name}.safetensors"), about)
+        with pytest.raises(Refusal, match=r"is damaged: '(actor|critic)\.\w+' is not [\d,]+ finite numbers"):
+            run(agent_run(agent=str(tmp_path / f"{name}.safetensors")), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("options", [{"name": "feddrl", "normalise_rewards": True}, {"name": "feddrl-set"}], ids=str)
+def test_an_agent_may_learn_from_one_experience_at_a_time(options, tmp_path):
+    result = run({**SMALL, "aggregator": {**options, "batch": 1}}, out=tmp_path / "run")
+    assert result.finished
+
+
+def test_an_agent_that_diverges_says_so(tmp_path):
+    with pytest.raises(Refusal, match="The agent's networks have diverged in training"):
+        run(agent_run(batch=1, critic_rate=1e150), rounds=8, out=tmp_path / "run")
+    wild = Offline(epochs=3, batch=8, critic_rate=1e300, actor_rate=1e300)
+    with pytest.raises(Refusal, match="have diverged in training"):
+        train_agent(agent_run(), rounds=12, out=tmp_path / "agent.safetensors", offline=wild)
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_a_run_goes_on_without_the_file_that_its_agent_came_from(learn, tmp_path):
+    path = small_agent(tmp_path / "agent.safetensors")
+    given = {**agent_run(agent=str(path), learn=learn), "rounds": 5}
+    whole = run(given, out=tmp_path / "whole")
+
+    def cut(record):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(given, out=tmp_path / "cut", on_round=cut)
+    path.unlink()
+    assert without_timings(resume(tmp_path / "cut").metrics) == without_timings(whole.metrics)
+    assert Run.open(tmp_path / "cut").model(0) is not None
+    with pytest.raises(Refusal, match="cannot be read"):
+        run(given, out=tmp_path / "again")
+
+
+def test_an_agent_goes_on_learning_for_the_reward_that_it_knows(tmp_path):
+    path = small_agent(tmp_path / "agent.safetensors")
+    with pytest.raises(Refusal, match=r"learned for another reward.*set aggregator\.reward=paper, or"):
+        run(agent_run(agent=str(path), reward="relative"), out=tmp_path / "run")
+    with pytest.raises(Refusal, match=r"set aggregator\.discount=0\.99"):
+        run(agent_run(agent=str(path), discount=0.5), out=tmp_path / "run")
+    assert run(agent_run(agent=str(path), reward="relative", learn=False), out=tmp_path / "frozen").finished
+    assert run(agent_run(agent=str(path)), out=tmp_path / "learning").finished
 
 
 def test_training_is_refused_where_it_cannot_be_or_was_done(tmp_path):
     with pytest.raises(Refusal, match="'average' has no agent to train"):
         train_agent(SMALL, rounds=20, out=tmp_path / "agent.safetensors")
-    with pytest.raises(Refusal, match="collect 4 experiences at most, not enough for a batch of 16"):
+    with pytest.raises(Refusal, match=r"collect 4 experiences at most.*batches of 16: let there be more rounds"):
         train_agent(agent_run(), rounds=3, out=tmp_path / "agent.safetensors")
     path = small_agent(tmp_path / "agent.safetensors")
     with pytest.raises(Refusal, match="exists already"):

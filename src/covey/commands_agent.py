@@ -28,7 +28,7 @@ def with_agent(settings: dict[str, Any], agent: Path | None) -> dict[str, Any]:
     config = Config.of(settings)
     if config.aggregator is None or "agent" not in config.aggregator.options:
         raise Refusal(f"--agent {agent} is for the aggregator '{kind}', and '{config.method}' has another one.")
-    return overlay(settings, {"aggregator": {"agent": str(agent)}})
+    return overlay(settings, {"aggregator": {"agent": str(agent.resolve())}})
 
 
 def agents_for(methods: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
@@ -41,7 +41,7 @@ def agents_for(methods: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
             bool(wanting), f"--agent {file} is for the aggregator '{kind}', which none of {', '.join(methods)} has."
         )
         require(kind not in agents, f"There are two agents for '{kind}': {agents.get(kind)} and {file}.")
-        agents[kind] = str(file)
+        agents[kind] = str(file.resolve())
     return agents
 
 

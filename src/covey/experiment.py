@@ -25,7 +25,7 @@ from covey.loop import Game, OnRound, one_by_one, play
 from covey.manymodel import manymodels
 from covey.methods import OneModel, methods
 from covey.models import build_model
-from covey.records import Records, read_checkpoint, read_config, read_metrics
+from covey.records import Records, has_checkpoint, read_checkpoint, read_config, read_metrics
 from covey.roles import Method, Runtime, Setting
 from covey.runtimes import runtimes
 from covey.runtimes.devices import OnDevices
@@ -51,8 +51,11 @@ class Experiment:
     module: nn.Module
 
     @classmethod
-    def of(cls, config: Config, given: Federation | None = None) -> "Experiment":
-        """Build everything; whatever is impossible is refused here, before anything is written."""
+    def of(cls, config: Config, given: Federation | None = None, *, resumed: bool = False) -> "Experiment":
+        """Build everything; whatever is impossible is refused here, before anything is written.
+
+        `resumed` says that the method's state will be loaded.
+        """
         recipe = methods[config.method].part if config.method in methods.names() else None
         dealt = build_federation(config) if given is None else as_configured(given, config)
         federation = recipe.reshape(dealt, config.seed) if recipe and recipe.reshape else dealt
@@ -75,6 +78,7 @@ class Experiment:
             seed=config.seed,
             layout=layout,
             work=config.local,
+            resumed=resumed,
         )
         method: Method
         if config.many is not None:
@@ -181,7 +185,7 @@ class Run:
             raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
         # What a live fleet trained is looked at here, whether the fleet is there or not.
         config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
-        experiment = Experiment.of(config, self.given)
+        experiment = Experiment.of(config, self.given, resumed=True)
         require(
             self.config.runtime != "fleet" or not experiment.method.resident,
             f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
@@ -243,7 +247,7 @@ def resume(
     config = read_config(folder)
     if workers is not None:
         config = Config.of({**config.as_mapping(), "workers": workers})
-    experiment = Experiment.of(config, federation)
+    experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder))
     try:
         return _play(experiment, _reopened(experiment, folder), on_round, federation)
     finally:
@@ -296,7 +300,7 @@ def run_together(
     games, opened = [], []
     try:
         for number, (config, folder) in enumerate(pending):
-            experiment = Experiment.of(config)
+            experiment = Experiment.of(config, resumed=has_checkpoint(folder))
             if (folder / "config.json").is_file():
                 records = _reopened(experiment, folder)
             else:

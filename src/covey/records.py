@@ -219,6 +219,10 @@ def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
     beside.replace(path)
 
 
+def has_checkpoint(folder: Path) -> bool:
+    return (folder / "checkpoint.safetensors").exists()
+
+
 def read_checkpoint(folder: Path) -> tuple[int, State | None]:
     """Rounds done and the method's state; (0, None) where no round was finished."""
     path = folder / "checkpoint.safetensors"

@@ -35,6 +35,8 @@ class Setting:
     seed: int
     layout: Layout
     work: Local
+    resumed: bool = False
+    """Whether what it was is loaded after `begin`, so that nothing needs to be read from elsewhere."""
 
 
 class Part(ABC):

@@ -65,12 +65,12 @@ class Training:
 
     def __post_init__(self) -> None:
         require(not self.out.exists(), f"The file {self.out} exists already; choose another name for the agent.")
-        require(self.workers >= 1, f"There must be at least one worker, not {self.workers}.")
+        require(self.workers >= 1, f"There must be at least one agent that collects, not {self.workers}.")
         most = self.workers * (self.config.rounds - 1)
         require(
             most >= self.offline.batch,
-            f"{self.workers} workers over {self.config.rounds} rounds collect {most} experiences at most, not enough "
-            f"for a batch of {self.offline.batch}.",
+            f"{self.workers} agents over {self.config.rounds} rounds collect {most} experiences at most, and the main "
+            f"agent learns from batches of {self.offline.batch}: let there be more rounds, or more agents.",
         )
 
     @property

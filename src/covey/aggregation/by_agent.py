@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covey.aggregation.ddpg import Agent, Architecture, Learning
+from covey.aggregation.ddpg import DIVERGED, Agent, Architecture, Learning
 from covey.aggregation.impact import ByImpactFactors, Reported
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
@@ -86,7 +86,7 @@ class ByAgent(ByImpactFactors):
         super().begin(setting)
         architecture = self.architecture(setting)
         self.agent = Agent(architecture, self.learning, setting.seed)
-        if self.trained is not None:
+        if self.trained is not None and not setting.resumed:
             read_agent(Path(self.trained), self, self.agent)
         self.deviation: FloatArray = np.zeros(architecture.action_size)
         """The exploration noise, an Ornstein-Uhlenbeck process: `[D]`."""
@@ -150,6 +150,7 @@ def write_agent(path: Path, aggregator: ByAgent, agent: Agent, about: Mapping[st
         "critic.main": agent.critic.main,
         "critic.target": agent.critic.target,
     }
+    require(all(bool(tensor.isfinite().all()) for tensor in tensors.values()), DIVERGED)
     described = json.dumps({"kind": aggregator.kind, "meaning": aggregator.meaning(), **about})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,13 +182,32 @@ def read_agent(path: Path, aggregator: ByAgent, agent: Agent) -> dict[str, Any]:
         )
     differing = [f"aggregator.{name}={meaning.get(name)}" for name in own if meaning.get(name) != own[name]]
     require(not differing, f"The agent {path} was trained with other options; set {', '.join(differing)}.")
-    try:
-        for network, name in ((agent.actor, "actor"), (agent.critic, "critic")):
-            network.main.copy_(tensors[f"{name}.main"])
-            network.target.copy_(tensors[f"{name}.target"])
-    except (KeyError, RuntimeError) as error:
-        raise Refusal(f"The agent {path} is damaged: {error}.") from error
+    if aggregator.learn:
+        _require_same_goal(path, aggregator, about)
+    for network, name in ((agent.actor, "actor"), (agent.critic, "critic")):
+        for part, mine in (("main", network.main), ("target", network.target)):
+            tensor = tensors.get(f"{name}.{part}")
+            alike = tensor is not None and tensor.shape == mine.shape and tensor.dtype == mine.dtype
+            if tensor is None or not alike or not bool(tensor.isfinite().all()):
+                raise Refusal(f"The agent {path} is damaged: '{name}.{part}' is not {len(mine):,} finite numbers.")
+            mine.copy_(tensor)
     return about
+
+
+def _require_same_goal(path: Path, aggregator: ByAgent, about: Mapping[str, Any]) -> None:
+    """Refuse to go on learning with a critic that has learned what another reward is worth."""
+    trained = about.get("options", {})
+    goal = {
+        "reward": aggregator.reward,
+        "normalise_rewards": aggregator.learning.normalise,
+        "discount": aggregator.learning.discount,
+    }
+    other = [f"aggregator.{name}={trained[name]}" for name, own in goal.items() if trained.get(name, own) != own]
+    require(
+        not other,
+        f"The agent {path} has learned for another reward, and cannot go on with this one; set {', '.join(other)}, or "
+        "aggregator.learn=false to use it as it is.",
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

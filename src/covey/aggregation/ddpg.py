@@ -21,11 +21,14 @@ from covey.aggregation.agents_together import Network, catch_up, leave, wait
 from covey.aggregation.repeatable import as_tensor, one_thread
 from covey.aggregation.replay import Experiences, Replay, prioritised
 from covey.environments import FloatArray
+from covey.errors import require
 from covey.randomness import generator, torch_seed
 from covey.roles import State
 
 LEAST_PRIORITY = 1e-6
 """Added to every temporal difference, so that each experience can be drawn."""
+
+DIVERGED = "The agent's networks have diverged in training; lower actor_rate and critic_rate."
 
 _CHUNK = 1 << 14
 """Experiences whose priorities are computed at once."""
@@ -130,6 +133,7 @@ class Agent:
         with torch.no_grad(), one_thread():
             inputs = as_tensor(state).to(self.device)[None, None]
             action: FloatArray = self.architecture.act(self.actor.main[None], inputs)[0, 0].cpu().numpy()
+        require(bool(np.isfinite(action).all()), DIVERGED)
         return action
 
     def train_later(self, *key: int | str) -> None:
@@ -220,12 +224,15 @@ def _learn(*agents: Agent) -> None:
     learning, device, updates = first.learning, first.device, first.updates
     memory = Experiences.stack([agent.replay.experiences(device) for agent in agents])
     if learning.normalise:
-        center, deviation = memory.rewards.mean(dim=1, keepdim=True), memory.rewards.std(dim=1, keepdim=True)
+        center = memory.rewards.mean(dim=1, keepdim=True)
+        # A single reward has no deviation.
+        deviation = memory.rewards.std(dim=1, keepdim=True, correction=min(1, memory.rewards.shape[1] - 1))
         scaled = (memory.rewards - center) / (deviation + 1e-8)
         memory = Experiences(memory.states, memory.actions, scaled, memory.next_states)
     actors = Network.stack([agent.actor for agent in agents])
     critics = Network.stack([agent.critic for agent in agents])
     priorities = priorities_of(first.architecture, learning, actors, critics, memory).cpu().numpy()
+    require(bool(np.isfinite(priorities).all()), DIVERGED)
     shape = (updates * learning.batch,)
     drawn = [
         prioritised(generator(*(agent.pending or [])), row, shape)

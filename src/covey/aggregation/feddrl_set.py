@@ -186,6 +186,9 @@ class FedDRLSet(ByAgent):
     def meaning(self) -> dict[str, Any]:
         return {"hidden": self.hidden, "limit": self.limit, "keep": self.keep}
 
+    def limited(self, action: FloatArray) -> FloatArray:
+        return np.clip(action, -self.limit, self.limit)
+
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
         self.memory: FloatArray = np.zeros(setting.clients)

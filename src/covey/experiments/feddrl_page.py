@@ -341,17 +341,16 @@ def _sweep(
 def _figure_9(about: DRLLines) -> list[Part]:
     rows = []
     for data, split, clients, name in environments(about.scale, ("pa", "ce", "cn")):
-        for variant in ("", ONLINE):
-            for method, line in about.lines(name, variant).items():
-                taken = [1e3 * run.seconds.get("aggregation", 0.0) / run.rounds for run in line.values() if run.rounds]
-                label = TITLES[method] + (", learning" if variant else "")
-                device = different([run.device for run in line.values()])
-                rows.append([data.title, f"{clients}, {SPLITS[split]}", label, f"{np.mean(taken):.1f}", device])
+        for method, line in about.lines(name).items():
+            taken = [1e3 * run.seconds.get("aggregation", 0.0) / run.rounds for run in line.values() if run.rounds]
+            device = different([run.device for run in line.values()])
+            rows.append([data.title, f"{clients}, {SPLITS[split]}", TITLES[method], f"{np.mean(taken):.2f}", device])
     theirs = joined([f"{1e3 * value:g} ms with {model}" for model, value in AGGREGATION_SECONDS.items()])
     parts: list[Part] = [
         f"The paper: {1e3 * DECISION_SECONDS:g} ms for a decision, and for aggregation {theirs}. Below is what all of "
-        "the server's part took in a round of these runs (checks of what arrived, decision, learning where the agent "
-        "learns, aggregation), in milliseconds; in lockstep with others, who share the machine.",
+        "the server's part took in a round of these runs (checks of what arrived, decision, aggregation), in "
+        "milliseconds; in lockstep with others, who share the machine. Agents that learn in the run are not among "
+        "them: in lockstep they learn together, on one run's account.",
     ]
     if rows:
         parts.append(Table(("data", "clients, split", "method", "ms a round", "device"), rows))

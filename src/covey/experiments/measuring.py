@@ -64,7 +64,7 @@ def client_scores(config: Config, folder: Path) -> tuple[int, FloatArray, IntArr
     notice.
     """
     done, state = read_checkpoint(folder)
-    experiment = Experiment.of(config)
+    experiment = Experiment.of(config, resumed=state is not None)
     probe = Insight(rate=config.local.rate)
     insights, samples = [], []
     try:
@@ -91,7 +91,7 @@ def client_scores(config: Config, folder: Path) -> tuple[int, FloatArray, IntArr
 def class_estimates(config: Config, folder: Path) -> tuple[int, dict[str, Estimates], FloatArray]:
     """Rounds done, what each estimator makes of all clients' class shares, and the true ones `[clients, classes]`."""
     done, state = read_checkpoint(folder)
-    experiment = Experiment.of(config)
+    experiment = Experiment.of(config, resumed=state is not None)
     try:
         if state is not None:
             experiment.method.load_state_dict(state)

@@ -32,6 +32,7 @@ from covey.manymodel import manymodels
 from covey.messages import Order, Replies, checked
 from covey.methods import OneModel, methods
 from covey.randomness import generator
+from covey.records import has_checkpoint
 from covey.roles import Method, Setting
 from covey.selection import selectors
 
@@ -149,6 +150,7 @@ class Strategy(FlowerStrategy):
             seed=config.seed,
             layout=self.layout,
             work=config.local,
+            resumed=self._place is not None and has_checkpoint(Path(self._place)),
         )
         self.history = []
         self._health = Health(self._strikes or 1 << 30)

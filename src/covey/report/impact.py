@@ -83,7 +83,11 @@ def impact_factors(run: Run) -> FloatArray:
 
 def _impact_chart(group: Group, line: Line) -> Chart:
     factors = 100 * impact_factors(line.runs[0])
-    clients = np.unique(np.linspace(0, len(factors) - 1, min(_ROWS, len(factors))).round().astype(int))
+    weighed = np.flatnonzero(np.isfinite(factors).any(axis=1))
+    if len(factors) <= _ROWS:
+        clients = np.arange(len(factors))
+    else:
+        clients = weighed[np.unique(np.linspace(0, len(weighed) - 1, min(_ROWS, len(weighed))).round().astype(int))]
     ends, shown = _grouped(factors[clients])
     highest = float(np.nanmax(shown))
     cells: list[list[float | None]] = [
