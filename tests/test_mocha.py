@@ -1,5 +1,7 @@
 """MOCHA in the dual solves the problem it says it solves; MOCHA for deep models has a gradient that pulls."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +131,16 @@ def test_the_dual_objective_falls_every_round_whoever_takes_part(loss, participa
     objective = [row["figures"]["objective"] for row in result.metrics]
     assert all(after < before for before, after in zip([0.0, *objective], objective, strict=False))
     assert all(row["train_loss"] is None for row in result.metrics)
+
+
+def test_with_a_learned_relation_the_objective_falls_from_what_each_estimate_makes_of_it(tmp_path):
+    given = {**SKEWED, "rounds": 9, "method": "mocha"}
+    many = {"omega": "learned", "omega_every": 3, "lambda1": 0.1}
+    rows = [row["figures"] for row in run(given, many=many, out=tmp_path / "run").metrics]
+    assert [at for at, row in enumerate(rows, 1) if "restated" in row] == [3, 6, 9]
+    for before, after in pairwise(rows):
+        assert after["objective"] < before.get("restated", before["objective"])
+    assert rows[3]["objective"] > rows[2]["objective"]
 
 
 def test_the_duality_gap_closes_and_so_proves_the_support_vector_machine_optimal():

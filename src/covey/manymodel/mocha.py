@@ -123,6 +123,8 @@ class Mocha(ManyModel):
 
     Records have D after the round (`objective`) and, where everybody took part, the primal objective (eq. 1) of the
     models that the round began with, and how far it is from its minimum at most (`gap`, both for the Ω of the round).
+    D falls while Ω stays as it is. A new estimate of Ω is another problem: what D is in that with the same α is in the
+    records too (`restated`), and from there it falls again.
 
     lambda1: λ1, how strongly clients are pulled together. 0 fits every client alone. A learned Ω⁻¹ has trace 1, which
         makes λ1 about as many times stronger as there are clients: divide it by their number.
@@ -199,7 +201,7 @@ class Mocha(ManyModel):
 
     def absorb(self, round: int, replies: Replies) -> None:
         kernel, columns, sums = self.kernel(), self.columns(), self.sums
-        before = self.conjugates.sum() + 0.5 * float((columns * sums).sum())
+        before = self.dual(kernel)
         answered = replies.observed(Subproblem.name)
         fields = {name: values.numpy()[answered] for name, values in replies.probes.get(Subproblem.name, {}).items()}
         clients = replies.clients[answered]
@@ -210,13 +212,17 @@ class Mocha(ManyModel):
             self.conjugates[clients] = fields["conjugates"][:, 1]
             for client in clients.tolist():
                 self.duals[client] = replies.kept[Subproblem.name][client]["duals"].numpy()
-        dual = self.conjugates.sum() + 0.5 * float((np.tensordot(kernel, self.sums, axes=1) * self.sums).sum())
-        self._said["objective"] = float(dual)
+        self._said["objective"] = self.dual(kernel)
         if len(clients) == self.setting.clients:
             primal = float(fields["loss"].sum()) + self.penalty(columns)
             self._said |= {"primal": primal, "gap": float(primal + before)}
         if self.omega == "learned" and round % self.omega_every == 0:
             self.relation = relation(self.columns(), self.omega)
+            self._said["restated"] = self.dual(self.kernel())
+
+    def dual(self, kernel: FloatArray) -> float:
+        """D(α) for some K."""
+        return float(self.conjugates.sum() + 0.5 * (np.tensordot(kernel, self.sums, axes=1) * self.sums).sum())
 
     def penalty(self, columns: FloatArray) -> float:
         """λ1 tr(WΩWᵀ) + λ2 ‖W‖² for models W = VK, `[clients, classes, features]`."""
