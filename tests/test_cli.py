@@ -35,6 +35,15 @@ def test_results_are_printed_for_people_too(covey_command, tmp_path):
     assert "test accuracy" in ran.out
     assert f"Records: {tmp_path / 'run'}" in ran.out
     assert "clients' own mix" in covey_command("evaluate", tmp_path / "run").out
+    mixes = ["--target", "0=3,1=1", "--target", "td1"]
+    judged = covey_command("evaluate", tmp_path / "run", *mixes, "--json").json
+    by_class = judged["class_accuracy"]
+    assert [one["accuracy"] for one in judged["targets"]] == pytest.approx(
+        [0.75 * by_class[0] + 0.25 * by_class[1], sum(by_class[:3]) / 3]
+    )
+    shown = covey_command("evaluate", tmp_path / "run", *mixes).out
+    assert "td1" in shown and "sum to 4 and were scaled to sum to 1" in " ".join(shown.split())
+    assert "There is no class 'x'" in covey_command("evaluate", tmp_path / "run", "--target", "x=1").err
     assert "4,810 parameters" in covey_command("export", tmp_path / "run").out
 
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 import covey
 from covey import Config, Dataset, Refusal, Run, run
 from covey.data import digits
+from covey.evaluation import Scores, on_mix
 from tests.conftest import SMALL, without_timings
 
 
@@ -182,3 +183,11 @@ def test_parts_combine_by_name(tmp_path):
     assert plain.config.method == "uniform+average"
     assert plain.metrics[0]["clients"] == weighted.metrics[0]["clients"]
     assert plain.metrics[0]["loss"] != weighted.metrics[0]["loss"]
+
+
+def test_a_mix_is_scored_on_the_classes_that_have_tests_and_over_clients():
+    scores = Scores(np.zeros(2), np.array([[10, 0, 0], [0, 10, 0]]), np.array([10, 10, 0]))
+    accuracy, untested = on_mix(scores, np.array([0, 0, 1]), np.array([0.5, 0.25, 0.25]))
+    assert accuracy == pytest.approx((2 / 3) * (2 / 3) + (1 / 3) * (1 / 3))
+    assert untested == pytest.approx(0.25)
+    assert on_mix(scores, np.array([0]), np.array([0.0, 0.0, 1.0])) == (None, 1.0)

@@ -404,10 +404,18 @@ def download(
 
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")], json_: JsonFlag = False
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="MIX", help="Class mix to score on too, as for covey ondemand. Repeatable."),
+    ] = None,
+    target_csv: Annotated[
+        list[Path] | None, typer.Option("--target-csv", help="File of labels whose mix to score on. Repeatable.")
+    ] = None,
+    json_: JsonFlag = False,
 ) -> None:
-    """Score a run's model on the test set again, class by class."""
-    result = Run.open(folder).evaluate()
+    """Score a run's model on the test set again, class by class, and on class mixes."""
+    result = Run.open(folder).evaluate([*(target or []), *(target_csv or [])])
     if json_:
         _print_json(result)
     else:

@@ -208,8 +208,15 @@ def evaluation(result: dict[str, Any]) -> None:
         table.add_section()
     table.add_row("all", percent(result["accuracy"]))
     table.add_row("clients' own mix", percent(result["own_accuracy"]))
+    for target in result["targets"]:
+        table.add_row(target["name"], percent(target["accuracy"]))
     table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")
     console.print(table, highlight=False)
+    for target in result["targets"]:
+        for note in target["notes"]:
+            say(note)
+        if target["untested"] > 1e-9:
+            say(f"The test set has no sample of classes that make {target['untested']:.0%} of '{target['name']}'.")
 
 
 def analysis(result: Analysis) -> None:

@@ -57,6 +57,19 @@ def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> dict[str
     }
 
 
+def on_mix(scores: Scores, model_of_client: IntArray, mix: FloatArray) -> tuple[float | None, float]:
+    """Accuracy on a class mix `[classes]`, mean over clients, each with its model; and the share that has no tests.
+
+    It is about the classes that the test set has; None where it has none of the mix.
+    """
+    tested = np.where(scores.totals > 0, mix, 0.0)
+    share = float(tested.sum())
+    if share <= 0:
+        return None, 1.0
+    users = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
+    return float(users @ scores.class_accuracy @ (tested / share)), max(0.0, 1.0 - share)
+
+
 def finite(value: float) -> float | None:
     """`value`, or None where it is NaN or infinite and JSON has no word for it."""
     return value if np.isfinite(value) else None

@@ -17,13 +17,14 @@ from torch import nn
 from covey.aggregation import aggregators
 from covey.config import Config, nested, overlay
 from covey.errors import Refusal, require
-from covey.evaluation import summary
+from covey.evaluation import on_mix, summary
 from covey.federations import GIVEN, Federation, Truth, altered_federation, build_federation
 from covey.interrupt import finishing_the_round
 from covey.layout import Layout
 from covey.loop import Game, OnRound, one_by_one, play
 from covey.manymodel import manymodels
 from covey.methods import OneModel, methods
+from covey.mixes import Target, wanted
 from covey.models import build_model
 from covey.records import Records, has_checkpoint, read_checkpoint, read_config, read_metrics
 from covey.roles import Method, Runtime, Setting
@@ -142,19 +143,30 @@ class Run:
         experiment.runtime.close()
         return module.eval()
 
-    def evaluate(self) -> dict[str, object]:
-        """Score the trained model (or models) on the test set again."""
+    def evaluate(self, targets: Sequence[Target] = ()) -> dict[str, object]:
+        """Score the trained model (or models) on the test set again, and on class mixes such as `"0=0.7,3=0.3"`.
+
+        Where there are many models, every figure is the mean over clients.
+        """
         experiment = self._trained()
+        names = experiment.federation.dataset.class_names
+        shares = experiment.truth.shares if experiment.known else None
+        mixes = [wanted(target, names, shares) for target in targets]
         try:
             experiment.federation.dataset.require_tests()
             scores = experiment.runtime.evaluate(experiment.method.models())
         finally:
             experiment.runtime.close()
-        found = summary(scores, experiment.truth, experiment.method.model_of_client)
+        serves = experiment.method.model_of_client
+        found = summary(scores, experiment.truth, serves)
+        judged = [(mix, on_mix(scores, serves, mix.mix)) for mix in mixes]
         return {
             "round": len(self.metrics),
             **(found if experiment.known else {**found, "own_accuracy": None}),
-            "class_names": list(experiment.federation.dataset.class_names),
+            "class_names": list(names),
+            "targets": [
+                {**mix.as_mapping(), "accuracy": accuracy, "untested": untested} for mix, (accuracy, untested) in judged
+            ],
         }
 
     def export(self, path: Path, client: int | None = None) -> dict[str, object]:
