@@ -188,13 +188,15 @@ def _opening(about: _About) -> list[Part]:
         "of its own; differences are taken seed by seed and target by target. The paper has one seed. Only runs at "
         "their end count.",
         f"Local is the mean over the mixes of {scale.clients_as_targets} clients (in the paper, of all "
-        f"{scale.clients}), each with a model that is fine-tuned for it; for methods with a model for each client it "
-        "is the mean over all clients, each with its own model on its own mix. On TD 1 to 3 these methods are judged "
-        "by the mean over all clients' models.",
+        "100), each with a model that is fine-tuned for it; for methods with a model for each client it is the mean "
+        "over all clients, each with its own model on its own mix. On TD 1 to 3 these methods are judged by the mean "
+        "over all clients' models.",
         "Where this differs from the authors' runs: the last layer has a bias, so that class shares can also be "
-        "computed in closed form on the same run. The predictor sees gradients at the model that a client received. "
-        "Ratios are composed from class shares as printed in equations 7 and 8 and weigh the models; the authors' code "
-        "scales shares by numbers of samples and then weighs by the ratios alone, which composes another mix than the "
+        "computed in closed form on the same run. The predictor sees gradients at the model that a client received, "
+        "and is applied to the mean of them, which is what the paper says that a client sends; the authors' code "
+        "applies it to the gradient of every mini-batch and takes the mean of what comes out. Ratios are composed from "
+        "class shares as printed in equations 7 and 8 and weigh the models; the authors' code scales shares by numbers "
+        "of samples and then weighs by the ratios alone, which composes another mix than the "
         "one it solves for. In the authors' code the test sets of CFL, FMTL and FedFomo for TD 1 to 3 are looked up by "
         "a share of the clients where a share of the classes is meant: with ten classes they are mixes of single "
         "clients, so the paper's figures in these cells are not about TD 1 to 3 (those of CIFAR-100 are); and its "
