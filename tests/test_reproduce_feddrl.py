@@ -12,6 +12,7 @@ from covey.experiments.feddrl_lines import best, rounds_to_lowest, usual
 from covey.experiments.pages import markdown
 from covey.experiments.plan import Planned
 from covey.experiments.schooling import agent_file, missing_agents, train
+from covey.experiments.statistics import mean_curve
 from covey.experiments.store import CENTRAL, Result
 from tests.conftest import without_timings
 from tests.reproducing import made_up, planned_run, reproduced, rising, rows_of, section, stored
@@ -194,6 +195,17 @@ def test_accuracy_at_any_time_is_the_mean_over_the_second_half():
     (row,) = rows_of(section(text, "Accuracy at any time"), "Fashion-MNIST", "100", "CE", "FedDRL for sets")
     assert float(row[5].split()[0]) == pytest.approx(100 * (usual(late) - 0.8), abs=0.011) and row[7] == "2"
     assert "the mean over the second half of the rounds" in text
+
+
+def test_curves_are_means_over_the_last_evaluations():
+    run = made(0.8, rise=500)
+    rounds, plain = mean_curve({0: run})
+    same, smooth = mean_curve({0: run}, smooth=10)
+    assert rounds == same and rounds[-1] == 1_000
+    at = rounds.index(500)
+    inside = (run.evaluations <= 500) & (run.evaluations > 500 - 10 * run.evaluations[0])
+    assert inside.sum() == 10 and smooth[at].mean == pytest.approx(run.accuracy[inside].mean())
+    assert smooth[at].mean < plain[at].mean and smooth[0].mean <= plain[0].mean
 
 
 def test_rounds_are_counted_to_the_lowest_of_the_best():

@@ -217,15 +217,18 @@ def _table_4(about: DRLLines) -> list[Part]:
 
 
 def _figure_5(about: DRLLines) -> list[Part]:
-    parts: list[Part] = []
+    parts: list[Part] = [
+        "Accuracy swings by tens of points from one evaluation to the next, so every point is the mean over the last "
+        "twentieth of the evaluations of a whole run."
+    ]
     for data, split, clients, name in environments(about.scale, ("pa", "ce", "cn")):
         lines = about.lines(name)
         if lines:
             title = f"Fig. 5: {data.title}, {clients} clients, {SPLITS[split]}"
-            parts += about.curves(
-                f"figure-5-{name}", title, {TITLES[method]: line for method, line in lines.items()}, ""
-            )
-    return parts or [about.missing("Figure 5", "table-3")]
+            shown = {TITLES[method]: line for method, line in lines.items()}
+            smooth = max(1, about.rounds // data.evaluate_every // 20)
+            parts += about.curves(f"figure-5-{name}", title, shown, "", smooth)
+    return parts if len(parts) > 1 else [about.missing("Figure 5", "table-3")]
 
 
 def _figure_6(about: DRLLines) -> list[Part]:

@@ -141,12 +141,15 @@ class Lines:
     def missing(self, what: str, group: str) -> str:
         return not_yet(what, f"{self.command} --only {group}")
 
-    def curves(self, name: str, title: str, lines: Mapping[str, Line], missing: str) -> list[Part]:
+    def curves(self, name: str, title: str, lines: Mapping[str, Line], missing: str, smooth: int = 1) -> list[Part]:
         """A chart of accuracy over rounds, and what is missing in it; `missing` where there is nothing at all."""
         there = {label: line for label, line in lines.items() if line}
         if not there:
             return [missing]
-        series = [accuracy_series(label, *mean_curve(line), self.places.get(label)) for label, line in there.items()]
+        series = [
+            accuracy_series(label, *mean_curve(line, smooth=smooth), self.places.get(label))
+            for label, line in there.items()
+        ]
         parts: list[Part] = [Chart(name, title, ROUND, ACCURACY, series)]
         absent = [label for label in lines if label not in there]
         if absent:

@@ -140,15 +140,22 @@ def on_common_seeds(lines: Mapping[Label, Line]) -> dict[Label, dict[int, Result
     return {label: {seed: line[seed] for seed in sorted(common & set(line))} for label, line in lines.items()}
 
 
-def mean_curve(line: Line, points: int = 100) -> tuple[list[int], list[Estimate]]:
-    """Accuracy over seeds at rounds that all of them have evaluated, thinned to about `points`."""
+def mean_curve(line: Line, points: int = 100, smooth: int = 1) -> tuple[list[int], list[Estimate]]:
+    """Accuracy over seeds at rounds that all of them have evaluated, thinned to about `points`.
+
+    Each is the mean of the last `smooth` of these rounds, or of all so far where there are fewer.
+    """
     runs = list(scored(line).values())
     if not runs:
         return [], []
     rounds = sorted(set.intersection(*(set(run.evaluations.astype(int).tolist()) for run in runs)))
-    rounds = thinned(rounds, points)
     tables = [dict(zip(run.evaluations.astype(int).tolist(), run.accuracy.tolist(), strict=True)) for run in runs]
-    return rounds, [Estimate.of([table[round] for table in tables]) for round in rounds]
+    values = np.array([[table[round] for round in rounds] for table in tables])
+    ends = {round: end for end, round in enumerate(rounds, start=1)}
+    shown = thinned(rounds, points)
+    return shown, [
+        Estimate.of(values[:, max(0, ends[round] - smooth) : ends[round]].mean(axis=1).tolist()) for round in shown
+    ]
 
 
 def mean_by_window(columns: Sequence[Sequence[float | None]], points: int = 100) -> tuple[list[int], list[float]]:
