@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from covey import Config, Refusal
 from covey.aggregation.ratios import Ratios
-from covey.composition import Composition, compose
+from covey.composition import Composition, compose, sizes_note
 from covey.config import Local
 from covey.federations import build_federation
 from covey.layout import Layout
@@ -118,9 +118,26 @@ def test_the_authors_pairing_makes_another_mix_than_it_solves_for():
     assert 0.4 < mean["scaled_r"] < 0.8
 
 
-def test_scaled_pairings_need_the_sizes_of_all_clients():
-    with pytest.raises(Refusal, match="number of samples of every client"):
-        compose(np.eye(2), np.array([0.5, 0.5]), at_least=1, sizes=np.array([3.0, np.nan]), pairing="scaled_r")
+@pytest.mark.parametrize("pairing", ["scaled_r", "scaled_rn"])
+def test_clients_of_unknown_size_count_with_the_mean_of_the_others_and_a_note(pairing):
+    shares = np.random.default_rng(3).dirichlet([0.4] * 3, 6)
+    sizes, filled = np.array([10.0, np.nan, 60, 20, np.nan, 30]), np.array([10.0, 30, 60, 20, 30, 30])
+    given = {"at_least": 4, "pairing": pairing}
+    found, expected = (compose(shares, np.full(3, 1 / 3), sizes=some, **given) for some in (sizes, filled))
+    assert {1, 4} & set(found.clients.tolist())
+    assert found.clients.tolist() == expected.clients.tolist()
+    np.testing.assert_array_equal(found.ratios, expected.ratios)
+    (note,) = sizes_note(sizes, pairing, asked=False)
+    assert "not known of 2 of 6 clients" in note
+    assert "the mean of the others, 30. To ask all clients: --survey" in note
+    assert "--survey" not in sizes_note(sizes, pairing, asked=True)[0]
+    assert sizes_note(filled, pairing, asked=False) == sizes_note(sizes, "unscaled", asked=False) == []
+
+
+@pytest.mark.parametrize("sizes", [None, np.array([np.nan, np.nan])])
+def test_scaled_pairings_are_refused_where_no_size_is_known(sizes):
+    with pytest.raises(Refusal, match=r"none is known: ask the clients with --survey .* or use the pairing unscaled"):
+        compose(np.eye(2), np.array([0.5, 0.5]), at_least=1, sizes=sizes, pairing="scaled_r")
 
 
 def test_of_a_class_that_nobody_holds_the_nearest_mix_is_told_with_a_warning():
@@ -262,6 +279,28 @@ def test_the_mix_of_a_file_of_labels(tmp_path: Path):
     found = wanted(headed, NAMES)
     np.testing.assert_allclose(found.mix, [1 / 3, 0, 2 / 3, 0])
     assert found.name == "table.csv"
+
+
+@pytest.mark.parametrize("heading", ["target,y", "Y,target", "target,y,id", "class,Label", "dog,label"])
+def test_of_several_columns_that_could_be_labels_the_likelier_heading_wins(tmp_path: Path, heading):
+    """In the order label, labels, class, y, target, wherever the columns are; a class's name is no heading."""
+    place = [name.lower() in ("y", "label") for name in heading.split(",")].index(True)
+    rows = [["cat"] * len(heading.split(",")) for _ in range(3)]
+    for row in rows:
+        row[place] = "emu"
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join([heading, *map(",".join, rows)]))
+    np.testing.assert_allclose(wanted(path, NAMES).mix, [0, 0, 1, 0])
+
+
+def test_a_file_whose_column_is_headed_otherwise_is_refused_with_what_is_allowed(tmp_path: Path):
+    path = tmp_path / "site.csv"
+    path.write_text("animal\ncat\nemu\n")
+    with pytest.raises(Refusal) as refusal:
+        wanted(path, NAMES)
+    said = str(refusal.value)
+    assert said.startswith(f"In the file {path}: There is no class 'animal'. Classes: cat, dog, emu, 7;")
+    assert said.endswith("one label a line, or a table with a column headed label, labels, class, y or target.")
 
 
 @pytest.mark.parametrize(

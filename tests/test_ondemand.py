@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 import covey
 from covey import Refusal
 from covey.aggregation.ondemand import WithPredictor
+from covey.cli import app
 from covey.commands_ondemand import draw_again, go_on
 from covey.commands_ondemand import ondemand as command
-from covey.ondemand import OnDemand, is_ondemand, ondemand, resume_ondemand
+from covey.ondemand import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
 from covey.records import read_checkpoint
 
 from .conftest import without_timings
@@ -166,6 +167,38 @@ def test_the_rate_goes_on_from_where_the_base_run_is(tmp_path):
     assert given.tailored[0].run.config.local.rate == 0.2
 
 
+@pytest.mark.parametrize(("decay", "given"), [(1.0, {"decay": 0.9}), (0.9, {"decay": 0.8}), (0.9, {"epochs": 3})])
+def test_settings_of_the_rate_hold_from_the_branch_and_not_for_rounds_that_are_past(tmp_path, decay, given):
+    base = covey.run({**QUICK, "local": {**QUICK["local"], "decay": decay}}, out=tmp_path / "base")
+    asked = {"estimator": "ground-truth", "rounds": 2, "continued": True}
+    job = ondemand(base, "td3", **asked, out=tmp_path / "job", local=given)
+    own, further = job.tailored[0].run.config.local, job.continued.config.local
+    assert own.rate == pytest.approx(0.05 * decay**4, rel=1e-12)
+    epochs, decay = given.get("epochs", 1), given.get("decay", decay)
+    for later in (0, 1):
+        expected = own.rate * decay ** (later * epochs)
+        assert own.rate_at(1 + later, 0) == pytest.approx(expected, rel=1e-12)
+        assert further.rate_at(5 + later, 0) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_rate_that_is_given_is_that_of_the_first_round_after_the_branch_of_all_runs(tmp_path):
+    base = covey.run({**QUICK, "local": {**QUICK["local"], "decay": 0.9}}, out=tmp_path / "base")
+    asked = {"estimator": "ground-truth", "rounds": 1, "continued": True}
+    job = ondemand(base, "td3", **asked, out=tmp_path / "job", local={"rate": 0.2})
+    assert job.tailored[0].run.config.local.rate == 0.2
+    assert job.continued.config.local.rate_at(5, 0) == pytest.approx(0.2, rel=1e-12)
+
+
+def test_the_best_of_the_base_run_gone_on_with_is_of_rounds_after_the_branch(quick, tmp_path):
+    """A rate that wrecks the model makes all of its best rounds those before."""
+    asked = {"estimator": "ground-truth", "rounds": 2, "continued": True, "local": {"rate": 20.0}}
+    job = ondemand(quick, "td3", **asked, out=tmp_path / "job")
+    (one,) = job.tailored
+    curve = dict(target_curve(job.continued.metrics, one.tested_mix))
+    assert sorted(curve) == [1, 2, 3, 4, 5, 6]
+    assert one.continued.peak == max(curve[5], curve[6]) < max(curve.values())
+
+
 def test_the_base_run_gone_on_with_is_the_base_run_gone_on_with(quick, tmp_path):
     found = ondemand(quick, "td3", estimator="ground-truth", rounds=2, continued=True, out=tmp_path / "job")
     longer = covey.run({**quick.config.as_mapping(), "rounds": 6}, out=tmp_path / "longer")
@@ -188,6 +221,31 @@ def test_a_survey_asks_everybody_with_the_predictor_as_it_is_now(quick, tmp_path
     assert any("the predictor was off by 1." in note for note in asked.notes)
     assert (kept.bytes_up, kept.bytes_down) == (0, 0)
     assert 0 < asked.bytes_up < asked.bytes_down
+
+
+@pytest.mark.parametrize("pairing", ["scaled_r", "scaled_rn"])
+def test_scaled_pairings_go_with_a_predictor_that_has_not_seen_every_client(quick, tmp_path, pairing):
+    found = ondemand(quick, "td3", rounds=1, pairing=pairing, out=tmp_path / "job").composed
+    unknown = int((found.estimates.seen == 0).sum())
+    assert 0 < unknown < 16
+    (note,) = (note for note in found.notes if pairing in note)
+    assert f"not known of {unknown} of 16 clients" in note
+    assert "--survey" in note
+    asked = ondemand(quick, "td3", rounds=1, pairing=pairing, survey=True, out=tmp_path / "asked").composed
+    assert not any(pairing in note for note in asked.notes)
+
+
+def test_a_base_run_that_is_not_finished_is_used_with_a_note(quick, tmp_path):
+    finished = ondemand(quick, "td3", rounds=1, out=tmp_path / "a").composed
+    assert not any("not finished" in note for note in finished.notes)
+    shutil.copytree(quick.folder, tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    data = json.loads(path.read_text())
+    data["config"]["rounds"] = 400
+    path.write_text(json.dumps(data))
+    said = call(tmp_path / "base", "--target", "td3", "--rounds", 1, "--out", tmp_path / "b").output
+    assert "The base run is not finished: its model is that after 4 of 400 rounds." in said
+    assert f"covey resume {tmp_path / 'base'}" in said
 
 
 def test_noise_on_what_is_asked_for_makes_estimates_worse(quick, tmp_path):
@@ -317,7 +375,7 @@ def test_a_job_cut_off_before_its_runs_began_goes_on_too(quick, tmp_path):
         ("td1", {"insight_dp": "1", "estimator": "analytic"}, "insight_dp is epsilon and delta"),
         ("td1", {"clients": 5}, "The clients is that of the base run"),
         ("td1", {"local.speed": 5}, "There is no setting 'local.speed'"),
-        ("td1", {"pairing": "scaled_r"}, "needs the number of samples of every client"),
+        ("td1", {"local.decay": 1e-200, "continued": True}, "the rate would be zero after the 4 rounds"),
         ("local:99", {}, "clients run from 0 to 15"),
     ],
 )
@@ -362,14 +420,33 @@ def test_a_job_is_reported_on_again_once_it_is_complete_and_nothing_is_trained_f
         draw_again([tmp_path / "job", quick.folder], None)
 
 
+def test_a_complete_job_is_read_without_its_base_run(quick, tmp_path):
+    pytest.importorskip("plotly")
+    base = covey.Run.open(shutil.copytree(quick.folder, tmp_path / "base"))
+    asked = {"estimator": "analytic", "rounds": 1, "continued": True, "insight_dp": "4,1e-5"}
+    job = ondemand(base, ["td1", "td2"], **asked, out=tmp_path / "job")
+    base.folder.rename(tmp_path / "elsewhere")
+    for again in (read_ondemand(tmp_path / "job"), resume_ondemand(tmp_path / "job")):
+        assert again.as_mapping() == job.as_mapping()
+        assert again.verdict == job.verdict
+    answer = CliRunner().invoke(app, ["report", str(tmp_path / "job"), "--out", str(tmp_path / "page.html")])
+    assert answer.exit_code == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count("base run gone on with") > 0
+    shutil.rmtree(tmp_path / "job" / "target-2")
+    with pytest.raises(Refusal, match=r"is not complete, and its base run is no longer at .*/base; move it back"):
+        resume_ondemand(tmp_path / "job")
+    (tmp_path / "elsewhere").rename(base.folder)
+    assert resume_ondemand(tmp_path / "job").as_mapping() == job.as_mapping()
+
+
 # --- the command and the page
 
 
 def call(*arguments: object):
     """The command as a shell would call it; a refusal is the result's exception."""
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    alone = typer.Typer()
+    alone.command()(command)
+    return CliRunner().invoke(alone, [str(argument) for argument in arguments])
 
 
 def test_the_command_tells_the_mix_the_clients_and_what_was_gained(quick, tmp_path):
@@ -414,6 +491,32 @@ def test_with_noise_the_command_shows_the_error_of_class_shares_at_several_budge
     assert answer["estimate_error"] == pytest.approx(told[3.0], rel=0.5)
 
 
+def test_the_page_of_a_job_with_noise_tells_its_budget_and_what_it_costs(quick, tmp_path):
+    pytest.importorskip("plotly")
+    given = {"estimator": "analytic", "rounds": 1}
+    job = ondemand(quick, "td3", **given, insight_dp="3,1e-5", out=tmp_path / "job")
+    page = job.draw(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "analytic with noise (ε 3, δ 1e-05), of 16 of 16 clients" in page
+    rows = re.findall(r'<tr><th scope="row">([\d.]+)</th><td>[\d.]+</td><td>([\d.]+)</td><td>[\d.]+</td></tr>', page)
+    assert [float(epsilon) for epsilon, _ in rows] == [0.1, 0.5, 1, 2, 3, 4, 8]
+    assert [float(error) for _, error in rows] == pytest.approx([cost.error for cost in job.composed.privacy], abs=1e-3)
+    assert job.as_mapping()["insight_dp"] == "3,1e-5"
+    plain = ondemand(quick, "td3", **given, out=tmp_path / "plain").draw(tmp_path / "plain.html")
+    text = plain.read_text(encoding="utf-8")
+    assert "analytic, of 16 of 16 clients" in text
+    assert "What privacy costs" not in text
+
+
+def test_targets_beyond_those_that_are_shown_are_counted(quick, tmp_path):
+    out = ["--estimator", "ground-truth", "--rounds", 1, "--set", "workers=1", "--out", tmp_path / "job"]
+    targets = [flag for client in range(14) for flag in ("--target", f"local:{client}")]
+    said = call(quick.folder, *targets, *out).output
+    assert said.count("Model: ") == 12
+    assert f"and 2 more targets; all models are in {tmp_path / 'job'}/target-*" in said
+    assert len(list((tmp_path / "job").glob("target-*/model.safetensors"))) == 14
+    assert "more targets; all" not in call(quick.folder, "--target", "td1", *out[:-1], tmp_path / "one").output
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -454,6 +557,11 @@ def test_the_page_draws_gains_curves_and_mixes(job, tmp_path):
 
 def test_a_job_in_words(job):
     assert "Over 3 targets, models fine-tuned on" in job.verdict
+    fairly = np.mean([100 * (one.scored.accuracy - one.continued.accuracy) for one in job.tailored])
+    assert f"over the base model, and {fairly:+.1f} (from " in job.verdict
+    assert job.verdict.endswith(") over the base run gone on with.")
+    alone = replace(job, tailored=tuple(replace(one, continued=None) for one in job.tailored), continued=None)
+    assert alone.verdict.endswith("on their target over the base model.")
     told = job.as_mapping()
     json.dumps(told, allow_nan=False)
     assert told["clients_estimated"] == 100

@@ -21,7 +21,7 @@ from covey.mixes import Target
 from covey.ondemand import ROUNDS, Composed, OnDemand, read_ondemand, resume_ondemand
 from covey.ondemand import ondemand as run_ondemand
 from covey.registry import coerce
-from covey.report.ondemand import job_rows
+from covey.report.ondemand import PRIVACY_CAPTION, PRIVACY_COLUMNS, job_rows, privacy_rows
 from covey.surveys import Estimator
 
 _SHOWN = 12
@@ -186,13 +186,18 @@ def show(job: OnDemand) -> None:
     display.say(job.verdict)
     for one in job.tailored[:_SHOWN]:
         display.say(f"Model: {one.model}")
+    if len(job.tailored) > _SHOWN:
+        display.say(
+            f"and {len(job.tailored) - _SHOWN} more targets; all models are in {job.folder}/target-*, and all figures "
+            f"are told by: covey resume {job.folder} --json"
+        )
 
 
 def _privacy_table(job: OnDemand) -> Table:
     """Accuracy of estimated class shares against ε."""
-    table = Table(box=box.SIMPLE_HEAD, title="What privacy costs on these clients: error of class shares (n·MAE)")
-    for name in ("epsilon", "noise (σ)", "mean over clients", "by samples"):
+    table = Table(box=box.SIMPLE_HEAD, title=PRIVACY_CAPTION)
+    for name in PRIVACY_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    for cost in job.composed.privacy:
-        table.add_row(f"{cost.epsilon:g}", f"{cost.deviation:.3g}", f"{cost.error:.3f}", f"{cost.error_by_samples:.3f}")
+    for row in privacy_rows(job):
+        table.add_row(*row)
     return table

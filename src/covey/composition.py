@@ -116,15 +116,15 @@ def compose(
     """Choose at least `at_least` clients (fewer where no other holds any of the target) and their ratios.
 
     `shares` are the clients' class shares `[clients, classes]`, `target` is the mix `[classes]`, `sizes` are numbers of
-    samples `[clients]`, which the scaled pairings need. All clients of a solution are taken, so there are rarely
-    exactly `at_least`. Where the target cannot be reached, the result is the nearest mix by least squares.
+    samples `[clients]`, which the scaled pairings need; where one is not known (NaN), they take the mean of the others.
+    All clients of a solution are taken, so there are rarely exactly `at_least`. Where the target cannot be reached, the
+    result is the nearest mix by least squares.
     """
     require(at_least >= 1, f"At least one client has to be chosen, not {at_least}.")
     columns = np.where(shares < _ABSENT, 0.0, shares).T.copy()
     weight = np.ones(len(shares))
     if pairing != "unscaled":
-        if sizes is None or not np.isfinite(sizes).all():
-            raise Refusal(f"The pairing '{pairing}' needs the number of samples of every client; use unscaled.")
+        sizes = _all_sizes(sizes, pairing)
         scale = sizes / sizes.sum()
         columns *= scale
         weight = scale if pairing == "scaled_rn" else weight
@@ -145,3 +145,27 @@ def compose(
     counted = ratios[clients] * weight[clients]
     counted /= counted.sum()
     return Composition(target, clients, counted, counted @ shares[clients], passes)
+
+
+def sizes_note(sizes: FloatArray, pairing: Pairing, *, asked: bool) -> list[str]:
+    """What to say of numbers of samples `[clients]` that a pairing needs; `asked` says that all clients were asked."""
+    unknown = int((~np.isfinite(sizes)).sum())
+    if pairing == "unscaled" or not unknown:
+        return []
+    mean = _all_sizes(sizes, pairing)[~np.isfinite(sizes)][0]
+    hint = "" if asked else " To ask all clients: --survey, or --estimator analytic."
+    return [
+        f"The number of samples is not known of {unknown} of {len(sizes)} clients; for the pairing '{pairing}' they "
+        f"count with the mean of the others, {mean:,.0f}.{hint}"
+    ]
+
+
+def _all_sizes(sizes: FloatArray | None, pairing: Pairing) -> FloatArray:
+    """Numbers of samples `[clients]`, the mean where one is not known."""
+    known = np.array([]) if sizes is None else sizes[np.isfinite(sizes)]
+    if sizes is None or known.sum() <= 0:
+        raise Refusal(
+            f"The pairing '{pairing}' needs the clients' numbers of samples, and none is known: ask the clients with "
+            "--survey or --estimator analytic, or use the pairing unscaled."
+        )
+    return np.where(np.isfinite(sizes), sizes, known.mean())

@@ -18,6 +18,7 @@ Target: TypeAlias = str | Path | Mapping[Any, float] | Sequence[float] | FloatAr
 """`"cat=0.5,dog=0.5"`, `"td1"`, `"local:7"`, a file of labels, class → share, or a share for each class in order."""
 
 _HEADINGS = ("label", "labels", "class", "y", "target")
+"""What a column of labels is headed; the first of these that a file has is taken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,7 @@ def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]
 
 
 def _from_labels(path: Path, class_names: Sequence[str]) -> Wanted:
-    """The mix of the labels in a file: one a line, or the column of a CSV file that is headed label, class or y."""
+    """The mix of the labels in a file: one a line, or the column of a CSV file that is headed as in `_HEADINGS`."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
@@ -143,16 +144,17 @@ def _from_labels(path: Path, class_names: Sequence[str]) -> Wanted:
         ) from error
     column = 0
     if rows:
-        heading = [cell.strip().lower() for cell in rows[0]]
-        found = [place for place, cell in enumerate(heading) if cell in _HEADINGS]
-        if found and rows[0][found[0]].strip() not in class_names:
+        heading = ["" if cell.strip() in class_names else cell.strip().lower() for cell in rows[0]]
+        found = [heading.index(name) for name in _HEADINGS if name in heading]
+        if found:
             column, rows = found[0], rows[1:]
     require(bool(rows), f"The file {path} holds no labels.")
-    require(
-        all(len(row) > column for row in rows),
-        f"Some lines of {path} have no label: it is one label a line, or a table with a column headed label.",
-    )
-    labels = [class_number(row[column].strip(), class_names) for row in rows]
+    allowed = f"one label a line, or a table with a column headed {', '.join(_HEADINGS[:-1])} or {_HEADINGS[-1]}"
+    require(all(len(row) > column for row in rows), f"Some lines of {path} have no label: it is {allowed}.")
+    try:
+        labels = [class_number(row[column].strip(), class_names) for row in rows]
+    except Refusal as refusal:
+        raise Refusal(f"In the file {path}: {refusal} A file of labels is {allowed}.") from None
     counts = np.bincount(labels, minlength=len(class_names)).astype(np.float64)
     return Wanted(path.name, counts / counts.sum())
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from covey.aggregation.ratios import Ratios
 from covey.client import Learner
 from covey.comparison import Interrupted, OnRun
-from covey.composition import Composition, Pairing, compose
+from covey.composition import Composition, Pairing, compose, sizes_note
 from covey.config import Config, overlay
 from covey.data.dataset import Samples
 from covey.environments import FloatArray, IntArray
@@ -98,6 +98,12 @@ class Tailored:
         return None if own is None or base is None else own - base
 
     @property
+    def gain_over_continued(self) -> float | None:
+        """Accuracy on the target above that of the base run gone on with, where there is one."""
+        own, further = self.scored.accuracy, None if self.continued is None else self.continued.accuracy
+        return None if own is None or further is None else own - further
+
+    @property
     def true_distance(self) -> float | None:
         """n·MAE of what the composed clients really make from the target, where that is known."""
         return None if self.true_mix is None else float(np.abs(self.true_mix - self.wanted.mix).sum())
@@ -157,6 +163,8 @@ class Composed:
     bytes_up: int = 0
     """Of the survey, where one was made."""
     bytes_down: int = 0
+    insight_dp: str | None = None
+    """Epsilon and delta of what clients were asked for, where that had noise."""
     privacy: tuple[PrivacyCost, ...] = ()
     """What noise costs on these clients, at the δ that was asked for and several ε, where the truth is known.
 
@@ -192,9 +200,11 @@ class OnDemand:
         if not gains:
             return f"Fine-tuned on {who}; the test set has no sample of the target's classes to judge by."
         if len(self.tailored) > 1:
+            further = [100 * one.gain_over_continued for one in self.tailored if one.gain_over_continued is not None]
+            fairly = f", and {_spread(further)} over the base run gone on with" if further else ""
             return (
-                f"Over {len(gains)} targets, models fine-tuned on {who} gain {np.mean(gains):+.1f} points on their "
-                f"target on average (from {min(gains):+.1f} to {max(gains):+.1f}) over the base model."
+                f"Over {len(gains)} targets, models fine-tuned on {who} gain on average {_spread(gains)} points on "
+                f"their target over the base model{fairly}."
             )
         one = self.tailored[0]
         said = (
@@ -214,6 +224,7 @@ class OnDemand:
             "base_round": composed.base_round,
             "estimator": composed.estimator,
             "estimate_error": composed.error,
+            "insight_dp": composed.insight_dp,
             "clients": composed.clients,
             "clients_estimated": int((composed.estimates.seen > 0).sum()),
             "class_names": list(composed.class_names),
@@ -229,6 +240,10 @@ class OnDemand:
         from covey.report.ondemand import ondemand_page
 
         return ondemand_page(self, path)
+
+
+def _spread(points: Sequence[float]) -> str:
+    return f"{np.mean(points):+.1f} (from {min(points):+.1f} to {max(points):+.1f})"
 
 
 @dataclass(frozen=True)
@@ -283,6 +298,8 @@ def ondemand(
     out: folder to write; one that holds part of the same job is gone on with.
 
     Other settings are laid over the base run's: `local`, `cohort`, `evaluate_every`, `runtime`, `workers`, and so on.
+    They hold from the first round after branching. The learning rate goes on from where the base run is, unless one is
+    given.
     """
     run = _opened(base, federation)
     require(rounds >= 1, f"rounds must be at least 1, not {rounds}.")
@@ -315,11 +332,15 @@ def ondemand(
             )
         else:
             _free(folder)
+            if continued:
+                _continued_config(run.config, plan.as_mapping())
             found, notes, sent = estimated(experiment, done, estimator, survey=survey, insight_dp=insight_dp)
             compositions = [
                 compose(found.shares, wish.mix, at_least=config.cohort, sizes=found.sizes, pairing=pairing)
                 for wish in wishes
             ]
+            asked = survey or estimator != "learned"
+            notes = [*_unfinished(run, done), *notes, *sizes_note(found.sizes, pairing, asked=asked)]
             _claim(folder, plan, experiment.method.models()[0], found, compositions, notes, sent)
         return _advance(folder, run, experiment, on_composed, on_run, on_round)
     finally:
@@ -337,8 +358,15 @@ def resume_ondemand(
     """Go on with a job that was stopped; one that is complete is read."""
     folder = Path(folder)
     plan = _read(folder)["plan"]
+    if _complete(folder, plan):
+        return _kept(folder, federation, on_composed)
+    require(
+        (Path(plan["base"]) / "config.json").is_file(),
+        f"The job {folder} is not complete, and its base run is no longer at {plan['base']}; move it back there to go "
+        "on with the job.",
+    )
     run = _opened(str(plan["base"]), federation)
-    experiment = Experiment.of(as_config(run.config, plan["settings"]), run.given)
+    experiment = Experiment.of(as_config(run.config, plan["settings"]), run.given, resumed=True)
     try:
         return _advance(folder, run, experiment, on_composed, on_run, on_round)
     finally:
@@ -346,16 +374,16 @@ def resume_ondemand(
 
 
 def read_ondemand(folder: Path | str, *, federation: Federation | None = None) -> OnDemand:
-    """What a complete job came to; nothing is trained, and one that is not complete is refused."""
+    """What a complete job came to; nothing is trained, and one that is not complete is refused.
+
+    The base run is not needed for it.
+    """
     folder = Path(folder)
-    data = _read(folder)
-    names = [f"target-{number}" for number in range(1, len(data["plan"]["targets"]) + 1)]
-    places = [folder / name for name in (*names, *(["continued"] if data["plan"]["continued"] else []))]
     require(
-        all((place / "config.json").is_file() and Run.open(place).finished for place in places),
+        _complete(folder, _read(folder)["plan"]),
         f"The job {folder} is not complete; go on with: covey resume {folder}",
     )
-    return resume_ondemand(folder, federation=federation)
+    return _kept(folder, federation)
 
 
 def is_ondemand(folder: Path) -> bool:
@@ -379,6 +407,45 @@ def _opened(base: Run | Path | str, federation: Federation | None) -> Run:
     return run
 
 
+def _places(folder: Path, plan: Mapping[str, Any]) -> list[Path]:
+    """The run folders of a job: one for each target, then that of the base run gone on with, if it was asked for."""
+    names = [f"target-{number}" for number in range(1, len(plan["targets"]) + 1)]
+    return [folder / name for name in (*names, *(["continued"] if plan["continued"] else []))]
+
+
+def _complete(folder: Path, plan: Mapping[str, Any]) -> bool:
+    return all(
+        all((place / name).is_file() for name in ("config.json", "checkpoint.safetensors")) and Run.open(place).finished
+        for place in _places(folder, plan)
+    )
+
+
+def _kept(
+    folder: Path, federation: Federation | None, on_composed: Callable[[Composed], None] | None = None
+) -> OnDemand:
+    """What a complete job came to. Clients, data and model are those of its first run, as of all of them."""
+    data = _read(folder)
+    first = _opened(folder / "target-1", federation)
+    experiment = Experiment.of(first.config, first.given, resumed=True)
+    try:
+        composed, model = _composed(folder, data, experiment)
+        if on_composed is not None:
+            on_composed(composed)
+        runs = [Run.open(place, first.given) for place in _places(folder, data["plan"])]
+        return _evaluated(composed, model, experiment, runs, with_base=data["plan"]["continued"])
+    finally:
+        experiment.runtime.close()
+
+
+def _unfinished(run: Run, done: int) -> list[str]:
+    if done >= run.config.rounds:
+        return []
+    return [
+        f"The base run is not finished: its model is that after {done} of {run.config.rounds} rounds. To finish it "
+        f"first: covey resume {run.folder}"
+    ]
+
+
 def _trained(run: Run, config: Config) -> tuple[Experiment, int]:
     """The base run as it stands, and how many rounds it has behind it; `config` may have it executed elsewhere."""
     done, state = read_checkpoint(run.folder)
@@ -391,7 +458,7 @@ def _trained(run: Run, config: Config) -> tuple[Experiment, int]:
         "to compose its model from; choose another base run.",
     )
     require(run.config.many is None, f"The method '{run.config.method}' has many models, and a base run has one.")
-    experiment = Experiment.of(config, run.given)
+    experiment = Experiment.of(config, run.given, resumed=True)
     experiment.method.load_state_dict(state)
     return experiment, done
 
@@ -431,9 +498,8 @@ def _begin_all(
     folder: Path, plan: Mapping[str, Any], composed: Composed, run: Run, model: Tensor, method: OneModel
 ) -> None:
     """A run folder for each target that begins at the base model, and one that goes on with the base run."""
-    config = as_config(run.config, plan["settings"])
     for number, (_, composition, _) in enumerate(composed.targets, start=1):
-        tailored = _tailored_config(config, plan, composition)
+        tailored = _tailored_config(run.config, plan, composition)
         assert tailored.selector is not None
         assert tailored.aggregator is not None
         parts = ComposedSelector(**tailored.selector.options), Ratios(**tailored.aggregator.options)
@@ -446,7 +512,7 @@ def _begin_all(
             f"The base run {run.folder} is no longer at round {plan['base_round']}, where this job began.",
         )
         assert state is not None
-        longer = as_config(run.config, {**plan["settings"], "rounds": plan["base_round"] + plan["rounds"]})
+        longer = _continued_config(run.config, plan)
         _begin(folder / "continued", longer, done, state, run.folder / "metrics.jsonl")
 
 
@@ -464,17 +530,42 @@ def _begin(folder: Path, config: Config, done: int, state: State, metrics: Path 
         raise Refusal(f"The folder {folder} cannot be written: {error}.") from error
 
 
-def _tailored_config(config: Config, plan: Mapping[str, Any], composition: Composition) -> Config:
-    """The base run's configuration with the composed clients, the rate going on from where the base run is."""
+def _first_rate(base: Config, plan: Mapping[str, Any]) -> float:
+    """The learning rate of the first round after branching: as given, or where the base run's own settings left it."""
+    if "rate" in plan["settings"].get("local", {}):
+        return as_config(base, plan["settings"]).local.rate
+    return base.local.rate_at(plan["base_round"] + 1, 0)
+
+
+def _continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
+    """The base run's configuration for as many more rounds, at the rates of the tailored runs.
+
+    Rounds are counted on, and the rate decays from the first one: it is set to what comes to `_first_rate` in time.
+    """
+    done, rate = plan["base_round"], _first_rate(base, plan)
+    longer = as_config(base, {**plan["settings"], "rounds": done + plan["rounds"]})
+    if longer.local.rate_at(done + 1, 0) == rate:
+        return longer
+    decayed = longer.local.decay ** (done * longer.local.epochs)
+    require(
+        decayed > 0 and bool(np.isfinite(rate / decayed)),
+        f"With local.decay={longer.local.decay:g} the rate would be zero after the {done} rounds of the base run, so "
+        "that it cannot be gone on with; choose a decay nearer to 1, or leave out --continued.",
+    )
+    return as_config(longer, {"local": {"rate": rate / decayed}})
+
+
+def _tailored_config(base: Config, plan: Mapping[str, Any], composition: Composition) -> Config:
+    """The base run's configuration with the settings that were given and the composed clients."""
+    config = as_config(base, plan["settings"])
     mapping = {key: value for key, value in config.as_mapping().items() if key not in ("method", "many")}
     clients = tuple(composition.clients.tolist())
     parts = {
         "selector": {"name": "composed", "clients": clients},
         "aggregator": {"name": "ratios", "clients": clients, "ratios": tuple(composition.ratios.tolist())},
     }
-    going_on = {"local": {"rate": config.local.rate_at(plan["base_round"] + 1, 0)}}
-    given = {key: value for key, value in plan["settings"].items() if key == "local"}
-    return as_config({**overlay(overlay(mapping, going_on), given), **parts}, {"rounds": plan["rounds"]})
+    going_on = {"local": {"rate": _first_rate(base, plan)}}
+    return as_config({**overlay(mapping, going_on), **parts}, {"rounds": plan["rounds"]})
 
 
 def _advance(
@@ -492,17 +583,16 @@ def _advance(
     _begin_all(folder, data["plan"], composed, run, model, experiment.method)
     if on_composed is not None:
         on_composed(composed)
-    places = [folder / f"target-{number}" for number in range(1, len(composed.targets) + 1)]
+    places, with_base = _places(folder, data["plan"]), data["plan"]["continued"]
     labels = [wish.name for wish, _, _ in composed.targets]
     mixes: list[FloatArray | None] = [wish.mix for wish, _, _ in composed.targets]
-    further = folder / "continued"
-    if further.is_dir():
-        places, labels, mixes = [*places, further], [*labels, "the base run gone on with"], [*mixes, None]
+    if with_base:
+        labels, mixes = [*labels, "the base run gone on with"], [*mixes, None]
     _train(places, labels, mixes, run.given, on_run, on_round)
     runs = [Run.open(place, run.given) for place in places]
     if not all(one.finished for one in runs):
         raise Interrupted(folder)
-    return _evaluated(composed, model, experiment, runs, with_base=further.is_dir())
+    return _evaluated(composed, model, experiment, runs, with_base=with_base)
 
 
 def _train(
@@ -646,6 +736,7 @@ def _composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> 
         notes=tuple(data["notes"]),
         bytes_up=data["bytes_up"],
         bytes_down=data["bytes_down"],
+        insight_dp=plan["insight_dp"],
         privacy=() if truth is None else _cost(truth, experiment.federation.sizes, plan["insight_dp"]),
     )
     return composed, tensors["model"]

@@ -20,6 +20,9 @@ _CLASSES = 40
 
 _LISTED = 1_000
 
+PRIVACY_CAPTION = "What privacy costs on these clients: error of class shares (n·MAE)"
+PRIVACY_COLUMNS = ("epsilon", "noise (σ)", "mean over clients", "by samples")
+
 _BASE, _OWN, _CONTINUED = "var(--quiet)", palette.line(0), palette.line(1)
 
 
@@ -31,6 +34,8 @@ def ondemand_page(job: OnDemand, path: Path) -> Path:
     results: list[Markup | Figure] = [table(["", ""], job_rows(job), "The job", head=False), results_table(job)]
     if count > 1:
         results.append(gains_figure(job))
+    if job.composed.privacy:
+        results.append(table(PRIVACY_COLUMNS, privacy_rows(job), PRIVACY_CAPTION, figures=True))
     shown = job.tailored[:_DRAWN]
     page = Page(
         title=f"Covey: {title.lower()}",
@@ -57,7 +62,7 @@ def job_rows(job: OnDemand) -> list[tuple[str, str]]:
     up, down = (sum(row[way] for run in runs for row in run.metrics) for way in ("bytes_up", "bytes_down"))
     rows = [
         ("base run", f"{composed.base}, after {composed.base_round} rounds"),
-        ("class shares", f"{composed.estimator}, of {heard:,} of {composed.clients:,} clients"),
+        ("class shares", f"{composed.estimator}{_noise(job)}, of {heard:,} of {composed.clients:,} clients"),
         *([] if composed.error is None else [("  off by (n·MAE)", f"{composed.error:.3f}")]),
         ("rounds", f"{composed.rounds} for each target"),
         ("sent up / down", f"{size(up)} / {size(down)}"),
@@ -65,6 +70,14 @@ def job_rows(job: OnDemand) -> list[tuple[str, str]]:
     if composed.bytes_up:
         rows.append(("  to ask clients", f"{size(composed.bytes_up)} / {size(composed.bytes_down)}"))
     return rows
+
+
+def privacy_rows(job: OnDemand) -> list[tuple[str, ...]]:
+    """What noise does to estimated class shares, a line for each ε; columns are `PRIVACY_COLUMNS`."""
+    return [
+        (f"{cost.epsilon:g}", f"{cost.deviation:.3g}", f"{cost.error:.3f}", f"{cost.error_by_samples:.3f}")
+        for cost in job.composed.privacy
+    ]
 
 
 def results_table(job: OnDemand) -> Markup:
@@ -216,6 +229,14 @@ def _clients(job: OnDemand) -> Markup:
         ["target", "client", "ratio", "largest classes by estimate"], rows[:_LISTED], f"Chosen clients{more}"
     )
     return folded("Chosen clients and their ratios", listed)
+
+
+def _noise(job: OnDemand) -> str:
+    """The budget of what clients were asked for, where that had noise."""
+    if job.composed.insight_dp is None:
+        return ""
+    epsilon, delta = map(float, job.composed.insight_dp.split(","))
+    return f" with noise (ε {epsilon:g}, δ {delta:g})"
 
 
 def _about(one: Tailored, note: str) -> str:
