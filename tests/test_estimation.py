@@ -16,13 +16,28 @@ from covey import Config, Refusal
 from covey.aggregation.ondemand import WithPredictor
 from covey.client import Learner
 from covey.data.dataset import Samples
-from covey.estimation import ClassQuery, Privacy, clipped_gradient, cost_of_privacy, nearest_mix
+from covey.estimation import (
+    ClassQuery,
+    Privacy,
+    bounded_bias_gradient,
+    clipped_gradient,
+    cost_of_privacy,
+    nearest_mix,
+    zero_head,
+)
 from covey.experiment import Experiment
 from covey.layout import Layout
 from covey.messages import Fault, Order, Replies, checked
 from covey.methods import OneModel
 from covey.models import build_model
-from covey.predictor import ClassPredictor, Pairs, PredictorProbe, initial_predictor, predicted
+from covey.predictor import (
+    ClassPredictor,
+    Pairs,
+    PredictorProbe,
+    PrivatePredictorProbe,
+    initial_predictor,
+    predicted,
+)
 from covey.randomness import key, permutation
 from covey.surveys import estimated
 
@@ -95,6 +110,8 @@ def test_without_a_bias_shares_are_told_as_far_as_classes_have_the_same_mean_fea
     assert errors(plain, "analytic").mean() < 0.1
     with_bias = experiment(**{**LEAF, "model": {"name": "leaf-cnn", "head_bias": True}})
     assert errors(with_bias, "analytic").max() < 1e-5
+    assert any("Class shares are approximate" in note for note in estimated(plain, 0, "analytic")[1])
+    assert estimated(with_bias, 0, "analytic")[1] == []
     with pytest.raises(Refusal, match="only a zero head tells"):
         estimated(plain, 0, "analytic-as-is")
     with pytest.raises(Refusal, match="last layer has a bias"):
@@ -131,6 +148,58 @@ def test_clients_that_cannot_be_reached_are_asked_again_and_else_count_as_unifor
     assert np.isnan(found.sizes[~heard]).all()
     assert notes == [f"Nothing is known of {(~heard).sum()} of 40 clients; all classes count alike for them."]
     assert 0 < up < down
+
+
+def test_who_answers_late_is_compared_with_everybody():
+    """At a fresh model all clients are told equally well, whichever question they answered."""
+    one = experiment(devices={"availability": 0.9})
+    found, _, _ = estimated(one, 0, "analytic-as-is")
+    assert (found.seen > 0).all()
+    assert 0 < (found.seen > 1).sum() < 8
+    off = found.errors(one.federation.truth.shares)
+    assert off[found.seen > 1].mean() < 0.05
+
+
+def counted(one: Experiment) -> np.ndarray:
+    """`[clients]`: how often each will have been asked."""
+    counts, execute = np.zeros(one.federation.clients, dtype=int), one.runtime.execute
+
+    def counting(order: Order) -> Replies:
+        counts[order.clients] += 1
+        return execute(order)
+
+    one.runtime.execute = counting  # type: ignore[method-assign]
+    return counts
+
+
+def test_nobody_is_asked_twice_where_each_answer_spends_privacy():
+    """Those who cannot be reached at first are asked later; those whose answer is lost are not asked again."""
+    one = experiment(devices={"availability": 0.5, "dropout": 0.4})
+    counts = counted(one)
+    found, notes, _ = estimated(one, 0, "analytic", insight_dp="1,1e-5")
+    assert counts.max() == 1
+    assert len(set(found.seen.tolist()) - {0}) > 1
+    lost = int(((counts == 1) & (found.seen == 0)).sum())
+    assert lost > 0
+    assert any(note.startswith(f"No usable answer came from {lost} of the clients that were asked.") for note in notes)
+    open_ = experiment(devices={"availability": 0.5, "dropout": 0.4})
+    counts = counted(open_)
+    _, notes, _ = estimated(open_, 0, "analytic")
+    assert counts.max() == 3
+    assert not any("No usable answer" in note for note in notes)
+
+
+def test_a_survey_by_a_noisy_predictor_asks_once_and_says_what_is_spent_with_it():
+    given = {"name": "ondemand", "hidden": 4, "epochs": 1, "insight_dp": "4,1e-5"}
+    one = experiment(aggregator=given, devices={"dropout": 0.4}, cohort=10)
+    play(one, range(1, 3))
+    most = int(aggregator_of(one).answers.max())
+    counts = counted(one)
+    _, notes, _ = estimated(one, 2, "learned", survey=True)
+    assert set(counts.tolist()) == {1}
+    assert any(note.startswith("No usable answer came from ") for note in notes)
+    spent = Privacy(4, 1e-5).after(most + 1)
+    assert any(note.endswith(f"has spent ε = {spent:.3g}.") for note in notes)
 
 
 @settings(max_examples=60, deadline=None)
@@ -441,6 +510,91 @@ def test_one_sample_moves_the_query_at_a_zero_head_by_no_more_than_its_noise_is_
     before = probe.measure(learner, zero, zero, samples, 0)["gradient"]
     after = probe.measure(learner, zero, zero, Samples(samples.x, moved), 0)["gradient"]
     assert float((after - before).norm()) == pytest.approx(math.sqrt(2) / len(samples), rel=1e-5)
+
+
+def neighbours(samples: Samples, inputs: int) -> list[Samples]:
+    """The samples with another one in the first one's place: some of the others' inputs, with each label."""
+    sets = []
+    for other in range(min(len(samples), inputs)):
+        for label in range(10):
+            x, y = samples.x.clone(), samples.y.clone()
+            x[0], y[0] = samples.x[other], label
+            sets.append(Samples(x, y))
+    return sets
+
+
+def farthest(one: Experiment, probe: ClassQuery, state: torch.Tensor, inputs: int = 12) -> float:
+    """How far one sample moves the query's answer at most, in samples; under the same noise it cancels out."""
+    learner, samples = learner_of(one), one.federation.samples(3)
+    answers = [probe.measure(learner, state, state, near, 0)["gradient"] for near in neighbours(samples, inputs)]
+    return float(torch.cdist(torch.stack(answers), torch.stack(answers)).max()) * len(samples)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
+def test_one_sample_moves_the_query_by_no_more_than_its_noise_is_made_for_whatever_the_head(scale):
+    """A head that saturates the softmax would let a sample move the plain answer by twice as much."""
+    one = experiment()
+    learner = learner_of(one)
+    state = zero_head(learner.layout, one.method.model)
+    weight = learner.layout.head[0]
+    draw = torch.Generator().manual_seed(1)
+    state[weight.start : weight.start + weight.size] = scale * torch.randn(weight.size, generator=draw)
+    assert farthest(one, ClassQuery("bias", Privacy(1, 1e-5)), state) <= math.sqrt(2) + 1e-4
+    if scale == 1e4:
+        assert farthest(one, ClassQuery("bias"), state) > 1.9 * math.sqrt(2)
+
+
+def test_the_query_that_a_model_scales_is_bounded_too():
+    one = experiment(model={"name": "tests.test_estimation:Scaled"})
+    state = zero_head(learner_of(one).layout, one.method.model)
+    assert farthest(one, ClassQuery("bias"), state, inputs=1) > 2 * math.sqrt(2)
+    assert farthest(one, ClassQuery("bias", Privacy(1, 1e-5)), state, inputs=1) <= math.sqrt(2) + 1e-4
+
+
+def test_every_gradient_of_a_bias_counts_as_a_mix_of_classes_even_one_that_overflows(monkeypatch):
+    one = experiment()
+    rows = torch.tensor([[1e30] * 3, [math.nan] * 3, [-math.inf, 0, 0], [1 / 3, 1 / 3, -2 / 3]])
+    for row in rows:
+        monkeypatch.setattr("covey.estimation.sample_gradients", lambda *_, row=row: iter([{"bias": row[None]}]))
+        mix = 1 / 3 - bounded_bias_gradient(learner_of(one), one.method.model, one.federation.samples(3))
+        assert float(mix.sum()) == pytest.approx(1)
+        assert float(mix.min()) >= -1e-6
+    torch.testing.assert_close(mix, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_at_a_zero_head_bounding_changes_nothing():
+    one = experiment()
+    learner, samples = learner_of(one), one.federation.samples(3)
+    state = zero_head(learner.layout, one.method.model)
+    privacy = Privacy(1, 1e-5)
+    plain = ClassQuery("bias").measure(learner, state, state, samples, 7)["gradient"]
+    noisy = ClassQuery("bias", privacy).measure(learner, state, state, samples, 7)["gradient"]
+    torch.testing.assert_close(noisy, privacy.noisy(plain, math.sqrt(2) / len(samples), 7), rtol=0, atol=1e-6)
+
+
+def test_a_last_layer_without_a_bias_is_not_asked_for_its_gradient():
+    one = experiment(**LEAF)
+    state = one.method.model
+    with pytest.raises(Refusal, match="has no bias to tell class shares from"):
+        ClassQuery("bias").measure(learner_of(one), state, state, one.federation.samples(3), 0)
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0])
+def test_gradients_for_the_predictor_have_the_noise_that_their_clipping_needs(clip):
+    one = experiment()
+    learner, samples, state = learner_of(one), one.federation.samples(3), one.method.model
+    privacy = Privacy(2, 1e-5)
+    probe = PrivatePredictorProbe(probe_of(one, epochs=0), privacy, clip)
+    assert probe.open.sends == "gradient"
+    clipped = clipped_gradient(learner, state, samples, clip)
+    answers = [probe.measure(learner, state, state, samples, place) for place in range(30)]
+    noise = torch.stack([answer["gradient"].double() - clipped for answer in answers])
+    assert float(noise.std()) == pytest.approx(2 * clip / len(samples) * privacy.deviation, rel=0.03)
+    assert float(noise.mean().abs()) < 0.05 * float(noise.std())
+    shares = replace(probe, open=replace(probe.open, sends="shares")).measure(learner, state, state, samples, 5)
+    expected = predicted(probe.open.predictor, answers[5]["gradient"][None], 10, probe.open.hidden)[0]
+    assert set(shares) == {"shares"}
+    torch.testing.assert_close(shares["shares"], expected)
 
 
 def test_clipped_gradients_are_short_and_one_sample_moves_them_by_little():

@@ -1,9 +1,12 @@
 """What leaves a client is what docs/privacy.md says, field by field, and protected where a client asks for it."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -13,7 +16,7 @@ import covey
 from covey import Refusal
 from covey.client import Learner
 from covey.data.dataset import Dataset, Samples
-from covey.estimation import Privacy
+from covey.estimation import ClassQuery, Privacy, clipped_gradient, shares_at_zero_head, zero_head
 from covey.fleet.site import protection as site_protection
 from covey.flower import InProcessGrid, Protection, Strategy, client_app
 from covey.flower.memory import Memory
@@ -24,6 +27,8 @@ from covey.flower.work import Client
 from covey.insight import Insight, head_gradients
 from covey.methods import methods
 from covey.models import build_model
+from covey.predictor import PredictorProbe, PrivatePredictorProbe, Sends, initial_predictor
+from covey.probes import Probe
 
 PAGE = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text(encoding="utf-8")
 CLIENTS, CLASSES, FEATURES = 12, 3, 6
@@ -223,6 +228,156 @@ def test_insights_that_noise_is_not_known_for_are_not_sent():
     client = Client(learner, samples, protection=Protection(insight="8,1e-5"))
     with pytest.raises(Refusal, match="not for full"):
         client.answer(a_task(learner, probes=(Insight(0.1, "full"),)), Memory(RecordDict(), "a"))
+
+
+def told(
+    probe: Probe,
+    protection: Protection | None = None,
+    *,
+    samples: Samples | None = None,
+    head: float = 0.0,
+    simulated: bool = False,
+) -> dict[str, torch.Tensor]:
+    """What a client sends for a probe at a model whose last layer is multiplied by `head`."""
+    learner, held = a_learner()
+    model = learner.layout.read(learner.module).clone()
+    body = zero_head(learner.layout, model)
+    start = body + head * (model - body)
+    client = Client(learner, samples or held, protection=protection, simulated=simulated)
+    task = a_task(learner, start=start, probes=(probe,), train=False)
+    arrays = client.answer(task, Memory(RecordDict(), "a")).array_records["covey.reply.arrays"]
+    return {name.partition(".")[2]: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+
+
+def a_predictor_probe(sends: Sends = "gradient", epochs: int = 2) -> PredictorProbe:
+    learner, _ = a_learner()
+    weight = learner.layout.head[0].size
+    return PredictorProbe(initial_predictor(weight, CLASSES, 4, 0), 4, 5, epochs, 2, 0.1, 0.5, sends, 3)
+
+
+OWN = Protection(insight="1,1e-5", insight_clip=0.5)
+
+
+def test_a_plain_query_for_class_shares_gets_noise_from_a_client_that_protects_insights():
+    _, samples = a_learner()
+    truth = np.bincount(samples.y, minlength=CLASSES) / len(samples)
+    open_, guarded = told(ClassQuery("bias")), [told(ClassQuery("bias"), OWN) for _ in range(200)]
+    np.testing.assert_allclose(shares_at_zero_head({"gradient": open_["gradient"][None]})[0], truth, atol=1e-6)
+    noise = torch.stack([one["gradient"] - open_["gradient"] for one in guarded])
+    assert float(noise.std()) == pytest.approx(math.sqrt(2) / len(samples) * Privacy(1, 1e-5).deviation, rel=0.1)
+
+
+def test_of_the_servers_budget_and_the_clients_own_the_one_with_more_noise_holds():
+    own = Privacy(1, 1e-5)
+    assert OWN.of_probe(ClassQuery("bias")) == ClassQuery("bias", own)
+    for asked, holds in (
+        (Privacy(8, 1e-5), own),
+        (Privacy(0.1, 1e-5), Privacy(0.1, 1e-5)),
+        (Privacy(0.9, 0.1), own),
+    ):
+        assert OWN.of_probe(ClassQuery("bias", asked)) == ClassQuery("bias", holds)
+        guarded = OWN.of_probe(PrivatePredictorProbe(a_predictor_probe(), asked, 2.0))
+        assert getattr(guarded, "privacy", None) == holds
+        assert getattr(guarded, "clip", None) == 0.5
+    assert Protection(update_clip=1.0).of_probe(ClassQuery("bias")) == ClassQuery("bias")
+
+
+def test_class_shares_that_noise_is_not_known_for_are_not_told():
+    with pytest.raises(Refusal, match="known for the gradient of a bias, not of a weight: none are told"):
+        told(ClassQuery("weight"), OWN)
+    assert set(told(ClassQuery("weight"))) == {"gradient", "reference"}
+
+
+@pytest.mark.parametrize("asks_for_noise", [False, True])
+def test_a_client_that_protects_insights_tells_a_predictor_nothing_without_noise(asks_for_noise):
+    open_ = a_predictor_probe()
+    probe = PrivatePredictorProbe(open_, Privacy(50, 1e-5), 0.5) if asks_for_noise else open_
+    learner, samples = a_learner()
+    start = learner.layout.read(learner.module).clone()
+    clipped = clipped_gradient(learner, start, samples, 0.5)
+    answers = [told(probe, OWN, head=1) for _ in range(200)]
+    # With the error there are two answers of one budget.
+    share = 1.0 if asks_for_noise else math.sqrt(2)
+    noise = torch.stack([one["gradient"].double() - clipped for one in answers])
+    sigma = share * Privacy(1, 1e-5).deviation
+    assert float(noise.std()) == pytest.approx(2 * 0.5 / len(samples) * sigma, rel=0.1)
+    for one in answers:
+        assert torch.equal(one["predictor"], open_.predictor)
+        assert int(one["gradients"]) == 0
+    assert ("error" in answers[0]) != asks_for_noise
+    assert told(probe, head=1)["gradients"] > 0
+
+
+def test_one_other_sample_moves_what_a_predictor_is_told_by_no_more_than_its_noise_is_made_for():
+    """Noise from the seed cancels out; a predictor of zeros estimates the same for every gradient."""
+    _, samples = a_learner()
+    probe = replace(a_predictor_probe(), predictor=torch.zeros_like(a_predictor_probe().predictor))
+    answers = []
+    for label in range(CLASSES):
+        x, y = samples.x.clone(), torch.zeros_like(samples.y)
+        x[7], y[7] = (label - 1) * x[7], label
+        answers.append(told(probe, OWN, samples=Samples(x, y), head=1, simulated=True))
+    apart = [torch.stack([one[name].double().flatten() for one in answers]) for name in ("gradient", "error")]
+    moved, off = (float(torch.cdist(values, values).max()) for values in apart)
+    assert 0 < moved <= 2 * OWN.insight_clip / len(samples) + 1e-6
+    assert 0 < off <= 2 / len(samples) + 1e-6
+
+
+def test_how_far_off_an_estimate_is_has_the_noise_that_it_needs():
+    _, samples = a_learner()
+    probe = replace(a_predictor_probe(), predictor=torch.zeros_like(a_predictor_probe().predictor))
+    one_class = Samples(samples.x, torch.zeros_like(samples.y))
+    errors = torch.stack([told(probe, OWN, samples=one_class, head=1)["error"] for _ in range(300)])
+    needed = math.sqrt(2) * 2 / len(samples) * Privacy(1, 1e-5).deviation
+    assert float(errors.mean()) == pytest.approx(4 / 3, abs=0.1)
+    assert float(errors.std()) == pytest.approx(needed, rel=0.15)
+
+
+def test_a_client_that_protects_insights_applies_the_predictor_to_what_has_noise():
+    """With sends=shares; a loose budget tells them nearly, and the fields are those of an open answer."""
+    probe = a_predictor_probe("shares")
+    loose = Protection(insight="1e6,1e-5", insight_clip=100.0)
+    open_, guarded = told(probe, head=1), told(probe, loose, head=1)
+    assert set(open_) == set(guarded) == {"shares", "error", "predictor", "gradients"}
+    torch.testing.assert_close(guarded["shares"], open_["shares"], atol=0.05, rtol=0)
+    assert not torch.equal(told(probe, OWN, head=1)["shares"], told(probe, OWN, head=1)["shares"])
+
+
+def test_ondemand_runs_with_noise_on_what_predictors_are_told_and_the_fields_stay_the_same():
+    grid = watched("ondemand", protection=Protection(insight="8,1e-5"))
+    sent = {name for answer in grid.seen if answer.metadata.message_type == TRAIN for name in fields_of(answer.content)}
+    assert sent == documented("Replies, by method")["ondemand"]
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [ClassQuery("bias", Privacy(1, 1e-5)), PrivatePredictorProbe(a_predictor_probe(), Privacy(1, 1e-5), 1.0)],
+    ids=["class query", "predictor"],
+)
+def test_noise_that_a_server_asks_for_is_not_told_by_its_seed_either(probe):
+    one, two = told(probe, head=1), told(probe, head=1)
+    assert not torch.equal(one["gradient"], two["gradient"])
+    repeated = told(probe, head=1, simulated=True)
+    assert torch.equal(repeated["gradient"], told(probe, head=1, simulated=True)["gradient"])
+    assert not torch.equal(repeated["gradient"], one["gradient"])
+
+
+@pytest.mark.parametrize("probe", [ClassQuery("bias"), a_predictor_probe(), Insight(0.1)], ids=lambda probe: probe.name)
+def test_a_server_that_makes_one_sample_overflow_does_not_see_that_it_did(probe):
+    _, samples = a_learner()
+    x = samples.x.clone()
+    x[7] = 1e38
+    assert not all(
+        torch.isfinite(value).all() for value in told(probe, samples=Samples(x, samples.y), head=1e3).values()
+    )
+    for value in told(probe, OWN, samples=Samples(x, samples.y), head=1e3).values():
+        assert bool(torch.isfinite(value).all())
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
+def test_a_server_cannot_ask_for_noise_without_a_bound(clip):
+    with pytest.raises(Refusal, match="clip must be above 0 and finite"):
+        PrivatePredictorProbe(a_predictor_probe(), Privacy(1, 1e-5), clip)
 
 
 @pytest.mark.parametrize(

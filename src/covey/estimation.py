@@ -4,7 +4,7 @@ With softmax outputs p_j and labels y_j the gradient for the last layer's bias i
 client's class shares are d = p̄ - ∇b, with p̄ its mean softmax (Jeong and Lee 2024, eq. 3, for the bias). The server
 does not know p̄ unless it chooses the model: where the last layer is all zeros, every output is 1/n, and
 d = 1/n - ∇b exactly (`ClassQuery` at `zero_head`). That is as much as asking for the shares outright; the protection
-that remains is noise (`Privacy`).
+that remains is noise (`Privacy`), for which a client bounds what each sample adds (`bounded_bias_gradient`).
 
 Without a zero head p̄ has to be assumed. `shares_at_any_head` takes it to be the same for all clients, and their
 classes to be balanced overall. That is nearly right at a freshly initialised model, and wrong at a trained one, whose
@@ -31,7 +31,7 @@ from covey.client import Learner
 from covey.data.dataset import Samples
 from covey.environments import FloatArray, IntArray
 from covey.errors import Refusal, require
-from covey.insight import head_gradients
+from covey.insight import head_gradients, sample_gradients
 from covey.layout import Layout
 from covey.probes import Probe
 from covey.randomness import generator, key
@@ -41,9 +41,6 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 _DRAWS = 10
 """How often noise is drawn for every client, to tell what it costs."""
-
-_AT_ONCE = 1 << 22
-"""Numbers of per-sample gradients that are in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +60,8 @@ class Estimates:
         shares = np.full((clients, classes), 1 / classes)
         return cls(shares, np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
 
-    def learn(self, round: int, clients: IntArray, shares: FloatArray, sizes: IntArray) -> None:
-        """Put what was just heard in the place of what was known before."""
+    def learn(self, round: int | IntArray, clients: IntArray, shares: FloatArray, sizes: IntArray) -> None:
+        """Put what was just heard in the place of what was known before; `round` is all clients', or each one's."""
         self.shares[clients] = shares
         self.seen[clients] = round
         self.sizes[clients] = sizes
@@ -130,8 +127,8 @@ class Privacy:
 
     def noisy(self, values: Tensor, sensitivity: float, key: int) -> Tensor:
         """`values` with noise; `sensitivity` is how far one other sample can move them (Euclidean)."""
-        noise = generator(key, "privacy").standard_normal(tuple(values.shape))
-        return values + torch.from_numpy(noise * sensitivity * self.deviation).to(values.device, values.dtype)
+        noise = generator(key, "privacy").standard_normal(tuple(values.shape)) * sensitivity * self.deviation
+        return values + torch.from_numpy(np.asarray(noise)).to(values.device, values.dtype)
 
 
 def _no_budget(epsilon: float, delta: float) -> str:
@@ -176,11 +173,14 @@ class ClassQuery(Probe):
         self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, key: int
     ) -> dict[str, Tensor]:
         count = len(samples)
+        names = [slot.name.rpartition(".")[2] for slot in learner.layout.head]
+        require(self.kind in names, f"The last layer of this model has no {self.kind} to tell class shares from.")
+        if self.privacy is not None:
+            gradient = bounded_bias_gradient(learner, received, samples)
+            return {"gradient": self.privacy.noisy(gradient, np.sqrt(2) / count, key)}
         gradients = head_gradients(learner, received, samples, [count])
         if self.kind == "bias":
-            gradient = gradients["bias"][0].double()
-            # At a zero head, samples of two labels differ by 1 in two classes: a sample moves the mean by √2/count.
-            return {"gradient": self.privacy.noisy(gradient, np.sqrt(2) / count, key) if self.privacy else gradient}
+            return {"gradient": gradients["bias"][0].double()}
         one_label = Samples(samples.x, torch.zeros_like(samples.y))
         reference = head_gradients(learner, received, one_label, [count])["weight"][0, 0]
         return {
@@ -268,11 +268,28 @@ def clipped_gradient(learner: Learner, received: Tensor, samples: Samples, clip:
 
     One other sample moves it by at most 2·clip/samples.
     """
-    inputs = learner.layout.head[0].size
-    total = torch.zeros(inputs, dtype=torch.float64, device=learner.device)
-    step = max(1, _AT_ONCE // inputs)
-    for at in range(0, len(samples), step):
-        part = Samples(samples.x[at : at + step], samples.y[at : at + step])
-        each = head_gradients(learner, received, part, [1] * len(part))["weight"].flatten(1)
-        total += (each * (clip / each.norm(dim=1).clamp(min=clip))[:, None]).sum(dim=0)
+    total = torch.zeros(learner.layout.head[0].size, dtype=torch.float64, device=learner.device)
+    for gradients in sample_gradients(learner, received, samples):
+        each = gradients["weight"].flatten(1)
+        total += finite(each * (clip / each.norm(dim=1).clamp(min=clip))[:, None]).sum(dim=0)
     return total / len(samples)
+
+
+def bounded_bias_gradient(learner: Learner, received: Tensor, samples: Samples) -> Tensor:
+    """The mean over samples of the gradient of the last layer's bias `[classes]`, each as far off as at a zero head.
+
+    There a sample's 1/n - (p_j - 1[y_j]) is a mix of classes, and at any other model the nearest mix stands for it.
+    Mixes are at most √2 apart, so one other sample moves the mean by at most √2/samples, whatever model a server sends.
+    """
+    mixes = []
+    for gradients in sample_gradients(learner, received, samples):
+        # Differences of probabilities are within ±1; only what a model does to its logits takes them further.
+        each = finite(gradients["bias"].flatten(1).double()).clamp(-1, 1).cpu().numpy()
+        mixes.append(nearest_mix(1 / each.shape[1] - each))
+    mean = np.concatenate(mixes).mean(axis=0)
+    return torch.from_numpy(1 / len(mean) - mean).to(learner.device)
+
+
+def finite(gradients: Tensor) -> Tensor:
+    """The same with 0 for what is not a number: a server that makes one sample overflow shall not see that it did."""
+    return torch.nan_to_num(gradients, nan=0.0, posinf=0.0, neginf=0.0)

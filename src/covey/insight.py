@@ -4,7 +4,7 @@
 clients differ by their data alone. Only the last layer is sent (`head`); `full` is the earlier conference version.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,9 @@ from covey.registry import import_path
 
 Function = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A user's own insight (section V-E): model in evaluation mode, inputs, labels → a tensor of any fixed shape."""
+
+_AT_ONCE = 1 << 22
+"""Numbers of per-sample gradients that are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,14 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
     pieces = zip(torch.split(residual, list(counts)), torch.split(features, list(counts)), strict=True)
     gradients = {"weight": torch.stack([r.t() @ h / len(r) for r, h in pieces])}
     return gradients if head.bias is None else {**gradients, "bias": means(residual, counts)}
+
+
+def sample_gradients(learner: Learner, received: Tensor, samples: Samples) -> Iterator[dict[str, Tensor]]:
+    """The last layer's gradient of every single sample (`[b, ...]`), as many samples at a time as memory holds."""
+    step = max(1, _AT_ONCE // sum(slot.size for slot in learner.layout.head))
+    for at in range(0, len(samples), step):
+        part = Samples(samples.x[at : at + step], samples.y[at : at + step])
+        yield head_gradients(learner, received, part, [1] * len(part))
 
 
 @torch.enable_grad()

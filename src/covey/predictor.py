@@ -9,6 +9,7 @@ received, in evaluation mode: what clients measure is then a matter of their dat
 drifted while training, the gradients need no backward pass, and a client measures the same on every runtime.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from covey import randomness
 from covey.client import Learner
 from covey.data.dataset import Samples
+from covey.errors import require
 from covey.estimation import Privacy, clipped_gradient
 from covey.insight import head_gradients
 from covey.layout import Layout
@@ -230,6 +232,9 @@ class PrivatePredictorProbe(Probe):
 
     name = PredictorProbe.name
 
+    def __post_init__(self) -> None:
+        require(0 < self.clip < math.inf, f"clip must be above 0 and finite, not {self.clip:g}.")
+
     def payload(self) -> dict[str, Tensor]:
         return self.open.payload()
 
@@ -243,3 +248,37 @@ class PrivatePredictorProbe(Probe):
         if self.open.sends == "gradient":
             return {**fields, "gradient": noisy}
         return {**fields, "shares": predicted(self.open.predictor, noisy[None], learner.classes, self.open.hidden)[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class GuardedPredictorProbe(Probe):
+    """The same from a client that lets out nothing of its labels without noise, whatever was asked for.
+
+    Gradient and error are two answers of one budget, so that each has √2 times the noise; one other sample moves the
+    error by at most 2/samples. A predictor trained on labels has too many numbers to bear noise: the client sends back
+    the one that it received, as trained on no gradients, which counts for nothing in the average.
+    """
+
+    open: PredictorProbe
+    privacy: Privacy
+    clip: float
+    tells_error: bool
+
+    name = PredictorProbe.name
+
+    def measure(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, key: int
+    ) -> dict[str, Tensor]:
+        part = math.sqrt(2) if self.tells_error else 1.0
+        clipped = clipped_gradient(learner, received, samples, self.clip)
+        noisy = self.privacy.noisy(clipped, part * 2 * self.clip / len(samples), key).float()
+        shares = predicted(self.open.predictor, noisy[None], learner.classes, self.open.hidden)[0]
+        fields = {"gradient": noisy} if self.open.sends == "gradient" else {"shares": shares}
+        if self.tells_error:
+            truth = F.one_hot(samples.y, learner.classes).double().mean(dim=0)
+            error = (shares.double() - truth.to(shares.device)).abs().sum()
+            told = self.privacy.noisy(error, part * 2 / len(samples), randomness.key(key, "error"))
+            fields["error"] = told.clamp(min=0).float()
+        if self.open.epochs:
+            fields |= {"predictor": self.open.predictor, "gradients": torch.tensor(0)}
+        return fields

@@ -29,7 +29,8 @@ Estimator = Literal["learned", "analytic", "analytic-as-is", "ground-truth"]
 """Where class shares come from.
 
 learned: from the base run's predictor (the aggregator `ondemand`).
-analytic: clients are asked for one gradient at the base model with its last layer set to zero; exact.
+analytic: clients are asked for one gradient at the base model with its last layer set to zero; exact where that has a
+    bias.
 analytic-as-is: the same at the base model as it is, under assumptions that a trained model breaks; for comparison.
 ground-truth: the true shares, which only a simulation knows.
 """
@@ -40,7 +41,7 @@ _POOR = 1.0
 """n·MAE beyond which the predictor's estimates say little."""
 
 _ATTEMPTS = 3
-"""How often clients that do not answer are asked."""
+"""How often clients that do not answer are asked, where no noise is spent on answers."""
 
 Sent = tuple[int, int]
 """Bytes up and down."""
@@ -83,7 +84,7 @@ def estimated(
         found, sent, notes = _learned(experiment, method, done, survey)
     else:
         privacy = None if insight_dp is None else Privacy.of(insight_dp, "insight_dp")
-        found, sent = _in_closed_form(experiment, method, done, privacy, zero=estimator == "analytic")
+        found, sent, notes = _in_closed_form(experiment, method, done, privacy, zero=estimator == "analytic")
     unheard = int((found.seen == 0).sum())
     if unheard:
         notes.append(f"Nothing is known of {unheard} of {len(found.seen)} clients; all classes count alike for them.")
@@ -101,13 +102,15 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
             "ondemand and any selector)."
         )
     sent = (0, 0)
+    notes: list[str] = []
     if survey:
         if not isinstance(part, WithPredictor):
             raise Refusal("survey needs a base run with the aggregator ondemand, whose predictor clients can apply.")
-        answers, sent = _asked(experiment, method.model, part.query(done + 1), done + 1)
+        answers, sent, notes = _asked(experiment, method.model, part.query(done + 1), done + 1)
         for round, replies in answers:
             part.observe(round, replies)
-    notes = []
+        if isinstance(spent := part.figures().get("epsilon_spent"), float):
+            notes.append(f"With this survey, the client that was asked most often has spent ε = {spent:.3g}.")
     off = part.figures().get("predictor_error") if isinstance(part, WithPredictor) else None
     if isinstance(off, float) and off > _POOR:
         notes.append(
@@ -119,7 +122,7 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
 
 def _in_closed_form(
     experiment: Experiment, method: OneModel, done: int, privacy: Privacy | None, *, zero: bool
-) -> tuple[Estimates, Sent]:
+) -> tuple[Estimates, Sent, list[str]]:
     """Class shares from one gradient of every client that answers, at a zero head or at the model as it is."""
     dataset, config = experiment.federation.dataset, experiment.config
     layout = method.setting.layout
@@ -132,24 +135,39 @@ def _in_closed_form(
     probe = ClassQuery("bias" if plain else "weight", privacy)
     # Training makes the features of classes differ; without a bias, an untrained body tells more.
     model = method.model if plain else layout.read(module).to(method.model)
-    answers, sent = _asked(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
+    answers, sent, notes = _asked(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
+    if not plain:
+        notes.append(
+            "The last layer has no bias that is added to the logits. Class shares are approximate: the gradient of its "
+            "weight tells them at an untrained model, as if the features of all classes had the same mean."
+        )
     found = Estimates.unknown(method.setting.clients, dataset.classes)
-    for round, replies in answers:
-        rows = replies.observed(probe.name)
-        if len(rows):
-            index = torch.from_numpy(rows)
-            fields = {name: values[index] for name, values in replies.probes[probe.name].items()}
-            sizes = replies.samples.numpy()[rows]
-            shares = shares_at_zero_head(fields) if zero else shares_at_any_head(fields, sizes)
-            found.learn(round, replies.clients[rows], shares, sizes)
-    return found, sent
+    # Those who answer late are compared with all others, not with the few that were late too.
+    heard = [(round, replies.take(replies.observed(probe.name))) for round, replies in answers]
+    heard = [(round, replies) for round, replies in heard if len(replies)]
+    if heard:
+        told = [replies.probes[probe.name] for _, replies in heard]
+        fields = {name: torch.cat([one[name] for one in told]) for name in told[0]}
+        clients = np.concatenate([replies.clients for _, replies in heard])
+        sizes = np.concatenate([replies.samples.numpy() for _, replies in heard])
+        rounds = np.concatenate([np.full(len(replies), round) for round, replies in heard])
+        shares = shares_at_zero_head(fields) if zero else shares_at_any_head(fields, sizes)
+        found.learn(rounds, clients, shares, sizes)
+    return found, sent, notes
 
 
-def _asked(experiment: Experiment, model: Tensor, probe: Probe, first: int) -> tuple[list[tuple[int, Replies]], Sent]:
-    """The probe measured on all clients, those that do not answer asked again a few times; by round."""
+def _asked(
+    experiment: Experiment, model: Tensor, probe: Probe, first: int
+) -> tuple[list[tuple[int, Replies]], Sent, list[str]]:
+    """The probe measured on all clients, by round, and what to say of it; who cannot be reached is tried again.
+
+    Those whose answer does not arrive are asked again, too, unless answers are noisy: one that was lost may have left
+    its client, and a second one would spend more than the ε that was agreed on.
+    """
+    once = getattr(probe, "privacy", None) is not None
     missing: IntArray = np.arange(experiment.federation.clients)
     answers: list[tuple[int, Replies]] = []
-    up, down = 0, 0
+    up, down, lost = 0, 0, 0
     for round in range(first, first + _ATTEMPTS):
         asked = np.intersect1d(missing, experiment.runtime.available(round))
         if len(asked):
@@ -157,5 +175,13 @@ def _asked(experiment: Experiment, model: Tensor, probe: Probe, first: int) -> t
             replies = checked(experiment.runtime.execute(order))
             answers.append((round, replies))
             up, down = up + replies.bytes_up, down + order.bytes_down()
-            missing = np.setdiff1d(missing, replies.clients[replies.observed(probe.name)])
-    return answers, (up, down)
+            heard = replies.clients[replies.observed(probe.name)]
+            lost += len(asked) - len(heard)
+            missing = np.setdiff1d(missing, asked if once else heard)
+    notes = []
+    if once and lost:
+        notes.append(
+            f"No usable answer came from {lost} of the clients that were asked. It may have left them all the same, so "
+            "none of them was asked again, which would have spent ε once more."
+        )
+    return answers, (up, down), notes

@@ -3,7 +3,7 @@
 The noise is that of `covey.estimation.Privacy`: as little as (ε, δ) allows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,11 +11,10 @@ from torch import Tensor
 from covey.client import Learner
 from covey.data.dataset import Samples
 from covey.errors import require
-from covey.estimation import Privacy
-from covey.insight import Insight, head_gradients
-
-_AT_ONCE = 1 << 22
-"""Numbers of per-sample gradients that are in memory at a time."""
+from covey.estimation import ClassQuery, Privacy, finite
+from covey.insight import Insight, sample_gradients
+from covey.predictor import GuardedPredictorProbe, PredictorProbe, PrivatePredictorProbe
+from covey.probes import Probe
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,10 @@ class Protection:
         to the length `update_clip`, and noise is added for a sensitivity of twice that: whatever the client's samples
         were, its update lies within the ball, so this protects all of its samples together. None only cuts, where
         `update_clip` is given.
-    insight: epsilon and delta of each FedACS insight of the last layer. Each sample's gradient is cut to
-        `insight_clip`; one other sample moves their mean by at most 2·insight_clip/samples.
+    insight: epsilon and delta of each answer made of the last layer's gradients: FedACS's insight, the query for class
+        shares, and what On-Demand FL's predictor is asked for. Each sample's gradient is cut to `insight_clip`; one
+        other sample moves their mean by at most 2·insight_clip/samples. A server that asks for noise itself gets the
+        larger of both. What cannot be made private is not sent.
 
     Each answer is (ε, δ)-private by itself; k of them compose to `Privacy.after(k)`. The training loss, the number of
     samples and other measurements are not covered.
@@ -62,6 +63,24 @@ class Protection:
             update = privacy.noisy(update, 2 * self.update_clip, key)
         return (received.double() + update).to(trained.dtype)
 
+    def of_probe(self, probe: Probe) -> Probe:
+        """The probe as this client answers it: what is made of the last layer's gradients, with noise."""
+        own = self._privacy("insight")
+        if own is None:
+            return probe
+        if isinstance(probe, ClassQuery):
+            require(
+                probe.kind == "bias",
+                f"Noise on class shares is known for the gradient of a bias, not of a {probe.kind}: none are told.",
+            )
+            return replace(probe, privacy=_stricter(own, probe.privacy))
+        if isinstance(probe, PredictorProbe):
+            return GuardedPredictorProbe(probe, own, self.insight_clip, tells_error=True)
+        if isinstance(probe, PrivatePredictorProbe):
+            privacy, clip = _stricter(own, probe.privacy), min(self.insight_clip, probe.clip)
+            return GuardedPredictorProbe(probe.open, privacy, clip, tells_error=False)
+        return probe
+
     def of_insight(
         self, probe: Insight, learner: Learner, received: Tensor, samples: Samples, key: int
     ) -> dict[str, Tensor]:
@@ -79,17 +98,18 @@ class Protection:
         }
 
 
+def _stricter(own: Privacy, asked: Privacy | None) -> Privacy:
+    """Of two budgets the one with more noise, which keeps to both."""
+    return own if asked is None else max(own, asked, key=lambda budget: budget.deviation)
+
+
 def clipped_head_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> dict[str, Tensor]:
     """The mean of per-sample gradients of the last layer (weight, bias), each no longer than `clip` as a whole."""
-    size = sum(slot.size for slot in learner.layout.head)
-    step = max(1, _AT_ONCE // size)
     total: dict[str, Tensor] = {}
-    for at in range(0, len(samples), step):
-        part = Samples(samples.x[at : at + step], samples.y[at : at + step])
-        each = head_gradients(learner, received, part, [1] * len(part))
+    for each in sample_gradients(learner, received, samples):
         lengths = torch.stack([value.flatten(1).double().norm(dim=1) for value in each.values()]).norm(dim=0)
         factors = clip / lengths.clamp(min=clip)
         for name, value in each.items():
-            cut = (value.double() * factors.view(-1, *(1,) * (value.dim() - 1))).sum(dim=0)
+            cut = finite(value.double() * factors.view(-1, *(1,) * (value.dim() - 1))).sum(dim=0)
             total[name] = total[name] + cut if name in total else cut
     return {name: value / len(samples) for name, value in total.items()}

@@ -99,6 +99,7 @@ class Client:
         return self.learner.fit(received, part, task.work, task.round, place, task.anchor)
 
     def _measured(self, probe: Probe, received: Tensor, trained: Tensor, place: int) -> dict[str, Tensor]:
+        probe = probe if self.protection is None else self.protection.of_probe(probe)
         noisy = getattr(probe, "privacy", None) is not None
         place = self._secret(place) if noisy else place
         if isinstance(probe, Insight) and self.protection is not None and self.protection.insight is not None:
