@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import covey
-from covey import Config, Refusal, resume, run
+from covey import Config, Refusal, run
 from covey.client import training_part, validation_part
 from covey.config import Local
 from covey.data.dataset import Samples
@@ -16,7 +16,8 @@ from covey.manymodel.fedfomo import Gains
 from covey.messages import Order
 from covey.records import read_checkpoint
 from covey.runtimes import LocalRuntime, StackedRuntime
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL
+from tests.sameness import ends_the_same
 from tests.test_cfl import LEARNING, accuracy, grouped
 
 FOMO = {**SMALL, "method": "fedfomo", "environment": {"name": "dirichlet", "alpha": 0.5}, "precision": "fp64"}
@@ -205,23 +206,7 @@ def test_validation_samples_are_never_trained_on():
 @pytest.mark.parametrize("many", [{}, {"form": "weighted", "models": 2, "participation": "cohort"}], ids=str)
 def test_runtimes_workers_and_a_resume_end_the_same(many, tmp_path):
     given = {**FOMO, "rounds": 5, "many": many, "devices": {"dropout": 0.2}}
-    whole = run(given, out=tmp_path / "whole")
-    two = run(given, workers=2, out=tmp_path / "two")
-    assert without_timings(whole.metrics) == without_timings(two.metrics)
-    stacked = run(given, runtime="stacked", device="cpu", out=tmp_path / "stacked")
-    for mine, theirs in zip(whole.metrics, stacked.metrics, strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
-        assert (mine["bytes_down"], mine["bytes_up"]) == (theirs["bytes_down"], theirs["bytes_up"])
-
-    def stop(record):
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(given, out=tmp_path / "cut", on_round=stop)
-    assert without_timings(resume(tmp_path / "cut").metrics) == without_timings(whole.metrics)
-    written = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("whole", "cut")]
-    assert written[0] == written[1]
+    ends_the_same(given, tmp_path)
 
 
 def test_nobody_measures_the_offers_of_all():

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 
 import covey
-from covey import Config, Refusal, resume, run
+from covey import Config, Refusal, run
 from covey.client import Learner
 from covey.config import Local
 from covey.experiment import Experiment, describing
@@ -18,7 +18,8 @@ from covey.manymodel.mocha import Subproblem, features_of
 from covey.messages import Order
 from covey.models import build_model
 from covey.runtimes import LocalRuntime, StackedRuntime
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL
+from tests.sameness import ends_the_same
 
 CLIENTS, CLASSES, WIDTH = 4, 3, 3
 LINEAR = {
@@ -202,23 +203,7 @@ LEARNED = {"omega": "learned", "omega_every": 2, "loss": "logistic"}
 @pytest.mark.parametrize(("method", "many"), [("mocha", LEARNED), ("mocha-deep", {"participation": "cohort"})])
 def test_runtimes_workers_and_a_resume_end_the_same(method, many, tmp_path):
     given = {**SKEWED, "rounds": 5, "method": method, "many": many, "devices": {"dropout": 0.2}}
-    whole = run(given, out=tmp_path / "whole")
-    two = run(given, workers=2, out=tmp_path / "two")
-    assert without_timings(whole.metrics) == without_timings(two.metrics)
-    stacked = run(given, runtime="stacked", device="cpu", out=tmp_path / "stacked")
-    for mine, theirs in zip(whole.metrics, stacked.metrics, strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
-        assert (mine["bytes_down"], mine["bytes_up"]) == (theirs["bytes_down"], theirs["bytes_up"])
-
-    def stop(record):
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(given, out=tmp_path / "cut", on_round=stop)
-    assert without_timings(resume(tmp_path / "cut").metrics) == without_timings(whole.metrics)
-    written = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("whole", "cut")]
-    assert written[0] == written[1]
+    ends_the_same(given, tmp_path)
 
 
 def test_a_step_of_the_deep_form_takes_the_slope_of_the_pull_towards_the_mean():
