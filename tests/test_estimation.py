@@ -14,7 +14,8 @@ from torch import nn
 
 from covey import Config, Refusal
 from covey.aggregation.ondemand import WithPredictor
-from covey.client import Learner
+from covey.client import Learner, batches
+from covey.config import Local
 from covey.data.dataset import Samples
 from covey.estimation import (
     ClassQuery,
@@ -50,6 +51,16 @@ SMALL = {
     "aggregator": {"name": "ondemand", "hidden": 16, "epochs": 2},
     "local": {"epochs": 1, "batch": 5, "rate": 0.05, "momentum": 0.9},
 }
+
+
+FEW = {
+    "precision": "fp64",
+    "clients": 6,
+    "cohort": 3,
+    "environment": {"name": "uniform", "samples": 12},
+    "aggregator": {**SMALL["aggregator"], "batch": 2},
+}
+"""Clients with three gradients each, which make a batch."""
 
 
 def experiment(**given) -> Experiment:
@@ -250,6 +261,46 @@ def test_gradients_are_those_of_the_last_layers_weight_on_mini_batches():
     torch.testing.assert_close(pairs.mean(pairs.gradients)[0], expected.flatten())
 
 
+def test_gradients_may_be_those_of_the_steps_of_local_training():
+    one = experiment()
+    learner, samples, other = learner_of(one), one.federation.samples(3), one.federation.samples(5)
+    state, work = one.method.model, Local(epochs=2, batch=5, rate=0.05, momentum=0.9, weight_decay=0.1)
+    both = Samples(torch.cat([samples.x, other.x]), torch.cat([samples.y, other.y]))
+    pairs = Pairs.along(learner, state, both, [len(samples), len(other)], work, 1, key=1)
+    assert pairs.counts == [2 * math.ceil(len(samples) / 5), 2 * math.ceil(len(other) / 5)]
+    np.testing.assert_allclose(pairs.mean(pairs.shares)[0], one.federation.truth.shares[3], atol=1e-6)
+    np.testing.assert_allclose(pairs.mean(pairs.shares)[1], one.federation.truth.shares[5], atol=1e-6)
+    # The same by hand: what weight decay and momentum make of a gradient moves the model, and is no part of it.
+    weight = learner.module.get_parameter("layers.head.weight")
+    parameters = list(learner.module.parameters())
+    learner.layout.bind(learner.module, state.clone())
+    optimiser = torch.optim.SGD(parameters, 0.05, 0.9, weight_decay=0.1)
+    expected = []
+    for epoch in range(2):
+        for x, y in batches(samples, work, key(1, epoch)):
+            optimiser.zero_grad()
+            learner.loss(x, y).backward()
+            expected.append(weight.grad.flatten().clone())
+            optimiser.step()
+    torch.testing.assert_close(pairs.gradients[: pairs.counts[0]], torch.stack(expected))
+    alone = Pairs.along(learner, state, other, [len(other)], work, 1, key=1)
+    torch.testing.assert_close(pairs.gradients[pairs.counts[0] :], alone.gradients)
+
+
+def test_the_papers_gradients_are_an_option_that_teaches_another_predictor():
+    chosen = {**FEW["aggregator"], "gradients": "training"}
+    local, stacked = (
+        experiment(**{**FEW, **more, "aggregator": chosen}) for more in ({}, {"runtime": "stacked", "device": "cpu"})
+    )
+    plain = experiment(**FEW)
+    for one in (local, stacked, plain):
+        play(one, range(1, 3))
+    predictors = [one.method.aggregator.predictor for one in (local, stacked, plain)]
+    torch.testing.assert_close(predictors[0], predictors[1], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(predictors[0], predictors[2], rtol=1e-3)
+    assert torch.equal(local.method.model, plain.method.model)
+
+
 def probe_of(one: Experiment, **changes) -> PredictorProbe:
     probe = aggregator_of(one).query(1, 2)
     assert isinstance(probe, PredictorProbe)
@@ -422,10 +473,11 @@ def test_the_model_is_that_of_the_inner_aggregator():
 
 
 def test_local_and_stacked_teach_the_same_predictor():
-    given = {"precision": "fp64", "clients": 6, "cohort": 3, "environment": {"name": "uniform", "samples": 12}}
-    local, stacked = experiment(**given), experiment(**given, runtime="stacked", device="cpu")
+    local, stacked = experiment(**FEW), experiment(**FEW, runtime="stacked", device="cpu")
+    begun = local.method.aggregator.predictor.clone()
     for one in (local, stacked):
         play(one, range(1, 3))
+    assert not torch.allclose(local.method.aggregator.predictor, begun, rtol=1e-3)
     torch.testing.assert_close(
         local.method.aggregator.predictor, stacked.method.aggregator.predictor, rtol=1e-4, atol=1e-6
     )
@@ -452,6 +504,8 @@ def test_the_predictor_travels_both_ways_and_is_counted():
         ({"clip": 0.0}, "clip must be above 0"),
         ({"inner": "ondemand"}, "another aggregator"),
         ({"inner": "mean"}, "There is no aggregator 'mean'"),
+        ({"gradients": "all"}, "gradients is received or training, not 'all'"),
+        ({"gradients": "training", "insight_dp": "1,1e-5"}, "set aggregator.gradients=received"),
         ({"insight_dp": "1"}, "insight_dp is epsilon and delta, such as 1,1e-5, not '1'"),
         ({"insight_dp": "0,1e-5"}, "epsilon must be above 0"),
         ({"insight_dp": "1,2"}, "delta must be between 0 and 1"),

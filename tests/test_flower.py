@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 import covey
 from covey import Config, Refusal
+from covey.config import Local
 from covey.data.dataset import Dataset, Samples
 from covey.errors import require
 from covey.estimation import ClassQuery, Privacy
@@ -184,6 +185,7 @@ PROBES: list[Probe] = [
     SimHash(32, "projection"),
     ClassQuery("bias", Privacy(1.0, 1e-5)),
     PredictorProbe(torch.randn(7), 3, 10, 2, 5, 0.01, 0.5, "gradient", 2**64 - 3),
+    PredictorProbe(torch.randn(7), 3, 10, 2, 5, 0.01, 0.5, "shares", 4, Local(epochs=2, rate=0.1), 7),
     PrivatePredictorProbe(PredictorProbe(torch.randn(7), 3, 10, 0, 5, 0.01, 0.5, "shares", 9), Privacy(2, 1e-6), 0.7),
     LocalSubproblem(np.random.default_rng(0).random((3, 4)), 0.1 + 0.2, None, "hinge", 2),
     LocalSubproblem(np.zeros((3, 4)), 1.5, np.ones((5, 3)), "logistic", 1),

@@ -1,6 +1,6 @@
 """What one client does: local SGD from the model it received, on its own samples."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Literal
@@ -70,12 +70,20 @@ class Learner:
         return channels_last(x) if self._channels_last and x.dim() == 4 else x
 
     def fit(
-        self, start: Tensor, samples: Samples, work: Local, round: int, key: int, anchor: Tensor | None = None
+        self,
+        start: Tensor,
+        samples: Samples,
+        work: Local,
+        round: int,
+        key: int,
+        anchor: Tensor | None = None,
+        on_step: Callable[[Sequence[Tensor], Tensor], None] | None = None,
     ) -> tuple[Tensor, float]:
         """Local SGD: the trained state `[d]` and the mean training loss over all steps.
 
         One step on batch b from parameters w, with w⁰ the parameters received (or those of `anchor`):
         g = ∇loss_b(w) + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v.
+        `on_step` is told ∇loss_b(w), one tensor for each parameter, and the labels of b.
         """
         state = start.to(self.dtype, copy=True)
         self.layout.bind(self.module, state)
@@ -99,6 +107,8 @@ class Learner:
                 loss = self._loss(x if ready else self.inputs(x), y)
                 # Parameters that are added to each other have one tensor as gradient: it is not written to.
                 gradients: tuple[Tensor, ...] | list[Tensor] = torch.autograd.grad(loss, self._parameters)
+                if on_step is not None:
+                    on_step(gradients, y)
                 if work.weight_decay:
                     gradients = torch._foreach_add(gradients, parameters, alpha=work.weight_decay)
                 if received is not None:

@@ -4,9 +4,9 @@ A client pairs the gradient g of the last layer's weight on a mini-batch with th
 trains the predictor C_p on these pairs, loss MSE(n·C_p(g), n·d). Applied to a client's gradients, C_p tells its class
 shares.
 
-The paper takes g at every step of local training. Here it is a pass over the client's mini-batches at the model that it
-received, in evaluation mode: what clients measure is then a matter of their data alone and not of how far each has
-drifted while training, the gradients need no backward pass, and a client measures the same on every runtime.
+The paper takes g at every step of local training. Here, unless that is asked for, it is a pass over the client's
+mini-batches at the model that it received, in evaluation mode: what clients measure is then a matter of their data
+alone and not of how far each has drifted while training, and the gradients need no backward pass.
 """
 
 import math
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from covey import randomness
 from covey.client import Learner
+from covey.config import Local
 from covey.data.dataset import Samples
 from covey.errors import require
 from covey.estimation import Privacy, clipped_gradient
@@ -30,6 +31,7 @@ from covey.probes import CohortProbe, Probe, means
 from covey.randomness import torch_seed
 
 Sends = Literal["shares", "gradient"]
+Taken = Literal["received", "training"]
 
 
 class ClassPredictor(nn.Module):
@@ -113,6 +115,40 @@ class Pairs:
         gradients = head_gradients(learner, received, shuffled, sizes)["weight"].flatten(1).float()
         return cls(gradients, means(labels, sizes), (torch.tensor(sizes) / whole).to(labels.device), batches)
 
+    @classmethod
+    @torch.enable_grad()
+    def along(
+        cls,
+        learner: Learner,
+        received: Tensor,
+        samples: Samples,
+        counts: Sequence[int],
+        work: Local,
+        round: int,
+        key: int,
+    ) -> "Pairs":
+        """The mini-batches of local training from the model that clients with `counts` samples received.
+
+        It is a training of its own, with an order of samples of its own: who measures does not know the other one's.
+        """
+        head = learner.layout.parameters.index(learner.layout.head[0])
+        gradients: list[Tensor] = []
+        labels: list[Tensor] = []
+
+        def collect(found: Sequence[Tensor], y: Tensor) -> None:
+            gradients.append(found[head].flatten().float())
+            labels.append(y)
+
+        batches: list[int] = []
+        for x, y in zip(torch.split(samples.x, list(counts)), torch.split(samples.y, list(counts)), strict=True):
+            learner.fit(received, Samples(x, y), work, round, key, on_step=collect)
+            batches.append(len(gradients) - sum(batches))
+        sizes = [len(y) for y in labels]
+        whole = torch.tensor([count * work.epochs for count in counts]).repeat_interleave(torch.tensor(batches))
+        shares = means(F.one_hot(torch.cat(labels), learner.classes).to(torch.float32), sizes)
+        weights = (torch.tensor(sizes) / whole).to(shares.device)
+        return cls(torch.stack(gradients), shares, weights, batches)
+
     def mean(self, values: Tensor) -> Tensor:
         """Means over each client's mini-batches, by samples: `[b, ...]` → `[k, ...]`."""
         pieces = zip(torch.split(self.weights, self.counts), torch.split(values, self.counts), strict=True)
@@ -137,6 +173,9 @@ class PredictorProbe(CohortProbe):
     sends: Sends
     key: int
     """Decides the order of samples and gradients, in the same way for all clients of the round."""
+    work: Local | None = None
+    """Local training along which gradients are taken; none takes them at the model that was received."""
+    round: int = 0
 
     name = "predictor"
 
@@ -146,7 +185,10 @@ class PredictorProbe(CohortProbe):
     def measure_cohort(
         self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
     ) -> dict[str, Tensor]:
-        pairs = Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
+        if self.work is None:
+            pairs = Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
+        else:
+            pairs = Pairs.along(learner, received, samples, counts, self.work, self.round, self.key)
         if self.sends == "gradient":
             fields = {"gradient": pairs.mean(pairs.gradients)}
             estimates = predicted(self.predictor, fields["gradient"], learner.classes, self.hidden)

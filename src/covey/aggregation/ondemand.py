@@ -15,7 +15,7 @@ from covey.environments import FloatArray
 from covey.errors import require
 from covey.estimation import Estimates, Privacy
 from covey.messages import Gate, Replies
-from covey.predictor import PredictorProbe, PrivatePredictorProbe, Sends, initial_predictor, predicted
+from covey.predictor import PredictorProbe, PrivatePredictorProbe, Sends, Taken, initial_predictor, predicted
 from covey.probes import Probe
 from covey.roles import Aggregator, Setting, State, aggregators
 
@@ -34,6 +34,8 @@ class WithPredictor(Aggregator):
     hidden: width of the predictor.
     sends: gradient, then clients send their mean gradient, and the server applies its latest predictor to it; or
         shares, then clients apply the predictor that they received to each of their mini-batches, and send the mean.
+    gradients: received, then they are taken at the model that a client received; or training, then at every step of
+        local training from it, as in the paper. That is a second training, so clients take about twice as long.
     insight_dp: epsilon and delta, such as 1,1e-5: the estimate is made of the mean gradient with noise, each sample's
         gradient cut to `clip`. It protects what is sent for the estimate, for each time that a client takes part, and
         neither the model nor the predictor that the client trains. Records tell what the client that was asked most
@@ -52,6 +54,7 @@ class WithPredictor(Aggregator):
         momentum: float = 0.5,
         hidden: int = 256,
         sends: Sends = "gradient",
+        gradients: Taken = "received",
         insight_dp: str | None = None,
         clip: float = 1.0,
     ) -> None:
@@ -61,12 +64,21 @@ class WithPredictor(Aggregator):
         require(0 <= momentum < 1, f"aggregator.momentum must be in [0, 1), not {momentum:g}.")
         require(hidden >= 1, f"aggregator.hidden must be at least 1, not {hidden}.")
         require(sends in ("shares", "gradient"), f"aggregator.sends is shares or gradient, not '{sends}'.")
+        require(
+            gradients in ("received", "training"), f"aggregator.gradients is received or training, not '{gradients}'."
+        )
+        require(
+            gradients == "received" or insight_dp is None,
+            "With aggregator.insight_dp gradients are taken at the model that clients receive, where it is known how "
+            "much one sample can change: set aggregator.gradients=received.",
+        )
         require(clip > 0, f"aggregator.clip must be above 0, not {clip:g}.")
         require(inner != "ondemand", "aggregator.inner is another aggregator than ondemand.")
         self.inner = aggregators[inner].part()
         self.epochs, self.batch, self.rate, self.momentum = epochs, batch, rate, momentum
         self.hidden = hidden
         self.sends: Sends = sends
+        self.gradients: Taken = gradients
         self.privacy = None if insight_dp is None else Privacy.of(insight_dp, "aggregator.insight_dp")
         self.clip = clip
 
@@ -99,6 +111,8 @@ class WithPredictor(Aggregator):
             momentum=self.momentum,
             sends=self.sends,
             key=randomness.key(self.setting.seed, round, PredictorProbe.name),
+            work=self.setting.work if self.gradients == "training" else None,
+            round=round,
         )
         return probe if self.privacy is None else PrivatePredictorProbe(probe, self.privacy, self.clip)
 

@@ -55,6 +55,7 @@ KNOWN: dict[str, type] = {
     "subproblem": LocalSubproblem,
     "gains": Offer,
     "privacy": Privacy,
+    "local": Local,
 }
 """Parts of orders by name; others are named by where they are defined."""
 
