@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ from covey.predictor import (
 from covey.randomness import key, permutation
 from covey.surveys import estimated
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "environment": {"name": "dirichlet", "alpha": 0.1},
     "clients": 40,
     "workers": 1,
