@@ -195,6 +195,10 @@ def test_features_of_a_trained_model_can_be_given(tmp_path):
         run(other, many={"features": str(tmp_path / "body.safetensors")}, out=tmp_path / "other")
     with pytest.raises(Refusal, match="cannot be read"):
         run(given, many={"features": str(tmp_path / "absent")}, out=tmp_path / "absent")
+    # A run holds what it has taken.
+    scores = result.evaluate()
+    (tmp_path / "body.safetensors").unlink()
+    assert result.evaluate() == scores
 
 
 LEARNED = {"omega": "learned", "omega_every": 2, "loss": "logistic"}

@@ -214,9 +214,7 @@ def evaluation(result: dict[str, Any]) -> None:
     console.print(table, highlight=False)
     for target in result["targets"]:
         for note in target["notes"]:
-            say(note)
-        if target["untested"] > 1e-9:
-            say(f"The test set has no sample of classes that make {target['untested']:.0%} of '{target['name']}'.")
+            say(f"{target['name']}: {note}")
 
 
 def analysis(result: Analysis) -> None:

@@ -46,8 +46,7 @@ def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> dict[str
         own = float(by_class[0] @ truth.mean_shares)
     else:
         own = float((by_class[model_of_client] * truth.shares).sum(axis=1).mean())
-    # How many of the clients use each model; one model for all counts once, exactly.
-    users = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
+    users = _users(scores, model_of_client)
     listed = {"class_accuracy": (users @ by_class).tolist()} if len(scores.totals) <= LISTED_CLASSES else {}
     return {
         "accuracy": float(users @ scores.accuracy),
@@ -62,12 +61,29 @@ def on_mix(scores: Scores, model_of_client: IntArray, mix: FloatArray) -> tuple[
 
     It is about the classes that the test set has; None where it has none of the mix.
     """
-    tested = np.where(scores.totals > 0, mix, 0.0)
-    share = float(tested.sum())
+    tested, untested = tested_part(mix, scores.totals)
+    if not tested.any():
+        return None, untested
+    return float(_users(scores, model_of_client) @ scores.class_accuracy @ tested), untested
+
+
+def tested_part(mix: FloatArray, totals: NDArray[np.int64]) -> tuple[FloatArray, float]:
+    """A class mix over the classes that have tests alone, and the share of the others."""
+    tested = np.where(totals > 0, mix, 0.0)
+    return tested / max(float(tested.sum()), 1e-12), float(mix[totals == 0].sum())
+
+
+def untested_notes(share: float) -> list[str]:
+    """What to say where classes of a target have no tests."""
     if share <= 0:
-        return None, 1.0
-    users = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
-    return float(users @ scores.class_accuracy @ (tested / share)), max(0.0, 1.0 - share)
+        return []
+    return [f"The test set has no sample of classes that make {share:.0%} of the target; accuracy is about the others."]
+
+
+def _users(scores: Scores, model_of_client: IntArray) -> FloatArray:
+    """What share of the clients uses each model `[m]`; one model for all counts once, exactly."""
+    users: FloatArray = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
+    return users
 
 
 def finite(value: float) -> float | None:

@@ -17,7 +17,7 @@ from torch import nn
 from covey.aggregation import aggregators
 from covey.config import Config, nested, overlay
 from covey.errors import Refusal, require
-from covey.evaluation import on_mix, summary
+from covey.evaluation import on_mix, summary, untested_notes
 from covey.federations import GIVEN, Federation, Truth, altered_federation, build_federation
 from covey.interrupt import finishing_the_round
 from covey.layout import Layout
@@ -151,21 +151,22 @@ class Run:
         experiment = self._trained()
         names = experiment.federation.dataset.class_names
         shares = experiment.truth.shares if experiment.known else None
-        mixes = [wanted(target, names, shares) for target in targets]
         try:
+            mixes = [wanted(target, names, shares) for target in targets]
             experiment.federation.dataset.require_tests()
             scores = experiment.runtime.evaluate(experiment.method.models())
         finally:
             experiment.runtime.close()
         serves = experiment.method.model_of_client
         found = summary(scores, experiment.truth, serves)
-        judged = [(mix, on_mix(scores, serves, mix.mix)) for mix in mixes]
+        judged = [(mix, *on_mix(scores, serves, mix.mix)) for mix in mixes]
         return {
             "round": len(self.metrics),
             **(found if experiment.known else {**found, "own_accuracy": None}),
             "class_names": list(names),
             "targets": [
-                {**mix.as_mapping(), "accuracy": accuracy, "untested": untested} for mix, (accuracy, untested) in judged
+                {**mix.as_mapping(), "accuracy": accuracy, "notes": [*mix.notes, *untested_notes(untested)]}
+                for mix, accuracy, untested in judged
             ],
         }
 

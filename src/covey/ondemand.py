@@ -38,6 +38,7 @@ from covey.data.dataset import Samples
 from covey.environments import FloatArray, IntArray
 from covey.errors import Refusal, require
 from covey.estimation import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
+from covey.evaluation import tested_part, untested_notes
 from covey.experiment import Experiment, Run, as_config, expand, resume, run_together
 from covey.federations import GIVEN, Federation
 from covey.loop import OnRound
@@ -656,9 +657,8 @@ def _evaluated(
         one = runs[number - 1]
         if not (one.folder / "model.safetensors").is_file():
             one.export(one.folder / "model.safetensors")
-        untested = float(wish.mix[~judge.tested].sum())
-        mix = np.where(judge.tested, wish.mix, 0.0) / max(1 - untested, 1e-12)
-        samples = judge.test_set(wish.mix) if untested < 1 else None
+        mix, untested = tested_part(wish.mix, judge.totals)
+        samples = judge.test_set(wish.mix) if mix.any() else None
         tailored.append(
             Tailored(
                 wanted=wish,
@@ -670,7 +670,7 @@ def _evaluated(
                 base=judge.scored(0, mix, samples, []),
                 scored=judge.scored(number, mix, samples, one.metrics),
                 continued=judge.scored(len(states) - 1, mix, samples, later) if with_base else None,
-                notes=(*notes, *_untested(untested)),
+                notes=(*notes, *untested_notes(untested)),
             )
         )
     return OnDemand(composed, tuple(tailored), runs[-1] if with_base else None)
@@ -683,7 +683,7 @@ class _Judge:
         config, self.dataset = experiment.config, experiment.federation.dataset
         scores = experiment.runtime.evaluate(torch.stack(states))
         self.states = states
-        self.by_class, self.tested = scores.class_accuracy, scores.totals > 0
+        self.by_class, self.totals = scores.class_accuracy, scores.totals
         shape, classes = self.dataset.shape, self.dataset.classes
         module = build_model(config.model.name, dict(config.model.options), shape, classes, config.seed)
         on_gpu = config.runtime == "stacked" and config.device != "cpu" and torch.cuda.is_available()
@@ -700,12 +700,6 @@ class _Judge:
         _, right = self.learner.score(self.states[place].to(self.learner.device), samples)
         peak = max((accuracy for _, accuracy in target_curve(metrics, mix)), default=None)
         return Scored(float(self.by_class[place] @ mix), int(right.sum()) / len(samples), peak)
-
-
-def _untested(share: float) -> list[str]:
-    if share <= 0:
-        return []
-    return [f"The test set has no sample of classes that make {share:.0%} of the target; accuracy is about the others."]
 
 
 def _composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> tuple[Composed, Tensor]:

@@ -164,7 +164,8 @@ class Mocha(ManyModel):
         self.omega = omega
         self.omega_every = omega_every
         self.loss: Loss = loss
-        self.body = model if features is None else read_state(Path(features), setting.layout, model)
+        given = features is not None and not setting.resumed
+        self.body = read_state(Path(str(features)), setting.layout, model) if given else model
         """`[d]`: the model whose features are taken; its own last layer is not used."""
         classes, width = head[0].shape
         clients = setting.clients

@@ -7,6 +7,7 @@ import numpy as np
 
 from covey.display import percent, size
 from covey.environments import IntArray
+from covey.estimation import Privacy
 from covey.ondemand import OnDemand, Tailored, target_curve
 from covey.report import palette
 from covey.report.figures import Chart, Figure, Key, axis, plain, rounded, span
@@ -235,8 +236,8 @@ def _noise(job: OnDemand) -> str:
     """The budget of what clients were asked for, where that had noise."""
     if job.composed.insight_dp is None:
         return ""
-    epsilon, delta = map(float, job.composed.insight_dp.split(","))
-    return f" with noise (ε {epsilon:g}, δ {delta:g})"
+    budget = Privacy.of(job.composed.insight_dp, "insight_dp")
+    return f" with noise (ε {budget.epsilon:g}, δ {budget.delta:g})"
 
 
 def _about(one: Tailored, note: str) -> str:

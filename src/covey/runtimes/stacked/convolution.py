@@ -170,9 +170,9 @@ def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module
 def candidate_ways(module: nn.Module, kernels: bool = False, exact: bool = False) -> list[dict[str, Way]]:
     """Ways worth a measurement: our kernel or windows for the first layer, any way for the others; or all grouped.
 
-    With many channels it is matrix products: on VGG-11 the other ways take 3 and 6 times as long, and to compile them
-    only to learn that takes a minute each. Where float32 is to be `exact`, none is grouped: cuDNN's gradient of grouped
-    5 x 5 kernels is off by 4e-4.
+    With many channels it is matrix products: on VGG-11 the other ways take 5 and 10 times as long, and to compile them
+    only to learn that takes half a minute each. Where float32 is to be `exact`, none is grouped: cuDNN's gradient of
+    grouped 5 x 5 kernels is off by 4e-4.
     """
     layers = convolutions(module)
     names = list(layers)
