@@ -1,5 +1,7 @@
 """What only a GPU can show: graphs, splits and resident data, against the local runtime."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,15 @@ import torch
 import covey
 from covey.config import Config, Local
 from covey.federations import build_federation
+from covey.insight import mean_products
 from covey.layout import Layout
 from covey.messages import Order
 from covey.models import build_model
+from covey.predictor import ClassPredictor
+from covey.predictor_training import trained_predictors
+from covey.probes import means
+from covey.randomness import permutation, torch_seed
+from covey.records import FORMAT, read_checkpoint, read_config, write_json
 from covey.runtimes.local import LocalRuntime
 from covey.runtimes.stacked import StackedRuntime
 
@@ -144,3 +152,59 @@ def test_ten_thousand_clients_of_six_hundred_images_are_resident():
     assert torch.cuda.max_memory_allocated() < 1 << 30
     replies = runtime.execute(Order(1, np.arange(0, 10_000, 100), Layout.of(module).read(module), Local(epochs=1)))
     assert len(replies) == 100
+
+
+def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu():
+    """Clients of different sizes, one without a whole batch; twice, as the second time the step is there already."""
+    with torch_seed(3):
+        module = ClassPredictor(40, 10, 16)
+        gradients, shares = torch.randn(60, 40), torch.rand(60, 10).softmax(dim=1)
+    layout = Layout.of(module)
+    start = layout.read(module)
+    counts = [5, 20, 3, 32]
+    for seed in (1, 2):
+        begins = np.cumsum([0, *counts[:-1]]).tolist()
+        orders = [begin + permutation(seed, count) for begin, count in zip(begins, counts, strict=True)]
+        schedules = [[*order.split(5)][: len(order) // 5] for order in orders]
+        found = [
+            trained_predictors(start, layout, gradients.to(device), shares.to(device), schedules, 0.01, 0.5).cpu()
+            for device in ("cpu", "cuda")
+        ]
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+        assert torch.equal(found[1][2], start)
+        assert not torch.allclose(found[1][0], found[1][3], rtol=1e-3)
+
+
+def test_parts_of_equal_size_are_taken_at_once_and_come_to_the_same():
+    with torch_seed(4):
+        values = torch.randn(58, 7, dtype=torch.float64)
+        features = torch.randn(58, 11, dtype=torch.float64)
+    counts = [10, 10, 3, 10, 10, 5, 10]
+    torch.testing.assert_close(means(values.cuda(), counts).cpu(), means(values, counts))
+    products = mean_products(values.cuda(), features.cuda(), counts)
+    torch.testing.assert_close(products.cpu(), mean_products(values, features, counts))
+
+
+def test_a_base_run_keeps_its_predictor_where_it_was_trained_and_goes_on_from_a_file(tmp_path):
+    given = {
+        "method": "ondemand",
+        "aggregator": {"hidden": 16, "epochs": 2},
+        "dataset": "digits",
+        "model": "mlp",
+        "environment": {"name": "dirichlet", "alpha": 1.0},
+        "clients": 8,
+        "cohort": 4,
+        "local": {"epochs": 1, "batch": 5, "rate": 0.05},
+        "precision": "fp64",
+    }
+    covey.run({**given, "rounds": 4}, workers=1, out=tmp_path / "local")
+    folder = tmp_path / "stacked"
+    covey.run({**given, "rounds": 2}, runtime="stacked", device="cuda", out=folder)
+    longer = replace(read_config(folder), rounds=4).as_mapping()
+    write_json(folder / "config.json", {"format": FORMAT, "config": longer})
+    assert len(covey.resume(folder).metrics) == 4
+    one, other = (read_checkpoint(tmp_path / name)[1] for name in ("local", "stacked"))
+    assert one and other
+    torch.testing.assert_close(
+        other["aggregator"]["predictor"].cpu(), one["aggregator"]["predictor"].cpu(), rtol=1e-3, atol=1e-5
+    )

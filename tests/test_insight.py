@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import covey
+from covey import insight
 from covey.client import Learner
 from covey.config import Config, Local
 from covey.data.dataset import Samples, load_dataset
@@ -84,7 +85,37 @@ class ConvolvedHead(nn.Module):
         return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).flatten(1)
 
 
-@pytest.mark.parametrize("module", [ScaledHead, ConvolvedHead])
+class PixelHead(nn.Module):
+    """A last layer that is a 1 x 1 convolution, of one pixel or of the mean over several that it has seen."""
+
+    head = "last"
+
+    def __init__(self, pixels: int = 1) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 4, 9 - pixels)
+        self.last = nn.Conv2d(4, 10, 1)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).mean(dim=(2, 3))
+
+
+class ViewedPixelHead(PixelHead):
+    def forward(self, x):
+        return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).flatten(1)
+
+
+def test_a_last_layer_of_one_pixel_is_a_product_and_needs_no_backward_pass(monkeypatch):
+    learner = Learner(ViewedPixelHead(), DATA, "fp64")
+    state = learner.layout.read(learner.module).clone()
+    samples = Samples(DATA.x[:40], DATA.y[:40])
+    gradient = by_backpropagation(learner, state, samples)
+    monkeypatch.setattr(insight, "_head_by_autograd", None)
+    measured = Insight(rate=1.0).measure(learner, state, state, samples, key=1)
+    torch.testing.assert_close(measured["weight"], gradient["last.weight"])
+    torch.testing.assert_close(measured["bias"], gradient["last.bias"])
+
+
+@pytest.mark.parametrize("module", [ScaledHead, ConvolvedHead, PixelHead, ViewedPixelHead, lambda: PixelHead(2)])
 def test_any_last_layer_has_its_insight(module):
     learner = Learner(module(), DATA, "fp64")
     state = learner.layout.read(learner.module).clone()

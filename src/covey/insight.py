@@ -7,6 +7,7 @@ clients differ by their data alone. Only the last layer is sent (`head`); `full`
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from covey.client import Learner
 from covey.data.dataset import Samples
 from covey.errors import Refusal, require
-from covey.probes import CohortProbe, means
+from covey.probes import CohortProbe, alike, means
 from covey.registry import import_path
 
 Function = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -83,9 +84,26 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
     ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]).
     """
     head = learner.module.get_submodule(_head_name(learner))
-    if not isinstance(head, nn.Linear):
-        parts = samples.split(counts)
-        return _stacked([_head_by_autograd(learner, received, part) for part in parts])
+    found = _caught(learner, received, samples, head) if _is_linear(head) else None
+    if found is None:
+        return _stacked([_head_by_autograd(learner, received, part) for part in samples.split(counts)])
+    residual, features = found
+    weight, *bias = learner.layout.head
+    gradients = {"weight": mean_products(residual, features, counts).view(-1, *weight.shape)}
+    return {**gradients, "bias": means(residual, counts)} if bias else gradients
+
+
+def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """Whether a layer is a product with what comes in; so is a 1 x 1 convolution of an image of one pixel."""
+    if isinstance(head, nn.Conv2d):
+        return head.kernel_size == (1, 1) and head.groups == 1 and head.padding in ((0, 0), 0)
+    return isinstance(head, nn.Linear)
+
+
+def _caught(
+    learner: Learner, received: Tensor, samples: Samples, head: nn.Linear | nn.Conv2d
+) -> tuple[Tensor, Tensor] | None:
+    """softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`; none where z is not the end."""
     learner.place(received)
     caught: dict[str, Tensor] = {}
 
@@ -99,18 +117,29 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
             for x, y in learner.chunks(samples):
                 with learner.arithmetic():
                     logits = learner.module(learner.inputs(x))
-                if logits is not caught["out"] or caught["in"].dim() != 2:
-                    parts = samples.split(counts)
-                    return _stacked([_head_by_autograd(learner, received, part) for part in parts])
+                features, out = caught["in"].flatten(1), caught["out"]
+                # What the model returns is what its last layer returns, if in another shape, and nothing further.
+                same = logits.data_ptr() == out.data_ptr() and logits.shape == (len(x), len(head.weight))
+                if not same or features.shape != (len(x), head.weight[0].numel()):
+                    return None
                 shares = F.softmax(logits.to(learner.dtype), dim=1)
                 residuals.append(shares - F.one_hot(y, shares.shape[1]).to(learner.dtype))
-                inputs.append(caught["in"].to(learner.dtype))
+                inputs.append(features.to(learner.dtype))
     finally:
         hook.remove()
-    residual, features = torch.cat(residuals), torch.cat(inputs)
-    pieces = zip(torch.split(residual, list(counts)), torch.split(features, list(counts)), strict=True)
-    gradients = {"weight": torch.stack([r.t() @ h / len(r) for r, h in pieces])}
-    return gradients if head.bias is None else {**gradients, "bias": means(residual, counts)}
+    return torch.cat(residuals), torch.cat(inputs)
+
+
+def mean_products(residual: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
+    """The mean over each client's samples of r hᵀ: `[n, classes]`, `[n, features]` → `[k, classes, features]`."""
+    if not residual.is_cuda:
+        pieces = zip(torch.split(residual, list(counts)), torch.split(features, list(counts)), strict=True)
+        return torch.stack([r.t() @ h / len(r) for r, h in pieces])
+    found = residual.new_empty(len(counts), residual.shape[1], features.shape[1])
+    for places, rows in alike(counts):
+        at = rows.to(residual.device)
+        found[places.to(residual.device)] = residual[at].transpose(1, 2) @ features[at] / rows.shape[1]
+    return found
 
 
 def sample_gradients(learner: Learner, received: Tensor, samples: Samples) -> Iterator[dict[str, Tensor]]:

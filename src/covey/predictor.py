@@ -9,8 +9,9 @@ mini-batches at the model that it received, in evaluation mode: what clients mea
 alone and not of how far each has drifted while training, and the gradients need no backward pass.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -27,6 +28,7 @@ from covey.errors import require
 from covey.estimation import Privacy, clipped_gradient
 from covey.insight import head_gradients
 from covey.layout import Layout
+from covey.predictor_training import trained_predictors
 from covey.probes import CohortProbe, Probe, means
 from covey.randomness import torch_seed
 
@@ -178,6 +180,7 @@ class PredictorProbe(CohortProbe):
     round: int = 0
 
     name = "predictor"
+    on_device = ("predictor",)
 
     def payload(self) -> dict[str, Tensor]:
         return {"predictor": self.predictor}
@@ -202,35 +205,16 @@ class PredictorProbe(CohortProbe):
             fields |= {"predictor": self.trained(pairs), "gradients": torch.tensor(used)}
         return fields
 
-    @torch.enable_grad()
     def trained(self, pairs: Pairs) -> Tensor:
-        """The predictor after E_p epochs at each client: `[k, d_p]`; as it was where there is no whole batch.
-
-        All clients take a step at a time, those with the most steps first, so that who is done drops off the end.
-        """
-        classes, device = pairs.shares.shape[1], pairs.gradients.device
-        _, layout = _network(pairs.gradients.shape[1], classes, self.hidden, device)
-        slots = (*layout.parameters, *layout.buffers)
-        start = self.predictor.to(device, torch.float32).expand(len(pairs.counts), -1)
-        named = {slot.name: slot.of(start).clone() for slot in slots}
-        velocity = {slot.name: torch.zeros_like(named[slot.name]) for slot in layout.parameters}
-        schedules = [self._schedule(count) for count in pairs.counts]
-        longest_first = sorted(range(len(schedules)), key=lambda client: -len(schedules[client]))
-        begins = [sum(pairs.counts[:client]) for client in range(len(schedules))]
-        for step in range(len(schedules[longest_first[0]])):
-            active = [client for client in longest_first if len(schedules[client]) > step]
-            chosen = torch.stack([begins[client] + schedules[client][step] for client in active]).to(device)
-            here = {name: values[: len(active)] for name, values in named.items()}
-            leaves = {slot.name: here[slot.name].detach().requires_grad_() for slot in layout.parameters}
-            found = classes * _stack_forward({**here, **leaves}, pairs.gradients[chosen])
-            loss = (found - classes * pairs.shares[chosen]).square().mean(dim=(1, 2)).sum()
-            gradients = torch.autograd.grad(loss, list(leaves.values()))
-            pushes = [velocity[name][: len(active)] for name in leaves]
-            torch._foreach_mul_(pushes, self.momentum)
-            torch._foreach_add_(pushes, gradients)
-            torch._foreach_add_([here[name] for name in leaves], pushes, alpha=-self.rate)
-        places = [longest_first.index(client) for client in range(len(schedules))]
-        return torch.cat([named[slot.name].flatten(1) for slot in slots], dim=1)[places]
+        """The predictor after E_p epochs at each client: `[k, d_p]`; as it was where there is no whole batch."""
+        begins = itertools.accumulate(pairs.counts[:-1], initial=0)
+        schedules = [
+            [begin + step for step in self._schedule(count)] for begin, count in zip(begins, pairs.counts, strict=True)
+        ]
+        _, layout = _network(pairs.gradients.shape[1], pairs.shares.shape[1], self.hidden, pairs.gradients.device)
+        return trained_predictors(
+            self.predictor, layout, pairs.gradients, pairs.shares, schedules, self.rate, self.momentum
+        )
 
     def _schedule(self, count: int) -> list[Tensor]:
         """The gradients of each step of a client with `count` of them; an epoch's last incomplete batch is dropped."""
@@ -239,29 +223,6 @@ class PredictorProbe(CohortProbe):
             order = randomness.permutation(randomness.key(self.key, epoch, "pairs"), count)
             steps.extend(order[at : at + self.batch] for at in range(0, count - self.batch + 1, self.batch))
         return steps
-
-
-def _stack_forward(named: Mapping[str, Tensor], gradients: Tensor) -> Tensor:
-    """`ClassPredictor` in training, for k of them at once: `[k, b, inputs]` → `[k, b, classes]`."""
-    x = gradients
-    for norm, linear in (("body.0", "body.1"), ("body.3", "body.4")):
-        x = F.relu(_stack_linear(named, linear, _stack_norm(named, norm, x)))
-    return F.softmax(_stack_linear(named, "out", _stack_norm(named, "body.6", x)), dim=2)
-
-
-def _stack_linear(named: Mapping[str, Tensor], layer: str, x: Tensor) -> Tensor:
-    return torch.baddbmm(named[f"{layer}.bias"][:, None], x, named[f"{layer}.weight"].transpose(1, 2))
-
-
-def _stack_norm(named: Mapping[str, Tensor], layer: str, x: Tensor) -> Tensor:
-    """Batch norm of each model's batch, which is one batch norm with the channels of all of them."""
-    stack, batch, channels = x.shape
-    mean, variance, weight, bias = (
-        named[f"{layer}.{name}"].view(-1) for name in ("running_mean", "running_var", "weight", "bias")
-    )
-    side_by_side = x.transpose(0, 1).reshape(batch, stack * channels)
-    out = F.batch_norm(side_by_side, mean, variance, weight, bias, training=True)
-    return out.view(batch, stack, channels).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ it returns is all that leaves the client beyond the update.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,9 @@ class Probe(ABC):
 
 class CohortProbe(Probe):
     """A probe that measures many clients that received the same model at once, and one as a cohort of one."""
+
+    on_device: tuple[str, ...] = ()
+    """Fields as large as models, which a simulation leaves on the device that has measured them."""
 
     @abstractmethod
     def measure_cohort(
@@ -85,4 +88,21 @@ class Utility(CohortProbe):
 
 def means(values: Tensor, counts: Sequence[int]) -> Tensor:
     """The mean of each client's values, which lie one after another: `[n, ...]` → `[k, ...]`."""
-    return torch.stack([part.mean(dim=0) for part in torch.split(values, list(counts))])
+    if not values.is_cuda:
+        return torch.stack([part.mean(dim=0) for part in torch.split(values, list(counts))])
+    found = torch.empty(len(counts), *values.shape[1:], dtype=values.dtype, device=values.device)
+    for places, rows in alike(counts):
+        found[places.to(values.device)] = values[rows.to(values.device)].mean(dim=1)
+    return found
+
+
+def alike(counts: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of equal size, size by size: their places `[m]` among all parts, and their rows `[m, size]`.
+
+    A GPU takes mini-batches of one size at once; hundreds of them, one after another, keep it waiting for the host.
+    """
+    sizes = torch.tensor(counts)
+    begins = sizes.cumsum(0) - sizes
+    for size in sorted(set(counts)):
+        places = torch.nonzero(sizes == size).flatten()
+        yield places, begins[places, None] + torch.arange(size)

@@ -202,7 +202,7 @@ def _measured_group(
     positions: list[int],
     kept: dict[str, dict[int, dict[str, Tensor]]],
 ) -> dict[str, Tensor]:
-    """Field → `[positions, ...]` on the host; what stays on the clients goes into `kept`."""
+    """Field → `[positions, ...]`, on the host unless it is large; what stays on the clients goes into `kept`."""
     engine = runtime.engine
     clients = order.clients[positions].tolist()
     samples, counts = runtime._holdings.samples(clients, engine.gallery)
@@ -210,7 +210,7 @@ def _measured_group(
     models = trained.states[positions].to(engine.device) if trained else received.expand(len(positions), -1)
     if isinstance(probe, CohortProbe):
         fields = probe.measure_cohort(engine.learner, received, models, samples, counts)
-        return {field: values.cpu().clone() for field, values in fields.items()}
+        return {field: values if field in probe.on_device else values.cpu().clone() for field, values in fields.items()}
     rows = []
     for model, part, client in zip(models, samples.split(counts), clients, strict=True):
         place = key(key(runtime._seed, order.round, client), probe.name)

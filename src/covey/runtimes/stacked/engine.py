@@ -1,7 +1,6 @@
 """The engine behind the stacked runtime: launches, each a stack of lanes moved step by step."""
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from covey.client import Learner, Precision
 from covey.config import Local
 from covey.data.dataset import Dataset
 from covey.environments import FloatArray
+from covey.graphs import recorded, warm_up
 from covey.layout import Layout
 from covey.messages import Order
 from covey.runtimes.stacked.convolution import (
@@ -445,27 +445,13 @@ class Launcher:
             self._step(self.lanes, self.engine.gallery.x, **now)
             self._counter.add_(1)
 
-        device = self.engine.device
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side), warnings.catch_warnings():
-            # The compiler's advice to its own developers.
-            warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
-            for _ in range(3):
-                self._counter.zero_()
-                once()
-        torch.cuda.current_stream(device).wait_stream(side)
+        def from_the_first() -> None:
+            self._counter.zero_()
+            once()
+
+        warm_up(from_the_first, self.engine.device)
         self._counter.zero_()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                once()
-        except RuntimeError as error:
-            # The end of a recording that ran out of memory fails for a reason of its own.
-            if isinstance(error.__context__, torch.OutOfMemoryError):
-                raise error.__context__ from None
-            raise
-        return graph
+        return recorded(once)
 
     def _state(self) -> dict[str, Tensor]:
         stack = self.lanes
