@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import covey
-from covey import Config, Refusal, Run, resume, run
+from covey import Config, Refusal, Run, records, resume, run
 from covey.records import FORMAT, Records, read_checkpoint, write_checkpoint
 from tests.conftest import SMALL, without_timings
 
@@ -166,3 +166,26 @@ def test_interrupting_leaves_the_signal_handlers_as_they_were(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     covey.run(SMALL, rounds=1, out=tmp_path / "run")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share", "expected"),
+    [(20.0, 0.1, [2, 12, 22, 32, 40]), (20.0, 1.0, [*range(2, 41, 2)]), (0.0, 0.1, [*range(1, 41)])],
+)
+def test_large_checkpoints_of_a_sweep_are_kept_less_often(tmp_path, monkeypatch, seconds, share, expected):
+    """Rounds and checkpoints of ten seconds each; where every round is asked for, every round is kept."""
+    now, kept = [0.0], []
+
+    def slowly(folder, round, state):
+        kept.append(round)
+        now[0] += 10
+
+    monkeypatch.setattr(records.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(records, "write_checkpoint", slowly)
+    log = Records.create(tmp_path / "run", Config.of(SMALL))
+    log.checkpoint_seconds, log.checkpoint_share = seconds, share
+    for round in range(1, 41):
+        now[0] += 10
+        log.write({"round": round, "clock": 0.0}, dict, now=round == 40)
+    log.close()
+    assert kept == expected

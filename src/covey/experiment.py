@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 LOCKSTEP_CHECKPOINT = 20.0
 """Seconds between two checkpoints of a run in a sweep; what a sweep that is cut off may lose."""
 
+LOCKSTEP_CHECKPOINT_SHARE = 0.05
+"""Most of a sweep's time that its checkpoints may take: where they are large, it keeps them less often."""
+
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
@@ -308,7 +311,8 @@ def run_together(
     """Run (or go on with) many runs in lockstep: each round, the clients of all of them are trained together.
 
     `on_round(number, record)` is told whose round ended. Each run is kept about once in `LOCKSTEP_CHECKPOINT`
-    seconds rather than every round. Once `stop` says so, every run ends after its round, and is kept.
+    seconds rather than every round, and less often where that would take more than `LOCKSTEP_CHECKPOINT_SHARE` of the
+    time. Once `stop` says so, every run ends after its round, and is kept.
     """
     games, opened = [], []
     try:
@@ -319,6 +323,7 @@ def run_together(
             else:
                 records = Records.create(folder, config)
             records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
+            records.checkpoint_share = LOCKSTEP_CHECKPOINT_SHARE / len(pending)
             opened.append((experiment, records))
             games.append(_game(experiment, records, _numbered(on_round, number)))
         with finishing_the_round() as asked:

@@ -124,12 +124,15 @@ class Records:
 
     checkpoint_seconds = 0.0
     """Least time between two checkpoints; 0 keeps every round. Sweeps of many runs raise it."""
+    checkpoint_share = 1.0
+    """Most of the time that checkpoints may take where not every round is kept; those of many models are large."""
 
     def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0) -> None:
         self.folder = folder
         self.rounds_done = rounds_done
         self.clock = clock
         self._last_checkpoint = time.monotonic()
+        self._pause = 0.0
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
@@ -166,9 +169,12 @@ class Records:
         self._metrics.flush()
         self.rounds_done = int(str(record["round"]))
         self.clock = float(str(record["clock"]))
-        if now or time.monotonic() - self._last_checkpoint >= self.checkpoint_seconds:
+        begin = time.monotonic()
+        if now or begin - self._last_checkpoint >= max(self.checkpoint_seconds, self._pause):
             write_checkpoint(self.folder, self.rounds_done, state())
             self._last_checkpoint = time.monotonic()
+            if self.checkpoint_seconds:
+                self._pause = (self._last_checkpoint - begin) / self.checkpoint_share
 
     def close(self) -> None:
         self._metrics.close()

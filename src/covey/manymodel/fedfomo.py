@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covey.aggregation.average import weighted_sum
 from covey.client import validation_part
+from covey.data.dataset import Samples
 from covey.environments import FloatArray, IntArray
 from covey.errors import require
 from covey.manymodel.common import Participation, PersonalModels, brought_back, manymodels
@@ -22,7 +23,6 @@ from covey.roles import Setting, State
 
 if TYPE_CHECKING:
     from covey.client import Learner
-    from covey.data.dataset import Samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Gains(Probe):
         return Offer(client, self.offers[client], models, self.slots, self.holdout)
 
     def measure(
-        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: Samples, key: int
     ) -> dict[str, Tensor]:
         raise TypeError("Every client measures its own offer: for_client(client).measure(...).")
 
@@ -65,15 +65,17 @@ class Offer(Probe):
     name = "gains"
 
     def measure(
-        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: Samples, key: int
     ) -> dict[str, Tensor]:
         part = validation_part(samples, self.holdout)
-        before = learner.losses(received, part).mean()
         values = torch.zeros(self.slots, dtype=torch.float64)
-        for slot, model in enumerate(self.models):
-            model = model.to(received.device)
-            distance = (model - received)[: learner.layout.trainable].double().norm().clamp_min(1e-12)
-            values[slot] = (before - learner.losses(model, part).mean()) / distance
+        if self.models:
+            models = torch.stack([received, *(model.to(received.device) for model in self.models)])
+            counts = [len(part)] * len(models)
+            again = Samples(*(torch.cat([values] * len(models)) for values in (part.x, part.y)))
+            before, *losses = learner.own_losses(models, again, counts)
+            apart = (models[1:] - received)[:, : learner.layout.trainable].double().norm(dim=1).clamp_min(1e-12)
+            values[: len(losses)] = ((before - torch.stack(losses)) / apart).cpu()
         return {"value": values}
 
     def payload(self) -> dict[str, Tensor]:
