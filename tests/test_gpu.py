@@ -14,7 +14,7 @@ from covey.layout import Layout
 from covey.messages import Order
 from covey.models import build_model
 from covey.predictor import ClassPredictor
-from covey.predictor_training import trained_predictors
+from covey.predictor_training import Lessons, trained_predictors
 from covey.probes import means
 from covey.randomness import permutation, torch_seed
 from covey.records import FORMAT, read_checkpoint, read_config, write_json
@@ -167,7 +167,9 @@ def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu():
         orders = [begin + permutation(seed, count) for begin, count in zip(begins, counts, strict=True)]
         schedules = [[*order.split(5)][: len(order) // 5] for order in orders]
         found = [
-            trained_predictors(start, layout, gradients.to(device), shares.to(device), schedules, 0.01, 0.5).cpu()
+            trained_predictors(
+                start, layout, Lessons(gradients.to(device), shares.to(device), schedules), 0.01, 0.5
+            ).cpu()
             for device in ("cpu", "cuda")
         ]
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)

@@ -28,7 +28,7 @@ from covey.errors import require
 from covey.estimation import Privacy, clipped_gradient
 from covey.insight import head_gradients
 from covey.layout import Layout
-from covey.predictor_training import trained_predictors
+from covey.predictor_training import Lessons, trained_predictors
 from covey.probes import CohortProbe, Probe, means
 from covey.randomness import torch_seed
 
@@ -212,9 +212,8 @@ class PredictorProbe(CohortProbe):
             [begin + step for step in self._schedule(count)] for begin, count in zip(begins, pairs.counts, strict=True)
         ]
         _, layout = _network(pairs.gradients.shape[1], pairs.shares.shape[1], self.hidden, pairs.gradients.device)
-        return trained_predictors(
-            self.predictor, layout, pairs.gradients, pairs.shares, schedules, self.rate, self.momentum
-        )
+        lessons = Lessons(pairs.gradients, pairs.shares, schedules)
+        return trained_predictors(self.predictor, layout, lessons, self.rate, self.momentum)
 
     def _schedule(self, count: int) -> list[Tensor]:
         """The gradients of each step of a client with `count` of them; an epoch's last incomplete batch is dropped."""

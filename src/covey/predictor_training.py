@@ -6,6 +6,7 @@ predictor put aside.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,35 +19,29 @@ from covey.layout import Layout
 Named = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """What k clients learn from, and when."""
+
+    gradients: Tensor
+    """`[b, inputs]`, of all clients."""
+    shares: Tensor
+    """`[b, classes]`"""
+    schedules: Sequence[Sequence[Tensor]]
+    """Client → step → rows that it learns from, as many in every step."""
+
+
 @torch.enable_grad()
-def trained_predictors(
-    start: Tensor,
-    layout: Layout,
-    gradients: Tensor,
-    shares: Tensor,
-    schedules: Sequence[Sequence[Tensor]],
-    rate: float,
-    momentum: float,
-) -> Tensor:
-    """The predictors `[k, d_p]` of k clients that begin with `start` `[d_p]`.
-
-    `schedules[client][step]` says which rows of `gradients` `[b, inputs]` and `shares` `[b, classes]` the client
-    learns from in a step, as many in every step.
-    """
-    train = _by_graph if gradients.is_cuda and any(schedules) else _step_by_step
-    return train(start.to(gradients.device, torch.float32), layout, gradients, shares, schedules, rate, momentum)
+def trained_predictors(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
+    """The predictors `[k, d_p]` of clients that begin with `start` `[d_p]`."""
+    device = lessons.gradients.device
+    train = _by_graph if device.type == "cuda" and any(lessons.schedules) else _step_by_step
+    return train(start.to(device, torch.float32), layout, lessons, rate, momentum)
 
 
-def _step_by_step(
-    start: Tensor,
-    layout: Layout,
-    gradients: Tensor,
-    shares: Tensor,
-    schedules: Sequence[Sequence[Tensor]],
-    rate: float,
-    momentum: float,
-) -> Tensor:
+def _step_by_step(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
     """Those with the most steps first, so that who is done drops off the end."""
+    gradients, shares, schedules = lessons.gradients, lessons.shares, lessons.schedules
     slots = (*layout.parameters, *layout.buffers)
     named = {slot.name: slot.of(start.expand(len(schedules), -1)).clone() for slot in slots}
     velocity = {slot.name: torch.zeros_like(named[slot.name]) for slot in layout.parameters}
@@ -60,16 +55,9 @@ def _step_by_step(
     return torch.cat([named[slot.name].flatten(1) for slot in slots], dim=1)[places]
 
 
-def _by_graph(
-    start: Tensor,
-    layout: Layout,
-    gradients: Tensor,
-    shares: Tensor,
-    schedules: Sequence[Sequence[Tensor]],
-    rate: float,
-    momentum: float,
-) -> Tensor:
+def _by_graph(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
     """Everybody as many steps as whoever has the most."""
+    gradients, shares, schedules = lessons.gradients, lessons.shares, lessons.schedules
     clients, most = len(schedules), max(map(len, schedules))
     batch = len(next(steps[0] for steps in schedules if steps))
     step = _captured(layout, clients, batch, shares.shape[1], rate, momentum, gradients.device)
