@@ -16,7 +16,7 @@ from covey.federations import build_federation
 from covey.insight import Insight, vectors
 from covey.messages import Order
 from covey.models import build_model
-from covey.probes import Losses, Utility
+from covey.probes import Losses, Utility, alike
 from covey.runtimes.local import LocalRuntime
 from covey.runtimes.stacked import StackedRuntime
 
@@ -190,3 +190,12 @@ def test_local_and_stacked_measure_the_same(model, train):
     for probe, fields in local.probes.items():
         for field, values in fields.items():
             torch.testing.assert_close(stacked.probes[probe][field], values, rtol=1e-9, atol=1e-12)
+
+
+def test_parts_of_equal_size_are_found_with_their_rows_and_every_row_once():
+    counts = [10, 3, 10, 1, 3, 10]
+    parts = torch.split(torch.arange(sum(counts)), counts)
+    found = [(place, row) for places, rows in alike(counts) for place, row in zip(places, rows, strict=True)]
+    assert sorted(int(place) for place, _ in found) == list(range(len(counts)))
+    assert all(torch.equal(row, parts[int(place)]) for place, row in found)
+    assert len(list(alike(counts))) == 3
