@@ -9,6 +9,7 @@ import covey
 from covey import Config, Dataset, Refusal, Run, run
 from covey.data import digits
 from covey.evaluation import Scores, on_mix
+from covey.experiment import run_together
 from tests.conftest import SMALL, without_timings
 
 
@@ -191,3 +192,13 @@ def test_a_mix_is_scored_on_the_classes_that_have_tests_and_over_clients():
     assert accuracy == pytest.approx((2 / 3) * (2 / 3) + (1 / 3) * (1 / 3))
     assert untested == pytest.approx(0.25)
     assert on_mix(scores, np.array([0]), np.array([0.0, 0.0, 1.0])) == (None, 1.0)
+
+
+def test_runs_of_a_sweep_share_the_time_that_checkpoints_may_take(tmp_path, monkeypatch):
+    shares = []
+    monkeypatch.setattr(
+        "covey.experiment.play", lambda games, *_: shares.extend(g.records.checkpoint_share for g in games)
+    )
+    pending = [(Config.of({**SMALL, "seed": seed}), tmp_path / str(seed)) for seed in range(4)]
+    run_together(pending)
+    assert shares == [0.05 / 4] * 4

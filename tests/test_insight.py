@@ -104,8 +104,19 @@ class ViewedPixelHead(PixelHead):
         return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).flatten(1)
 
 
-def test_a_last_layer_of_one_pixel_is_a_product_and_needs_no_backward_pass(monkeypatch):
-    learner = Learner(ViewedPixelHead(), DATA, "fp64")
+class FirstPixelHead(PixelHead):
+    """What it returns begins where the last layer's output begins, and has as many numbers as there are classes."""
+
+    def __init__(self) -> None:
+        super().__init__(pixels=2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8))))[:, :, 0, 0]
+
+
+@pytest.mark.parametrize("module", [ViewedPixelHead, ConvolvedHead])
+def test_a_convolution_of_the_whole_image_is_a_product_and_needs_no_backward_pass(monkeypatch, module):
+    learner = Learner(module(), DATA, "fp64")
     state = learner.layout.read(learner.module).clone()
     samples = Samples(DATA.x[:40], DATA.y[:40])
     gradient = by_backpropagation(learner, state, samples)
@@ -115,7 +126,9 @@ def test_a_last_layer_of_one_pixel_is_a_product_and_needs_no_backward_pass(monke
     torch.testing.assert_close(measured["bias"], gradient["last.bias"])
 
 
-@pytest.mark.parametrize("module", [ScaledHead, ConvolvedHead, PixelHead, ViewedPixelHead, lambda: PixelHead(2)])
+@pytest.mark.parametrize(
+    "module", [ScaledHead, ConvolvedHead, PixelHead, ViewedPixelHead, FirstPixelHead, lambda: PixelHead(2)]
+)
 def test_any_last_layer_has_its_insight(module):
     learner = Learner(module(), DATA, "fp64")
     state = learner.layout.read(learner.module).clone()

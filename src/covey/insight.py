@@ -7,7 +7,6 @@ clients differ by their data alone. Only the last layer is sent (`head`); `full`
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +83,7 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
     ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]).
     """
     head = learner.module.get_submodule(_head_name(learner))
-    found = _caught(learner, received, samples, head) if _is_linear(head) else None
+    found = _caught(learner, received, samples, head) if isinstance(head, nn.Linear | nn.Conv2d) else None
     if found is None:
         return _stacked([_head_by_autograd(learner, received, part) for part in samples.split(counts)])
     residual, features = found
@@ -93,17 +92,13 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
     return {**gradients, "bias": means(residual, counts)} if bias else gradients
 
 
-def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """Whether a layer is a product with what comes in; so is a 1 x 1 convolution of an image of one pixel."""
-    if isinstance(head, nn.Conv2d):
-        return head.kernel_size == (1, 1) and head.groups == 1 and head.padding in ((0, 0), 0)
-    return isinstance(head, nn.Linear)
-
-
 def _caught(
     learner: Learner, received: Tensor, samples: Samples, head: nn.Linear | nn.Conv2d
 ) -> tuple[Tensor, Tensor] | None:
-    """softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`; none where z is not the end."""
+    """softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`.
+
+    None where the head is not the end, or is no product: a convolution is one where its kernel covers the image.
+    """
     learner.place(received)
     caught: dict[str, Tensor] = {}
 
