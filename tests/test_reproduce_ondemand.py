@@ -444,8 +444,8 @@ def test_the_errors_of_all_estimators_stand_in_table_three():
     figures = ["0.84", "0.85 ± 0.64", *(f"{value} ± 0.00" for value in ("0.60", "0.50", "0.00", "0.90", "1.50"))]
     assert row[2:] == [*figures, "95 of 100", "2"]
     assert (
-        "n·MAE of class shares by the predictor is 0.85 ± 0.64 after 50 rounds (in the paper 0.84) and 0.60 ± 0.00 after "
-        "150, in closed form 0.00 ± 0.00; a uniform guess is off by 1.50 ± 0.00." in text
+        "n·MAE of class shares by the predictor is 0.85 ± 0.64 after 50 rounds (in the paper 0.84) and 0.60 ± 0.00 "
+        "after 150, in closed form 0.00 ± 0.00; a uniform guess is off by 1.50 ± 0.00." in text
     )
     assert "figure-5-cifar10-0.1.csv" in text
 
