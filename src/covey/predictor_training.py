@@ -60,7 +60,9 @@ def _by_graph(start: Tensor, layout: Layout, lessons: Lessons, rate: float, mome
     gradients, shares, schedules = lessons.gradients, lessons.shares, lessons.schedules
     clients, most = len(schedules), max(map(len, schedules))
     batch = len(next(steps[0] for steps in schedules if steps))
-    step = _captured(layout, clients, batch, shares.shape[1], rate, momentum, gradients.device)
+    # A graph keeps the arithmetic that it was recorded with.
+    arithmetic = torch.backends.cuda.matmul.allow_tf32
+    step = _captured(layout, clients, batch, shares.shape[1], rate, momentum, gradients.device, arithmetic)
     step.begin(start)
     table = torch.zeros(most, clients, batch, dtype=torch.int64)
     for client, steps in enumerate(schedules):
@@ -116,7 +118,19 @@ class _Captured:
             values.zero_()
 
 
-_captured = lru_cache(maxsize=4)(_Captured)
+@lru_cache(maxsize=2)
+def _captured(
+    layout: Layout,
+    clients: int,
+    batch: int,
+    classes: int,
+    rate: float,
+    momentum: float,
+    device: torch.device,
+    arithmetic: bool,
+) -> _Captured:
+    """Rounds of a run are alike; few are kept, since a step holds three times as much memory as its predictors."""
+    return _Captured(layout, clients, batch, classes, rate, momentum, device)
 
 
 def _sgd_step(named: Named, velocity: Named, gradients: Tensor, shares: Tensor, rate: float, momentum: float) -> None:
