@@ -8,13 +8,14 @@ import torch
 
 import covey
 from covey.config import Config, Local
+from covey.experiment import Experiment
 from covey.federations import build_federation
 from covey.insight import mean_products
 from covey.layout import Layout
 from covey.messages import Order
 from covey.models import build_model
 from covey.predictor import ClassPredictor
-from covey.predictor_training import Lessons, trained_predictors
+from covey.predictor_training import Lessons, RecordedSteps, trained_predictors
 from covey.probes import means
 from covey.randomness import permutation, torch_seed
 from covey.records import FORMAT, read_checkpoint, read_config, write_json
@@ -154,27 +155,40 @@ def test_ten_thousand_clients_of_six_hundred_images_are_resident():
     assert len(replies) == 100
 
 
-def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu():
-    """Clients of different sizes, one without a whole batch; twice, as the second time the step is there already."""
+def taught(device: str, counts: list[int], steps: RecordedSteps) -> tuple[torch.Tensor, torch.Tensor]:
+    """What predictors learn from clients with so many gradients each, and what they began with."""
     with torch_seed(3):
         module = ClassPredictor(40, 10, 16)
-        gradients, shares = torch.randn(60, 40), torch.rand(60, 10).softmax(dim=1)
+        gradients, shares = torch.randn(sum(counts), 40), torch.rand(sum(counts), 10).softmax(dim=1)
     layout = Layout.of(module)
+    begins = np.cumsum([0, *counts[:-1]]).tolist()
+    orders = [begin + permutation(7, count) for begin, count in zip(begins, counts, strict=True)]
+    schedules = [[*order.split(5)][: len(order) // 5] for order in orders]
+    lessons = Lessons(gradients.to(device), shares.to(device), schedules)
     start = layout.read(module)
-    counts = [5, 20, 3, 32]
-    for seed in (1, 2):
-        begins = np.cumsum([0, *counts[:-1]]).tolist()
-        orders = [begin + permutation(seed, count) for begin, count in zip(begins, counts, strict=True)]
-        schedules = [[*order.split(5)][: len(order) // 5] for order in orders]
-        found = [
-            trained_predictors(
-                start, layout, Lessons(gradients.to(device), shares.to(device), schedules), 0.01, 0.5
-            ).cpu()
-            for device in ("cpu", "cuda")
-        ]
-        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
-        assert torch.equal(found[1][2], start)
-        assert not torch.allclose(found[1][0], found[1][3], rtol=1e-3)
+    return trained_predictors(start, layout, lessons, 0.01, 0.5, steps).cpu(), start
+
+
+def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu(monkeypatch):
+    """Clients of different sizes, one without a whole batch; then a step again, and one with a client too few."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    steps = RecordedSteps()
+    for counts in ([5, 20, 3, 32], [7, 20, 3, 32], [12, 5, 40]):
+        (found, start), (expected, _) = (taught(device, counts, steps) for device in ("cuda", "cpu"))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(found[0], found[1], rtol=1e-3)
+        assert all(torch.equal(found[at], start) for at, count in enumerate(counts) if count < 5)
+    assert [step.clients for step in steps._kept] == [4]
+
+
+def test_a_recorded_step_of_predictors_does_not_outlive_its_arithmetic(monkeypatch):
+    steps, found = RecordedSteps(), []
+    for tf32 in (False, True):
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+        again, afresh = (taught("cuda", [20, 30], one)[0] for one in (steps, RecordedSteps()))
+        assert torch.equal(again, afresh)
+        found.append(again)
+    assert not torch.equal(*found)
 
 
 def test_parts_of_equal_size_are_taken_at_once_and_come_to_the_same():
@@ -187,7 +201,7 @@ def test_parts_of_equal_size_are_taken_at_once_and_come_to_the_same():
     torch.testing.assert_close(products.cpu(), mean_products(values, features, counts))
 
 
-def test_a_base_run_keeps_its_predictor_where_it_was_trained_and_goes_on_from_a_file(tmp_path):
+def test_a_base_run_goes_on_from_a_file_and_its_predictor_from_where_it_was(tmp_path):
     given = {
         "method": "ondemand",
         "aggregator": {"hidden": 16, "epochs": 2},
@@ -213,3 +227,15 @@ def test_a_base_run_keeps_its_predictor_where_it_was_trained_and_goes_on_from_a_
     )
     # Batch norm over five gradients blows up what rounding leaves, a hundredfold a round.
     assert (stacked - local).norm() <= 0.02 * (local - first).norm()
+
+
+def test_predictors_stay_on_the_device_and_all_else_that_is_measured_does_not():
+    given = {"method": "ondemand", "dataset": "digits", "model": "mlp", "environment": "iid", "clients": 8, "cohort": 4}
+    one = Experiment.of(Config.of({**given, "runtime": "stacked", "device": "cuda"}))
+    replies = one.runtime.execute(one.method.order(1, np.arange(8)))
+    devices = {name: values.device.type for name, values in replies.probes["predictor"].items()}
+    assert devices.pop("predictor") == "cuda"
+    assert set(devices.values()) == {"cpu"}
+    one.method.absorb(1, replies)
+    assert one.method.aggregator.predictor.is_cuda
+    assert "predictor" not in replies.for_records().probes["predictor"]

@@ -13,7 +13,7 @@ from covey.config import Config, Local
 from covey.data.dataset import Samples, load_dataset
 from covey.errors import Refusal
 from covey.federations import build_federation
-from covey.insight import Insight, vectors
+from covey.insight import Insight, head_gradients, vectors
 from covey.messages import Order
 from covey.models import build_model
 from covey.probes import Losses, Utility, alike
@@ -114,6 +114,22 @@ class FirstPixelHead(PixelHead):
         return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8))))[:, :, 0, 0]
 
 
+class PaddedHead(PixelHead):
+    """One pixel from an image of nine by a kernel of nine, but moved: its numbers are as many, and others."""
+
+    def __init__(self) -> None:
+        super().__init__(pixels=3)
+        self.last = nn.Conv2d(4, 10, 3, stride=3, padding=1)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.body(x.reshape(-1, 1, 8, 8)))).flatten(1)
+
+
+class ChangedHead(ScaledHead):
+    def forward(self, x):
+        return self.last(torch.relu(self.body(x.flatten(1)))).mul_(3)
+
+
 @pytest.mark.parametrize("module", [ViewedPixelHead, ConvolvedHead])
 def test_a_convolution_of_the_whole_image_is_a_product_and_needs_no_backward_pass(monkeypatch, module):
     learner = Learner(module(), DATA, "fp64")
@@ -127,7 +143,17 @@ def test_a_convolution_of_the_whole_image_is_a_product_and_needs_no_backward_pas
 
 
 @pytest.mark.parametrize(
-    "module", [ScaledHead, ConvolvedHead, PixelHead, ViewedPixelHead, FirstPixelHead, lambda: PixelHead(2)]
+    "module",
+    [
+        ScaledHead,
+        ChangedHead,
+        ConvolvedHead,
+        PaddedHead,
+        PixelHead,
+        ViewedPixelHead,
+        FirstPixelHead,
+        lambda: PixelHead(2),
+    ],
 )
 def test_any_last_layer_has_its_insight(module):
     learner = Learner(module(), DATA, "fp64")
@@ -138,6 +164,21 @@ def test_any_last_layer_has_its_insight(module):
     torch.testing.assert_close(measured["weight"], gradient["last.weight"])
     torch.testing.assert_close(measured["bias"], gradient["last.bias"])
     assert all(parameter.requires_grad for parameter in learner.module.parameters())
+
+
+def test_a_head_whose_weight_is_made_of_others_sends_the_gradient_of_the_weight():
+    class Normed(ScaledHead):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.utils.parametrizations.weight_norm(self.last)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.body(x.flatten(1))))
+
+    learner = Learner(Normed(), DATA, "fp64")
+    state = learner.layout.read(learner.module).clone()
+    found = head_gradients(learner, state, Samples(DATA.x[:40], DATA.y[:40]), [25, 15])
+    assert {name: tuple(values.shape) for name, values in found.items()} == {"weight": (2, 10, 8), "bias": (2, 10)}
 
 
 def test_a_head_without_bias_sends_none():

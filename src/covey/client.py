@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,8 @@ class Learner:
         mean = torch.tensor(dataset.mean, dtype=self.dtype, device=self.device)
         self.scale = (1 / deviation).view(-1, *spatial)
         self.shift = (-mean / deviation).view(-1, *spatial)
+        self.kept: dict[str, Any] = {}
+        """What probes keep from one round to the next, such as recorded graphs; it goes with the learner."""
 
     @cached_property
     def side_by_side(self) -> SideBySide:

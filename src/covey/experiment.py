@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas
 
 LOCKSTEP_CHECKPOINT = 20.0
-"""Seconds between two checkpoints of a run in a sweep; what a sweep that is cut off may lose."""
+"""Seconds between two checkpoints of a run in a sweep, as long as they are small."""
 
 LOCKSTEP_CHECKPOINT_SHARE = 0.05
 """Most of a sweep's time that its checkpoints may take: where they are large, it keeps them less often."""

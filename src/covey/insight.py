@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from covey.client import Learner
 from covey.data.dataset import Samples
 from covey.errors import Refusal, require
-from covey.probes import CohortProbe, alike, means
+from covey.probes import CohortProbe, alike, many_alike, means
 from covey.registry import import_path
 
 Function = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -83,13 +83,16 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
     ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]).
     """
     head = learner.module.get_submodule(_head_name(learner))
-    found = _caught(learner, received, samples, head) if isinstance(head, nn.Linear | nn.Conv2d) else None
-    if found is None:
-        return _stacked([_head_by_autograd(learner, received, part) for part in samples.split(counts)])
-    residual, features = found
-    weight, *bias = learner.layout.head
-    gradients = {"weight": mean_products(residual, features, counts).view(-1, *weight.shape)}
-    return {**gradients, "bias": means(residual, counts)} if bias else gradients
+    if isinstance(head, nn.Linear | nn.Conv2d) and (found := _caught(learner, received, samples, head)) is not None:
+        return _head_by_products(head, *found, counts)
+    return _stacked([_head_by_autograd(learner, received, part) for part in samples.split(counts)])
+
+
+def _head_by_products(
+    head: nn.Linear | nn.Conv2d, residual: Tensor, features: Tensor, counts: Sequence[int]
+) -> dict[str, Tensor]:
+    gradients = {"weight": mean_products(residual, features, counts).view(len(counts), *head.weight.shape)}
+    return gradients if head.bias is None else {**gradients, "bias": means(residual, counts)}
 
 
 def _caught(
@@ -99,11 +102,15 @@ def _caught(
 
     None where the head is not the end, or is no product: a convolution is one where its kernel covers the image.
     """
+    if isinstance(head, nn.Conv2d) and head.padding not in ((0, 0), "valid"):
+        return None
     learner.place(received)
     caught: dict[str, Tensor] = {}
+    changes = 0
 
     def catch(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        caught["in"], caught["out"] = given[0], out
+        nonlocal changes
+        caught["in"], caught["out"], changes = given[0], out, out._version
 
     residuals, inputs = [], []
     hook = head.register_forward_hook(catch)
@@ -113,9 +120,13 @@ def _caught(
                 with learner.arithmetic():
                     logits = learner.module(learner.inputs(x))
                 features, out = caught["in"].flatten(1), caught["out"]
-                # What the model returns is what its last layer returns, if in another shape, and nothing further.
-                same = logits.data_ptr() == out.data_ptr() and logits.shape == (len(x), len(head.weight))
-                if not same or features.shape != (len(x), head.weight[0].numel()):
+                # What the model returns is what its last layer returned, if in another shape, and has not been changed.
+                same = logits.data_ptr() == out.data_ptr() and logits._version == changes
+                if (
+                    not same
+                    or logits.shape != (len(x), len(head.weight))
+                    or features.shape != (len(x), head.weight[0].numel())
+                ):
                     return None
                 shares = F.softmax(logits.to(learner.dtype), dim=1)
                 residuals.append(shares - F.one_hot(y, shares.shape[1]).to(learner.dtype))
@@ -127,7 +138,7 @@ def _caught(
 
 def mean_products(residual: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
     """The mean over each client's samples of r hᵀ: `[n, classes]`, `[n, features]` → `[k, classes, features]`."""
-    if not residual.is_cuda:
+    if not residual.is_cuda or not many_alike(counts):
         pieces = zip(torch.split(residual, list(counts)), torch.split(features, list(counts)), strict=True)
         return torch.stack([r.t() @ h / len(r) for r, h in pieces])
     found = residual.new_empty(len(counts), residual.shape[1], features.shape[1])

@@ -71,7 +71,7 @@ def rounds(game: Game, stop: Callable[[], bool]) -> Generator[Request | Pause, A
             replies = checked(replies)
             method.absorb(t, replies)
         # A cohort's states may be the largest thing in memory: they go before others are waited for.
-        replies = replace(replies, states=replies.states[:0])
+        replies = replies.for_records()
         yield Pause()
         scores = None
         if t % game.evaluate_every == 0 or t == game.rounds:

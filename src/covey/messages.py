@@ -183,6 +183,15 @@ class Replies:
         usable &= torch.from_numpy(~np.isin(self.clients, lacking))
         return torch.nonzero(usable).flatten().numpy()
 
+    def for_records(self) -> "Replies":
+        """The same without models, and without measurements that are large enough to have been left on a device."""
+        small = {
+            probe: {name: values for name, values in fields.items() if not values.is_cuda}
+            for probe, fields in self.probes.items()
+        }
+        # A copy, as a view would hold on to all of them.
+        return replace(self, states=self.states[:0].clone(), probes=small)
+
     def take(self, keep: IntArray) -> "Replies":
         """The replies at positions `keep`."""
         index = torch.from_numpy(keep)

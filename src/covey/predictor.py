@@ -28,7 +28,7 @@ from covey.errors import require
 from covey.estimation import Privacy, clipped_gradient
 from covey.insight import head_gradients
 from covey.layout import Layout
-from covey.predictor_training import Lessons, trained_predictors
+from covey.predictor_training import Lessons, RecordedSteps, trained_predictors
 from covey.probes import CohortProbe, Probe, means
 from covey.randomness import torch_seed
 
@@ -202,10 +202,11 @@ class PredictorProbe(CohortProbe):
         fields["error"] = (estimates - pairs.mean(pairs.shares)).abs().sum(dim=1)
         if self.epochs:
             used = [count if count >= self.batch else 0 for count in pairs.counts]
-            fields |= {"predictor": self.trained(pairs), "gradients": torch.tensor(used)}
+            steps = learner.kept.setdefault(self.name, RecordedSteps())
+            fields |= {"predictor": self.trained(pairs, steps), "gradients": torch.tensor(used)}
         return fields
 
-    def trained(self, pairs: Pairs) -> Tensor:
+    def trained(self, pairs: Pairs, steps: RecordedSteps) -> Tensor:
         """The predictor after E_p epochs at each client: `[k, d_p]`; as it was where there is no whole batch."""
         begins = itertools.accumulate(pairs.counts[:-1], initial=0)
         schedules = [
@@ -213,7 +214,7 @@ class PredictorProbe(CohortProbe):
         ]
         _, layout = _network(pairs.gradients.shape[1], pairs.shares.shape[1], self.hidden, pairs.gradients.device)
         lessons = Lessons(pairs.gradients, pairs.shares, schedules)
-        return trained_predictors(self.predictor, layout, lessons, self.rate, self.momentum)
+        return trained_predictors(self.predictor, layout, lessons, self.rate, self.momentum, steps)
 
     def _schedule(self, count: int) -> list[Tensor]:
         """The gradients of each step of a client with `count` of them; an epoch's last incomplete batch is dropped."""

@@ -7,7 +7,6 @@ predictor put aside.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +31,18 @@ class Lessons:
 
 
 @torch.enable_grad()
-def trained_predictors(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
-    """The predictors `[k, d_p]` of clients that begin with `start` `[d_p]`."""
+def trained_predictors(
+    start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float, steps: "RecordedSteps"
+) -> Tensor:
+    """The predictors `[k, d_p]` of clients that begin with `start` `[d_p]`; `steps` saves recording them again."""
     device = lessons.gradients.device
-    train = _by_graph if device.type == "cuda" and any(lessons.schedules) else _step_by_step
-    return train(start.to(device, torch.float32), layout, lessons, rate, momentum)
+    start = start.to(device, torch.float32)
+    if device.type == "cuda" and any(lessons.schedules):
+        try:
+            return _by_graph(start, layout, lessons, rate, momentum, steps)
+        except torch.OutOfMemoryError:
+            steps.forget()
+    return _step_by_step(start, layout, lessons, rate, momentum)
 
 
 def _step_by_step(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
@@ -55,26 +61,27 @@ def _step_by_step(start: Tensor, layout: Layout, lessons: Lessons, rate: float, 
     return torch.cat([named[slot.name].flatten(1) for slot in slots], dim=1)[places]
 
 
-def _by_graph(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
+def _by_graph(
+    start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float, steps: "RecordedSteps"
+) -> Tensor:
     """Everybody as many steps as whoever has the most."""
     gradients, shares, schedules = lessons.gradients, lessons.shares, lessons.schedules
     clients, most = len(schedules), max(map(len, schedules))
-    batch = len(next(steps[0] for steps in schedules if steps))
-    # A graph keeps the arithmetic that it was recorded with.
-    arithmetic = torch.backends.cuda.matmul.allow_tf32
-    step = _captured(layout, clients, batch, shares.shape[1], rate, momentum, gradients.device, arithmetic)
+    batch = len(next(rows[0] for rows in schedules if rows))
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    step = steps.of(_Kind(layout, batch, shares.shape[1], rate, momentum, gradients.device, tf32), clients)
     step.begin(start)
-    table = torch.zeros(most, clients, batch, dtype=torch.int64)
-    for client, steps in enumerate(schedules):
-        if steps:
-            table[: len(steps), client] = torch.stack(list(steps))
-    rows = table.flatten(1).to(gradients.device)
+    table = torch.zeros(most, step.clients, batch, dtype=torch.int64)
+    for client, rows in enumerate(schedules):
+        if rows:
+            table[: len(rows), client] = torch.stack(list(rows))
+    chosen = table.flatten(1).to(gradients.device)
     found = start.repeat(clients, 1)
     for number in range(most):
-        torch.index_select(gradients, 0, rows[number], out=step.gradients)
-        torch.index_select(shares, 0, rows[number], out=step.shares)
+        torch.index_select(gradients, 0, chosen[number], out=step.gradients)
+        torch.index_select(shares, 0, chosen[number], out=step.shares)
         step.graph.replay()
-        ended = [client for client, steps in enumerate(schedules) if len(steps) == number + 1]
+        ended = [client for client, rows in enumerate(schedules) if len(rows) == number + 1]
         if ended:
             place = torch.tensor(ended, device=found.device)
             for slot in (*layout.parameters, *layout.buffers):
@@ -82,30 +89,57 @@ def _by_graph(start: Tensor, layout: Layout, lessons: Lessons, rate: float, mome
     return found
 
 
-class _Captured:
+@dataclass(frozen=True)
+class _Kind:
+    """What a recorded step depends on besides the number of clients."""
+
+    layout: Layout
+    batch: int
+    classes: int
+    rate: float
+    momentum: float
+    device: torch.device
+    tf32: bool
+    """A graph keeps the arithmetic that it was recorded with."""
+
+
+class RecordedSteps:
+    """Steps as CUDA graphs, for as long as whoever holds this lives: at most two, as each holds a stack of models."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Recorded] = []
+
+    def of(self, kind: _Kind, clients: int) -> "_Recorded":
+        """A step for so many clients, or for up to half as many again, of whom the last ones have nothing to do."""
+        for step in self._kept:
+            if step.kind == kind and clients <= step.clients <= 1.5 * clients:
+                return step
+        del self._kept[:-1]
+        self._kept.append(_Recorded(kind, clients))
+        return self._kept[-1]
+
+    def forget(self) -> None:
+        self._kept.clear()
+        torch.cuda.empty_cache()
+
+
+class _Recorded:
     """A step of so many predictors as a CUDA graph, with the tensors that it reads and writes."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        clients: int,
-        batch: int,
-        classes: int,
-        rate: float,
-        momentum: float,
-        device: torch.device,
-    ) -> None:
-        slots = (*layout.parameters, *layout.buffers)
+    def __init__(self, kind: _Kind, clients: int) -> None:
+        self.kind = kind
+        self.clients = clients
+        layout, batch, classes, device = kind.layout, kind.batch, kind.classes, kind.device
+        self._slots = (*layout.parameters, *layout.buffers)
         inputs = layout.parameters[0].size
-        self.named = {slot.name: torch.ones(clients, *slot.shape, device=device) for slot in slots}
+        self.named = {slot.name: torch.ones(clients, *slot.shape, device=device) for slot in self._slots}
         self.velocity = {slot.name: torch.zeros_like(self.named[slot.name]) for slot in layout.parameters}
         self.gradients = torch.zeros(clients * batch, inputs, device=device)
         self.shares = torch.zeros(clients * batch, classes, device=device)
-        self._slots = slots
+        given = self.gradients.view(clients, batch, inputs), self.shares.view(clients, batch, classes)
 
         def step() -> None:
-            given = self.gradients.view(clients, batch, inputs)
-            _sgd_step(self.named, self.velocity, given, self.shares.view(clients, batch, classes), rate, momentum)
+            _sgd_step(self.named, self.velocity, *given, kind.rate, kind.momentum)
 
         warm_up(step, device)
         self.graph = recorded(step)
@@ -116,21 +150,6 @@ class _Captured:
             self.named[slot.name].copy_(slot.of(start).expand_as(self.named[slot.name]))
         for values in self.velocity.values():
             values.zero_()
-
-
-@lru_cache(maxsize=2)
-def _captured(
-    layout: Layout,
-    clients: int,
-    batch: int,
-    classes: int,
-    rate: float,
-    momentum: float,
-    device: torch.device,
-    arithmetic: bool,
-) -> _Captured:
-    """Rounds of a run are alike; few are kept, since a step holds three times as much memory as its predictors."""
-    return _Captured(layout, clients, batch, classes, rate, momentum, device)
 
 
 def _sgd_step(named: Named, velocity: Named, gradients: Tensor, shares: Tensor, rate: float, momentum: float) -> None:

@@ -88,12 +88,17 @@ class Utility(CohortProbe):
 
 def means(values: Tensor, counts: Sequence[int]) -> Tensor:
     """The mean of each client's values, which lie one after another: `[n, ...]` → `[k, ...]`."""
-    if not values.is_cuda:
+    if not values.is_cuda or not many_alike(counts):
         return torch.stack([part.mean(dim=0) for part in torch.split(values, list(counts))])
     found = torch.empty(len(counts), *values.shape[1:], dtype=values.dtype, device=values.device)
     for places, rows in alike(counts):
         found[places.to(values.device)] = values[rows.to(values.device)].mean(dim=1)
     return found
+
+
+def many_alike(counts: Sequence[int]) -> bool:
+    """Whether there are far fewer sizes than parts: mini-batches, and not clients."""
+    return 2 * len(set(counts)) <= len(counts)
 
 
 def alike(counts: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:

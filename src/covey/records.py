@@ -126,6 +126,8 @@ class Records:
     """Least time between two checkpoints; 0 keeps every round. Sweeps of many runs raise it."""
     checkpoint_share = 1.0
     """Most of the time that checkpoints may take where not every round is kept; those of many models are large."""
+    longest_pause = 300.0
+    """Seconds between two checkpoints at the most, however long one takes: what a sweep that is cut off may lose."""
 
     def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0) -> None:
         self.folder = folder
@@ -174,7 +176,7 @@ class Records:
             write_checkpoint(self.folder, self.rounds_done, state())
             self._last_checkpoint = time.monotonic()
             if self.checkpoint_seconds:
-                self._pause = (self._last_checkpoint - begin) / self.checkpoint_share
+                self._pause = min(self.longest_pause, (self._last_checkpoint - begin) / self.checkpoint_share)
 
     def close(self) -> None:
         self._metrics.close()

@@ -238,15 +238,15 @@ def _gains_in_words(about: _About, place: _Place, kind: str, when: str) -> str:
 
 
 def _rounds_in_words(about: _About, place: _Place) -> str:
-    ours, base = (
-        [curve.rounds_to(0.95) for column in TARGETS for curve in _after_branch(about, place, method, column)]
-        for method in (OURS, BASELINE)
-    )
-    if not ours or not base:
+    """How soon models on demand are nearly as good as they get, and FedAvg on the same targets and seeds."""
+    ours, base = (_after_branch(about, place, method) for method in (OURS, BASELINE))
+    common = sorted(set(ours) & set(base))
+    if not common:
         return ""
+    own, others = (np.mean([curves[one].rounds_to(0.95) for one in common]) for curves in (ours, base))
     return (
-        f"fine-tuning comes to 95 % of its best accuracy in {np.mean(ours):.1f} rounds on average, FedAvg going on in "
-        f"{np.mean(base):.1f}."
+        f"fine-tuning comes to 95 % of its best accuracy in {own:.1f} rounds on average, FedAvg going on in "
+        f"{others:.1f} ({len(common)} targets x seeds)."
     )
 
 
@@ -435,8 +435,7 @@ def _error(runs: Sequence[Result], estimator: str, at: int) -> str:
 def _table_4(about: _About) -> list[Part]:
     rows = []
     for place in about.places:
-        ours = [curve for column in TARGETS for curve in _after_branch(about, place, OURS, column)]
-        base = [curve for column in TARGETS for curve in _after_branch(about, place, BASELINE, column)]
+        ours, base = (_after_branch(about, place, method).values() for method in (OURS, BASELINE))
         for number, (label, share) in enumerate(_POINTS.items()):
             cells = []
             for method, curves in ((OURS, ours), (BASELINE, base)):
@@ -464,23 +463,24 @@ def _table_4(about: _About) -> list[Part]:
     ]
 
 
-def _after_branch(about: _About, place: _Place, method: str, column: str) -> list[Curve]:
-    """Curves from the branch on, which is round 0; of on-demand models with what the base model has on the target."""
+def _after_branch(about: _About, place: _Place, method: str) -> dict[tuple[int, str], Curve]:
+    """Seed and target → curve from the branch on, which is round 0.
+
+    Curves of on-demand models begin with what the base model has on the target.
+    """
     task = place.task
-    found = []
-    base = about.curves(place, BASELINE, column)
-    if method == BASELINE:
-        for curves in base.values():
-            for curve in curves.values():
-                inside = (curve.rounds >= task.branch) & (curve.rounds <= task.branch + task.tuned)
-                found.append(Curve(curve.rounds[inside] - task.branch, curve.accuracy[inside]))
-        return found
-    for seed, curves in about.curves(place, method, column).items():
-        for target, curve in curves.items():
-            before = base.get(seed, {}).get(target)
-            if before is not None and (before.rounds == task.branch).any():
-                level = before.accuracy[before.rounds == task.branch]
-                found.append(Curve(np.append(0.0, curve.rounds), np.append(level, curve.accuracy)))
+    found = {}
+    for column in TARGETS:
+        base = about.curves(place, BASELINE, column)
+        for seed, curves in about.curves(place, method, column).items():
+            for target, curve in curves.items():
+                before = base.get(seed, {}).get(target)
+                if method == BASELINE:
+                    inside = (curve.rounds >= task.branch) & (curve.rounds <= task.branch + task.tuned)
+                    found[seed, target] = Curve(curve.rounds[inside] - task.branch, curve.accuracy[inside])
+                elif before is not None and (before.rounds == task.branch).any():
+                    level = before.accuracy[before.rounds == task.branch]
+                    found[seed, target] = Curve(np.append(0.0, curve.rounds), np.append(level, curve.accuracy))
     return found
 
 

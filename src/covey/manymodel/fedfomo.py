@@ -72,10 +72,12 @@ class Offer(Probe):
         if self.models:
             models = torch.stack([received, *(model.to(received.device) for model in self.models)])
             counts = [len(part)] * len(models)
-            again = Samples(*(torch.cat([values] * len(models)) for values in (part.x, part.y)))
-            before, *losses = learner.own_losses(models, again, counts)
-            apart = (models[1:] - received)[:, : learner.layout.trainable].double().norm(dim=1).clamp_min(1e-12)
-            values[: len(losses)] = ((before - torch.stack(losses)) / apart).cpu()
+            again = Samples(*(torch.cat([held] * len(models)) for held in (part.x, part.y)))
+            losses = learner.own_losses(models, again, counts)
+            apart = (models[1:] - received)[:, : learner.layout.trainable].double().norm(dim=1)
+            # The model that it holds already gains it nothing, whatever rounding says.
+            gains = torch.where(apart > 0, (losses[0] - losses[1:]) / apart.clamp_min(1e-12), 0.0)
+            values[: len(gains)] = gains.cpu()
         return {"value": values}
 
     def payload(self) -> dict[str, Tensor]:
