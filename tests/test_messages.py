@@ -57,3 +57,12 @@ def test_unsound_replies_are_dropped_named_and_explained():
         (12, "its loss became NaN or infinite"),
         (13, "it reported 0 samples"),
     ]
+
+
+def test_what_records_need_of_replies_holds_on_to_no_model():
+    probes = {"losses": {"before": torch.ones(3)}}
+    replies = Replies(np.arange(3), torch.zeros(3, 1000), torch.ones(3), torch.ones(3), probes)
+    kept = replies.for_records()
+    assert kept.states.untyped_storage().nbytes() == 0
+    assert len(kept) == 3
+    assert torch.equal(kept.probes["losses"]["before"], torch.ones(3))
