@@ -15,8 +15,8 @@ from covey.federations import Federation, build_federation
 from covey.messages import Order
 from covey.models import build_model
 from covey.probes import Losses, Probe
-from covey.runtimes import LocalRuntime
-from covey.runtimes.pool import WorkerError
+from covey.runtimes import LocalRuntime, pool
+from covey.runtimes.pool import WorkerError, workers_can_learn
 from tests.conftest import SMALL, without_timings
 
 
@@ -156,6 +156,42 @@ def test_an_error_in_client_code_is_not_swallowed(workers):
             local.execute(an_order(local, [0, 1, 2], probes=(Raises(),)))
     finally:
         local.close()
+
+
+def refuse_in_children(monkeypatch) -> None:
+    """As if this process had computed gradients on a GPU: forked workers get an error in place of theirs."""
+    parent, grad = os.getpid(), torch.autograd.grad
+
+    def refusing(*given, **options):
+        if os.getpid() != parent:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork")
+        return grad(*given, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.autograd, "grad", refusing)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_where_forked_workers_cannot_learn_one_process_does_all(monkeypatch):
+    parts = federation()
+    alone, local = runtime(parts, 1), runtime(parts, 2)
+    order = an_order(alone, [0, 1, 2, 3])
+    try:
+        expected = alone.execute(order).states
+        refuse_in_children(monkeypatch)
+        with pytest.warns(UserWarning, match="gradients on a GPU.*one core.*runtime='stacked'"):
+            assert torch.equal(local.execute(order).states, expected)
+        assert torch.equal(local.execute(order).states, expected)
+    finally:
+        alone.close()
+        local.close()
+
+
+def test_a_gpu_that_has_computed_no_gradient_yet_does_not_cost_the_workers(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert workers_can_learn()
+    monkeypatch.setattr(pool, "_one_gradient", lambda: os._exit(1))
+    assert not workers_can_learn()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -8,6 +8,7 @@ number of workers never changes a bit of the result.
 import ctypes
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,10 +24,15 @@ from covey.evaluation import Scores
 from covey.federations import Federation
 from covey.messages import Fault, Order, Replies, Reply, gathered
 from covey.runtimes.bench import Arena, Bench, FitTask, ScoreTask, Task
-from covey.runtimes.pool import Pool
+from covey.runtimes.pool import Pool, workers_can_learn
 from covey.runtimes.threads import OneThread
 
 _TEST_CHUNK = 2_000
+
+NO_WORKERS = (
+    "This process has computed gradients on a GPU, after which worker processes cannot compute any; the local runtime "
+    "goes on with one core. A process of its own has all of them, and runtime='stacked' uses the GPU."
+)
 
 _one_thread = OneThread()
 
@@ -128,6 +134,10 @@ class LocalRuntime:
         assert self._bench is not None
         if self.workers == 1 or len(tasks) == 1:
             return [self._bench.perform(task) for task in tasks]
+        if self._pool is None and not workers_can_learn():
+            self.workers = 1
+            warnings.warn(NO_WORKERS, stacklevel=2)
+            return self._perform(tasks)
         if self._pool is None:
             self._pool = Pool(self._bench, self.workers)
         return self._pool.map(tasks)

@@ -28,8 +28,7 @@ class Pool:
 
     def __init__(self, bench: Bench, count: int) -> None:
         self._bench = bench
-        # Fork shares the data set without copying it and starts in milliseconds; elsewhere it is not safe.
-        self._context: Any = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._context = _context()
         self._workers: list[tuple[BaseProcess, Connection]] = [self._hire() for _ in range(count)]
 
     def map(self, tasks: Sequence[Task]) -> list[Any]:
@@ -73,11 +72,7 @@ class Pool:
 
     def _hire(self) -> tuple[BaseProcess, Connection]:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(there, self._bench, os.getpid()), daemon=True)
-        with warnings.catch_warnings():
-            # Python warns of fork beside threads; a worker touches nothing that another thread could hold.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+        process = _start(self._context.Process(target=_work, args=(there, self._bench, os.getpid()), daemon=True))
         there.close()
         return process, here
 
@@ -88,6 +83,37 @@ class Pool:
         self._workers[worker] = self._hire()
         client = task.client if isinstance(task, FitTask) else -1
         return Fault(client, f"its worker process died (exit code {process.exitcode})")
+
+
+def workers_can_learn() -> bool:
+    """Whether worker processes of this one could train: after autograd on a GPU, PyTorch refuses it to forked ones."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    trial = _start(_context().Process(target=_one_gradient, daemon=True))
+    trial.join()
+    return trial.exitcode == 0
+
+
+def _context() -> Any:
+    """Fork shares the data set without copying it and starts in milliseconds; elsewhere it is not safe."""
+    return torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+def _start(process: BaseProcess) -> BaseProcess:
+    with warnings.catch_warnings():
+        # Python warns of fork beside threads; a worker touches nothing that another thread could hold.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
+def _one_gradient() -> None:
+    """Exit with 1, and without a traceback, where autograd does not work."""
+    try:
+        one = torch.ones(1, requires_grad=True)
+        torch.autograd.grad(one.sum(), one)
+    except RuntimeError:
+        os._exit(1)
 
 
 def _work(connection: Connection, bench: Bench, parent: int) -> None:
