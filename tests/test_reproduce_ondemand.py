@@ -418,7 +418,11 @@ def test_methods_with_many_models_are_judged_on_the_targets_and_locally_by_their
 
     other = made(level(0.3), method="cfl")
     own = replace(other, targets={"local": [0.65] * len(other.evaluations)})
-    table = section(markdown(ONDEMAND.page(FULL, stored(own))), "Table 2")
+    text = markdown(ONDEMAND.page(FULL, stored(own)))
+    table = section(text, "Table 2")
+    assert "in brackets, the last ones: CFL 65.0 (65.0). Methods with many models" in text
+    both = markdown(ONDEMAND.page(FULL, stored(own, made(rising(0.60, 60)))))
+    assert "the last ones: CFL 65.0 (65.0) beside FedAvg 60.0 (60.0). Methods with many models" in both
     assert rows_of(table, "0.1", "CFL")[0][2:] == ["(34)", "30.0", "(34)", "30.0", "(34)", "30.0", "63", "65.0", "1"]
 
 
