@@ -19,8 +19,8 @@ from covey.aggregation.ondemand import WithPredictor
 from covey.cli import app
 from covey.commands_ondemand import draw_again, go_on
 from covey.commands_ondemand import ondemand as command
-from covey.ondemand import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
 from covey.records import read_checkpoint
+from covey.tailoring import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
 
 from .conftest import without_timings
 

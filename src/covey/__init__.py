@@ -11,9 +11,9 @@ from covey.federations import Federation
 from covey.manymodel import manymodels
 from covey.methods import Recipe, methods
 from covey.models import models
-from covey.ondemand import OnDemand, ondemand
 from covey.own import federation
 from covey.roles import Aggregator, Selector, aggregators, selectors
+from covey.tailoring import OnDemand, ondemand
 
 __version__ = "0.1.0"
 

@@ -23,11 +23,11 @@ from covey.description import describe as description_of
 from covey.errors import Refusal
 from covey.experiment import Run
 from covey.experiments.command import reproduce
-from covey.ondemand import is_ondemand
 from covey.registry import Registry, coerce
 from covey.report import report as write_report
 from covey.report.tensorboard import tensorboard as write_tensorboard
 from covey.runtimes import runtimes
+from covey.tailoring import is_ondemand
 
 app = typer.Typer(
     name="covey",

@@ -18,11 +18,11 @@ from covey.config import assignment, overlay
 from covey.display import percent
 from covey.errors import Refusal
 from covey.mixes import Target
-from covey.ondemand import ROUNDS, Composed, OnDemand, read_ondemand, resume_ondemand
-from covey.ondemand import ondemand as run_ondemand
 from covey.registry import coerce
 from covey.report.ondemand import PRIVACY_CAPTION, PRIVACY_COLUMNS, job_rows, privacy_rows
 from covey.surveys import Estimator
+from covey.tailoring import ROUNDS, Composed, OnDemand, read_ondemand, resume_ondemand
+from covey.tailoring import ondemand as run_ondemand
 
 _SHOWN = 12
 """Targets whose composition is shown in full."""

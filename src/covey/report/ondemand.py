@@ -8,10 +8,10 @@ import numpy as np
 from covey.display import percent, size
 from covey.environments import IntArray
 from covey.estimation import Privacy
-from covey.ondemand import OnDemand, Tailored, target_curve
 from covey.report import palette
 from covey.report.figures import Chart, Figure, Key, axis, plain, rounded, span
 from covey.report.page import Markup, Page, Section, folded, table, write_page
+from covey.tailoring import OnDemand, Tailored, target_curve
 
 _DRAWN = 6
 """Targets that have charts of their own."""

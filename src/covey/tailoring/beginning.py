@@ -16,10 +16,10 @@ from covey.config import Config, overlay
 from covey.errors import Refusal, require
 from covey.experiment import Run, as_config
 from covey.methods import OneModel
-from covey.ondemand.findings import Composed
 from covey.records import Records, read_checkpoint, write_checkpoint
 from covey.roles import State
 from covey.selection.composed import Composed as ComposedSelector
+from covey.tailoring.findings import Composed
 
 
 def begin_all(

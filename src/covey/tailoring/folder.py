@@ -19,9 +19,9 @@ from covey.errors import Refusal
 from covey.estimation import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
 from covey.experiment import Experiment, Run
 from covey.mixes import Wanted
-from covey.ondemand.findings import Composed
 from covey.records import FORMAT, write_json
 from covey.surveys import Estimator
+from covey.tailoring.findings import Composed
 
 
 @dataclass(frozen=True)

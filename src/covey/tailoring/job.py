@@ -16,9 +16,11 @@ from covey.federations import GIVEN, Federation
 from covey.loop import OnRound
 from covey.methods import OneModel, methods
 from covey.mixes import Target, all_wanted
-from covey.ondemand.beginning import begin_all, continued_config
-from covey.ondemand.findings import Composed, OnDemand
-from covey.ondemand.folder import (
+from covey.records import read_checkpoint
+from covey.surveys import Estimator, check_estimator, estimated
+from covey.tailoring.beginning import begin_all, continued_config
+from covey.tailoring.findings import Composed, OnDemand
+from covey.tailoring.folder import (
     Plan,
     claim,
     default_folder,
@@ -30,9 +32,7 @@ from covey.ondemand.folder import (
     run_folders,
     true_shares,
 )
-from covey.ondemand.judging import evaluated
-from covey.records import read_checkpoint
-from covey.surveys import Estimator, check_estimator, estimated
+from covey.tailoring.judging import evaluated
 
 ROUNDS = 50
 """Rounds of fine-tuning by default."""

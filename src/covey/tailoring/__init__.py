@@ -14,9 +14,9 @@ the base run's model; many targets run in lockstep where the runtime can.
     report.html             the page about all of it, where plotly is installed
 """
 
-from covey.ondemand.findings import Composed, OnDemand, Scored, Tailored, target_curve
-from covey.ondemand.folder import is_ondemand
-from covey.ondemand.job import ROUNDS, ondemand, read_ondemand, resume_ondemand
+from covey.tailoring.findings import Composed, OnDemand, Scored, Tailored, target_curve
+from covey.tailoring.folder import is_ondemand
+from covey.tailoring.job import ROUNDS, ondemand, read_ondemand, resume_ondemand
 
 __all__ = [
     "ROUNDS",

@@ -12,9 +12,9 @@ from covey.environments import FloatArray
 from covey.evaluation import tested_part, untested_notes
 from covey.experiment import Experiment, Run
 from covey.models import build_model
-from covey.ondemand.findings import Composed, OnDemand, Scored, Tailored, target_curve
-from covey.ondemand.folder import true_shares
 from covey.records import read_checkpoint
+from covey.tailoring.findings import Composed, OnDemand, Scored, Tailored, target_curve
+from covey.tailoring.folder import true_shares
 from covey.targets import test_indices
 
 
