@@ -30,7 +30,7 @@ from covey.aggregation.feddrl_set import FEATURES, FedDRLSet, SetNetworks
 from covey.aggregation.impact import Reported
 from covey.aggregation.loss_softmax import LossSoftmax
 from covey.aggregation.replay import Experiences, Replay, prioritised
-from covey.commands_agent import train_agent as train_agent_command
+from covey.commands.agent import train_agent as train_agent_command
 from covey.config import Config, Local
 from covey.errors import Refusal
 from covey.experiment import Experiment, Run, resume, run_together

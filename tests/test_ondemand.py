@@ -17,8 +17,8 @@ import covey
 from covey import Refusal
 from covey.aggregation.ondemand import WithPredictor
 from covey.cli import app
-from covey.commands_ondemand import draw_again, go_on
-from covey.commands_ondemand import ondemand as command
+from covey.commands.ondemand import draw_again, go_on
+from covey.commands.ondemand import ondemand as command
 from covey.records import read_checkpoint
 from covey.tailoring import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
 

@@ -11,11 +11,9 @@ from covey.experiments.pages import (
     accuracy_series,
     joined,
     not_yet,
-    rounds_text,
-    seeds_text,
-    so_far,
     spread,
 )
+from covey.experiments.standing import rounds_text, seeds_text, so_far
 from covey.experiments.statistics import (
     Line,
     accuracy_at,

@@ -16,7 +16,7 @@ from covey.comparison import Estimate
 from covey.errors import Refusal
 from covey.experiments.drawing import can_draw, draw, drawn_from
 from covey.experiments.plan import Paper, Scale, Wanted, made_otherwise
-from covey.experiments.statistics import Line, apart, reached, scored
+from covey.experiments.statistics import apart
 from covey.experiments.store import Result, Store
 from covey.records import replace_file
 
@@ -157,18 +157,13 @@ def assembled(
         parts += [f"## {heading}", *make(about)]
     parts += ["## Runs", runs]
     if notes:
-        parts += ["Left out:", "\n".join(f"- {note}" for note in notes)]
+        parts += ["Left out:", *bullets(notes)]
     return Page(scale.store, title, parts)
 
 
 def command_of(paper: Paper, scale: Scale) -> str:
     """What makes a page, for whoever misses something in it."""
     return f"covey reproduce {paper.name}" + (f" --scale {scale.name}" if scale.local_only else "")
-
-
-def methods_in(store: Store, methods: Sequence[str]) -> tuple[str, ...]:
-    """A paper's methods, and whatever else was run."""
-    return tuple(dict.fromkeys((*methods, *(result.method for result in store))))
 
 
 def usable(paper: Paper, scale: Scale, store: Store, methods: Sequence[str] | None = None) -> tuple[Store, list[str]]:
@@ -224,47 +219,11 @@ def every_text(rounds: int) -> str:
     return "every round" if rounds == 1 else f"every {rounds} rounds"
 
 
-def seeds_text(line: Line, everything: Line, planned: int) -> str:
-    """How many seeds a figure is over: `5`, or `2 (3 under way)` where the others of the line are not at their end."""
-    others = [run for seed, run in everything.items() if seed not in line and reached(run) < planned]
-    return str(len(scored(line))) + (f" ({len(others)} under way)" if others else "")
-
-
-def rounds_text(line: Line, planned: int) -> str:
-    """How far the runs of a line have come: `1,000`, `300 of 1,000` or `300 to 450 of 1,000`."""
-    runs = scored(line).values()
-    if not runs:
-        return "0"
-    low, high = min(map(reached, runs)), max(map(reached, runs))
-    if low >= planned:
-        return f"{low:,}"
-    return f"{low:,} of {planned:,}" if low == high else f"{low:,} to {high:,} of {planned:,}"
-
-
-def so_far(line: Line, planned: int) -> str:
-    """What to add to a figure of runs that are not at their end."""
-    runs = scored(line).values()
-    return "" if runs and min(map(reached, runs)) >= planned else " so far"
-
-
 def accuracy_series(label: str, x: Sequence[float], estimates: Sequence[Estimate], place: int | None = None) -> Series:
     """Mean and 95 % interval in percent, the interval cut to what accuracies can be."""
     low = [None if one.low is None else 100 * max(0.0, one.low) for one in estimates]
     high = [None if one.high is None else 100 * min(1.0, one.high) for one in estimates]
     return Series(label, x, [100 * one.mean for one in estimates], low, high, place)
-
-
-def runs_table(store: Store, rounds: Callable[[str, str, str], int]) -> Table | str:
-    """Where a page's numbers come from; `rounds(environment, method, variant)` are those that are planned."""
-    places = sorted({(r.environment, r.method, r.variant) for r in store})
-    if not places:
-        return "None yet."
-    rows = []
-    for environment, method, variant in places:
-        line = store.line(environment, method, variant)
-        seeds, run = ", ".join(map(str, line)), rounds_text(line, rounds(environment, method, variant))
-        rows.append([environment, method, variant or "-", seeds, run, *origin(list(line.values()))])
-    return Table(("environment", "method", "variant", "seeds", "rounds", *ORIGIN), rows)
 
 
 ORIGIN = ("device", "arithmetic", "PyTorch", "commit", "begun")
@@ -288,6 +247,11 @@ def different(values: Sequence[str]) -> str:
 
 def not_yet(what: str, command: str) -> str:
     return f"{what}: {MISSING}. To run it: `{command}`"
+
+
+def bullets(sentences: Sequence[str]) -> list[Part]:
+    """A list of sentences; nothing where there are none."""
+    return ["\n".join(f"- {sentence}" for sentence in sentences)] if sentences else []
 
 
 def joined(words: Sequence[str]) -> str:

@@ -1,10 +1,9 @@
 """`covey ondemand`: a thin layer over `covey.ondemand`."""
 
-import json
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -12,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from covey import display
-from covey.commands_fleet import use
+from covey.commands.flags import DeviceFlag, JsonFlag, OutFlag, RuntimeFlag, WorkersFlag, print_json, settings
+from covey.commands.fleet import use
 from covey.composition import Pairing
-from covey.config import assignment, overlay
 from covey.display import percent
 from covey.errors import Refusal
 from covey.mixes import Target
@@ -60,17 +59,17 @@ def ondemand(
     continued: Annotated[
         bool, typer.Option("--continued", help="Also go on with the base run, to compare with.")
     ] = False,
-    runtime: Annotated[str | None, typer.Option("--runtime", help="What executes the clients' work.")] = None,
-    workers: Annotated[str | None, typer.Option("--workers", metavar="N", help="Worker processes.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda, for the stacked runtime.")] = None,
+    runtime: RuntimeFlag = None,
+    workers: WorkersFlag = None,
+    device: DeviceFlag = None,
     fleet: Annotated[
         Path | None, typer.Option("--fleet", help="Ask and train the sites of a live fleet: its folder.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as local.rate=0.01.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: OutFlag = None,
+    json_: JsonFlag = False,
 ) -> None:
     """A model for the class mix you ask for: fine-tune a run's model on clients that make that mix."""
     targets: list[Target] = [*(target or []), *(target_csv or [])]
@@ -79,11 +78,8 @@ def ondemand(
     if fleet is not None:
         use(fleet)
         runtime = "fleet"
-    settings: dict[str, Any] = {"runtime": runtime, "workers": workers, "device": device}
-    settings = {key: value for key, value in settings.items() if value is not None}
-    for text in set_ or []:
-        settings = overlay(settings, assignment(text))
-    for key in settings:
+    given = settings(None, {"runtime": runtime, "workers": workers, "device": device}, set_)
+    for key in given:
         if key in signature(run_ondemand).parameters:
             raise Refusal(f"{key} has a flag of its own: --{key.replace('_', '-')}")
     with display.comparison_progress() as (on_run, on_round):
@@ -100,7 +96,7 @@ def ondemand(
             on_composed=None if json_ else show_composed,
             on_run=on_run,
             on_round=on_round,
-            **settings,
+            **given,
         )
     tell(job, json_)
 
@@ -129,7 +125,7 @@ def tell(job: OnDemand, json_: bool) -> None:
     except Refusal as refusal:
         why = str(refusal)
     if json_:
-        print(json.dumps({**job.as_mapping(), "report": None if page is None else str(page)}, indent=2))
+        print_json({**job.as_mapping(), "report": None if page is None else str(page)})
         return
     show(job)
     display.say(f"Report: {page}" if page else f"No report: {why}")

@@ -1,6 +1,5 @@
 """`covey fleet`: a thin layer over `covey.fleet`."""
 
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,9 @@ from rich import box
 from rich.table import Table
 
 from covey import display
-from covey.config import Config, assignment, overlay, read_toml, require_same
+from covey.commands.flags import ConfigFlag, JsonFlag, OutFlag, print_json
+from covey.commands.flags import settings as settings_of
+from covey.config import Config, overlay, require_same
 from covey.errors import Refusal, require
 from covey.experiment import Run, default_folder, resume, run
 from covey.federations import build_federation
@@ -32,8 +33,6 @@ FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The flee
 SetFlag = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1.")
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-OutFlag = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
 
 _SITES = 5
 """Sites of a fleet on one machine where nothing is said."""
@@ -65,7 +64,7 @@ def up(
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run, on a new fleet.")
     ] = None,
     out: OutFlag = None,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags win.")] = None,
+    config: ConfigFlag = None,
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
@@ -85,9 +84,7 @@ def up(
         "runtime": "fleet",
         "devices": None if timeout is None else {"deadline": timeout},
     }
-    given = overlay(read_toml(config) if config else {}, _given(flags))
-    for text in set_ or []:
-        given = overlay(given, assignment(text))
+    given = settings_of(config, flags, set_)
     if again is None:
         settings = overlay({"clients": _SITES, "cohort": _FEW}, given)
         chosen = Config.of(settings)
@@ -151,9 +148,8 @@ def init(
     }
     described(data, folder)
     flags = {"method": method, "model": model, "rounds": rounds, "cohort": cohort}
-    settings = overlay({"method": "fedavg", "model": "mlp", "rounds": 20, "cohort": len(names)}, _given(flags))
-    for text in set_ or []:
-        settings = overlay(settings, assignment(text))
+    usual = {"method": "fedavg", "model": "mlp", "rounds": 20, "cohort": len(names)}
+    settings = overlay(usual, settings_of(None, flags, set_))
     Config.of({**settings, "clients": len(names)})
     rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
     fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
@@ -191,7 +187,7 @@ def register(folder: FolderArgument, json_: JsonFlag = False) -> None:
     fleet = _fleet(folder)
     known = _link(fleet).register((name, fleet.site(name) / "node.pub") for name in fleet.sites)
     if json_:
-        print(json.dumps(known, indent=2))
+        print_json(known)
     else:
         display.say(f"Registered: {', '.join(known)}")
 
@@ -205,7 +201,7 @@ def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
         {"site": name, "status": str(nodes[name].status) if name in nodes else "not registered"} for name in fleet.sites
     ]
     if json_:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("site", "status"):
@@ -226,9 +222,7 @@ def run_(
     from covey.fleet.samples import settings
 
     fleet = _fleet(folder)
-    given = settings(fleet)
-    for text in set_ or []:
-        given = overlay(given, assignment(text))
+    given = overlay(settings(fleet), settings_of(None, {}, set_))
     place = out or fleet.folder / "run"
     begun = place if (place / "config.json").is_file() else None
     chosen = Config.of(given)
@@ -276,7 +270,7 @@ def _tell(result: Run, json_: bool) -> None:
     faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
     if json_:
         lost = [{"round": number, **fault} for number, fault in faults]
-        print(json.dumps({**display.run_summary(result), "faults": lost}, indent=2, allow_nan=False))
+        print_json({**display.run_summary(result), "faults": lost})
     else:
         display.run_result(result)
         for number, fault in faults[:20]:
@@ -323,10 +317,6 @@ def _orderly() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flags.items() if value is not None}
 
 
 def _say(json_: bool, text: str) -> None:

@@ -1,0 +1,39 @@
+"""Sentences of pages' openings: where their numbers come from, what these mean, and how far methods are apart."""
+
+from covey.experiments.lines import Lines
+from covey.experiments.pages import clearness, counted
+from covey.experiments.plan import Scale
+from covey.experiments.statistics import Paired
+from covey.experiments.store import Store
+
+WHICH_SEEDS = (
+    "Where two or more seeds are at their end, figures are over these alone, and others are counted as under way; a "
+    'figure of runs that are still under way is marked "so far".'
+)
+
+NO_INTERVALS = "The paper gives neither seeds nor intervals."
+
+
+def made_by(command: str, scale: Scale, store: Store) -> str:
+    """What makes a page, and of what."""
+    return (
+        f"Made by `{command} --only tables` from the {len(store)} runs in `{scale.store}` of the results folder, and "
+        "from nothing else."
+    )
+
+
+def terminal_means(window: int) -> str:
+    """What terminal accuracy is, over so many rounds, and what ± and differences of it are."""
+    return (
+        f"Terminal accuracy is the mean over the last {counted(window, 'round')}. ± is half of Student's 95 % interval "
+        "over seeds; differences are taken seed by seed, at the last round that both runs have come to."
+    )
+
+
+def from_random(lines: Lines, pair: Paired, paper: str = "") -> str:
+    """How far a method is from random selection, and what that is worth; `paper` is what the paper says."""
+    told = f"; in the paper {paper}" if paper else ""
+    return (
+        f"{lines.points(pair.difference)} points from random selection ({clearness(pair.difference)}; "
+        f"{counted(len(pair.seeds), 'seed')}{told})"
+    )
