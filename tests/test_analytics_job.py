@@ -141,3 +141,6 @@ def test_what_cannot_go_together_is_refused(tmp_path):
         analyze(model_of=run, **{"dataset.upscale": 2})
     with pytest.raises(Refusal, match="There is no client 7"):
         analyze(clients=4, among=[0, 7])
+    for wrong in ([False, True, True, False], [0.5, 1.5]):
+        with pytest.raises(Refusal, match="among is a list of clients' numbers"):
+            analyze(clients=4, among=wrong)

@@ -114,5 +114,5 @@ def test_clients_that_are_all_the_same_do_not_stand_out():
 def test_too_few_clients_are_ranked_and_nobody_stands_out():
     analysis = analyze(clients=6, workers=1, rounds=1)
     assert analysis.strangeness is None
-    assert "Fewer than 20 clients answered" in analysis.notes[0]
+    assert "Fewer than 20 clients answered in some round" in analysis.notes[0]
     assert analysis.each()[0]["outlier"] is None

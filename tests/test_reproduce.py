@@ -525,8 +525,9 @@ def test_a_page_links_a_picture_only_while_it_shows_the_present_data(tmp_path):
     (tmp_path / "paper/some.svg").write_text(f"<svg><!-- data {chart.digest} --></svg>")
     assert write_page(page, tmp_path, pictures=False).undrawn == []
     assert "![Some chart](paper/some.svg)" in written.path.read_text()
-    other = replace(page, parts=[replace(chart, series=[Series("a", [1, 2], [0.5, 0.76])])])
-    assert write_page(other, tmp_path, pictures=False).undrawn == ["some"]
+    for change in (Series("a", [1, 2], [0.5, 0.76]), replace(series, place=3)):
+        other = replace(page, parts=[replace(chart, series=[change])])
+        assert write_page(other, tmp_path, pictures=False).undrawn == ["some"]
 
 
 def test_without_matplotlib_the_command_says_what_is_missing(tmp_path, monkeypatch):

@@ -136,6 +136,12 @@ def test_tables_show_improvements_and_rounds_to_the_best_of_random_selection():
     assert held["rounds that NCCB saves to random's best"][1] == "50 %, fewer with 2 of 2 seeds"
 
 
+def test_runs_that_are_under_way_do_not_end_and_may_yet_reach_what_they_have_not():
+    text = markdown(NCCB.page(FULL, stored(made(0.10, rise=50), made(0.09, "nccb", rise=50, rounds=100))))
+    assert "tweets: NCCB stands, after 100 of 300 rounds, -1.00 points from random selection" in text
+    assert rows_of(section(text, "Table 2"), "tweets", "NCCB")[0][3] == "not reached so far"
+
+
 def test_the_page_tells_how_widely_invitations_were_spread():
     few = [4] * 10 + [2] * 5 + [0] * 520
     results = [made(0.1), replace(made(0.08, "nccb"), hits=few), replace(made(0.11, "nccb", variant="own"), hits=few)]

@@ -114,5 +114,5 @@ def unsaid(insight: str, run: Run | None, bias: Slot | None, findings: Mapping[s
         notes.append(f"The model's last layer has no bias that is added to its logits, {nobody}")
     if findings["strangeness"] is None:
         needed = _FEW if findings["confidence"] is None else 2 * classes
-        notes.append(f"Fewer than {needed} clients answered, too few to say who stands out.")
+        notes.append(f"Fewer than {needed} clients answered in some round, too few to say who stands out.")
     return notes

@@ -158,7 +158,9 @@ def _states(config: Config, dataset: Dataset, layout: Layout, run: Run | None, c
 def _asked(among: Sequence[int] | None, clients: int) -> IntArray:
     if among is None:
         return np.arange(clients)
-    asked = np.unique(np.asarray(among, dtype=np.int64))
+    given = np.asarray(among)
+    require(given.dtype.kind in "iu" or not given.size, "among is a list of clients' numbers, such as [0, 3, 7].")
+    asked = np.unique(given.astype(np.int64))
     for client in asked.tolist():
         require(0 <= client < clients, f"There is no client {client}; clients are 0 to {clients - 1}.")
     return asked

@@ -7,9 +7,10 @@ branching   runs that begin with another one's model
 schooling   agents that are trained before the runs in which they decide
 store       a small file for each run; all that tables and figures are made from
 statistics  what stored runs say
-lines       the lines of a table, as cells
-pages       tables and charts as a page, drawing its pictures
-fedacs      the first of them, and fedacs_page its tables and figures; so for the others
+lines       the lines of a table, as cells; standing says how far their runs are
+pages       tables and charts as a page, drawing its pictures; lines_page and openings are what several pages share
+fedacs      the first of them; fedacs_page has its tables and figures, made of fedacs_lines, fedacs_words and
+            fedacs_tables; so for the others, some with what the paper prints in a file of its own
 """
 
 from covey.errors import require

@@ -40,6 +40,7 @@ def figure_4(about: ACSLines) -> list[Part]:
     parts: list[Part] = [words, "Rank correlation (Spearman) of R with α over all clients:", Table(columns, rows)]
     runs = measured[TITLES[BASELINE]] or measured[TITLES[OURS]]
     run = runs[0]
+    parts.append(f"The pictures are of {TITLES[run.method]}, seed {run.seed}.")
     series = []
     for place, alpha in enumerate(OBSERVED_ALPHAS):
         groups = [_observed(run, one["scores"])[place] for one in run.measurements]

@@ -2,7 +2,7 @@
 
 from covey.experiments.fedacs import BASELINE, ENVIRONMENTS, OURS, PAPER_IID, REFERENCE, Environment
 from covey.experiments.fedacs_lines import ACSLines
-from covey.experiments.openings import WHICH_SEEDS, from_random, made_by, terminal_means
+from covey.experiments.openings import WHICH_SEEDS, ends, from_random, made_by, terminal_means
 from covey.experiments.pages import Part, bullets, clearness, every_text
 from covey.experiments.plan import ANY
 from covey.experiments.statistics import paired_terminal, reached
@@ -11,8 +11,8 @@ from covey.experiments.statistics import paired_terminal, reached
 def opening(about: ACSLines) -> list[Part]:
     scale = about.scale
     local = scale.authors
-    extra = "momentum 0.5 and weight decay 0.0005"
-    extra += ", random crops after padding by 4, random flips" if local.get("crop") else ""
+    extra = f"momentum {local['momentum']:g} and weight decay {local['weight_decay']:g}"
+    extra += f", random crops after padding by {local['crop']}, random flips" if local.get("crop") else ""
     return [
         'Wang, Zhu, Wang and Han, "Federated Analytics Informed Distributed Industrial IoT Learning with Non-IID '
         'Data", IEEE TNSE 2022: its tables and figures beside what Covey measures.',
@@ -36,10 +36,9 @@ def in_words(about: ACSLines) -> list[Part]:
             continue
         ours = about.line(environment.name, OURS)
         rounds = min(reached(line[seed]) for line in (ours, base) for seed in pair.seeds)
-        verb = "ends" if rounds >= about.scale.rounds else f"stands, after {rounds:,} of {about.scale.rounds:,} rounds,"
         printed = environment.accuracy
         paper = f"{printed[OURS] - printed[BASELINE]:+.1f}" if printed else ""
-        sentence = f"{environment.title}: FedACS {verb} {from_random(about, pair, paper)}"
+        sentence = f"{environment.title}: FedACS {ends(rounds, about.scale.rounds)} {from_random(about, pair, paper)}"
         gap = paired_terminal(about.line(ANY, REFERENCE), base, about.window)
         if gap is not None:
             sentence += f", IID {about.points(gap.difference)}"

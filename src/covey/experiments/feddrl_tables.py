@@ -76,7 +76,7 @@ def _table(about: DRLLines, splits: Sequence[str], group: str) -> list[Part]:
                     about.title(method),
                     cell(theirs, "{:.2f}"),
                     about.best_of(line),
-                    about.spread(about.estimate(line)) if line else "-",
+                    about.spread(about.estimate(line)) + about.so_far(line) if line else "-",
                     against,
                     "-" if method in (BASELINE, REFERENCE) else about.above(line, base),
                     about.seeds(line),
@@ -159,6 +159,8 @@ def figure_9(about: DRLLines) -> list[Part]:
     for data, split, clients, name in environments(about.scale, ("pa", "ce", "cn")):
         for method, line in about.lines(name).items():
             taken = [1e3 * run.seconds.get("aggregation", 0.0) / run.rounds for run in line.values() if run.rounds]
+            if not taken:
+                continue
             device = different([run.device for run in line.values()])
             rows.append([data.title, f"{clients}, {SPLITS[split]}", TITLES[method], f"{np.mean(taken):.2f}", device])
     theirs = joined([f"{1e3 * value:g} ms with {model}" for model, value in AGGREGATION_SECONDS.items()])

@@ -42,11 +42,10 @@ def rounds_to_best(line: Line, base: Line) -> list[tuple[int | None, int]]:
     return found
 
 
-def saved_cell(line: Line, base: Line) -> str:
-    """Rounds saved as a share of random selection's, a ratio of means; where all seeds come so far."""
-    pairs = rounds_to_best(line, base)
+def rounds_saved(pairs: Sequence[tuple[int | None, int]]) -> float | None:
+    """Rounds saved in percent of random selection's, a ratio of means; None where not all seeds come so far."""
     there = [(own, before) for own, before in pairs if own is not None]
     if not there or len(there) < len(pairs):
-        return "-"
+        return None
     own, before = (float(np.mean(column)) for column in zip(*there, strict=True))
-    return f"{100 * (1 - own / before):.1f}"
+    return 100 * (1 - own / before)

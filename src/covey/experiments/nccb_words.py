@@ -1,10 +1,10 @@
 """What NCCB's page says before its tables: how it was made, on which data, and what holds of the paper's claims."""
 
 from covey.experiments.nccb import BASELINE, BITS, OURS, TITLES, Corpus, Printed
-from covey.experiments.nccb_lines import NCCBLines, rounds_to_best, saved_cell
-from covey.experiments.openings import NO_INTERVALS, WHICH_SEEDS, from_random, made_by, terminal_means
+from covey.experiments.nccb_lines import NCCBLines, rounds_saved, rounds_to_best
+from covey.experiments.openings import NO_INTERVALS, WHICH_SEEDS, ends, from_random, made_by, terminal_means
 from covey.experiments.pages import MISSING, Part, Table, bullets, counted, every_text, joined
-from covey.experiments.statistics import apart, paired_terminal
+from covey.experiments.statistics import apart, paired_terminal, reached
 
 
 def opening(about: NCCBLines) -> list[Part]:
@@ -39,10 +39,12 @@ def in_words(about: NCCBLines) -> list[Part]:
     """The result on each corpus in a sentence."""
     said = []
     for corpus in about.scale.corpora:
-        pair = paired_terminal(about.line(corpus.name, OURS), about.line(corpus.name, BASELINE), about.window)
+        ours, base = (about.line(corpus.name, method) for method in (OURS, BASELINE))
+        pair = paired_terminal(ours, base, about.window)
         if pair is not None:
+            rounds = min(reached(line[seed]) for line in (ours, base) for seed in pair.seeds)
             paper = "" if corpus.printed is None else f"{_above(corpus.printed, BASELINE)} on {corpus.printed.name}"
-            said.append(f"{corpus.title}: NCCB ends {from_random(about, pair, paper)}.")
+            said.append(f"{corpus.title}: NCCB {ends(rounds, about.scale.rounds)} {from_random(about, pair, paper)}.")
     return bullets(said)
 
 
@@ -83,6 +85,6 @@ def _rounds_verdict(about: NCCBLines, corpus: Corpus) -> str:
     if not pairs:
         return MISSING
     fewer = sum(own is not None and own < before for own, before in pairs)
-    saved = saved_cell(about.line(corpus.name, OURS), about.line(corpus.name, BASELINE))
-    share = f"{float(saved):.0f} %, " if saved != "-" else ""
+    saved = rounds_saved(pairs)
+    share = "" if saved is None else f"{saved:.0f} %, "
     return f"{share}fewer with {fewer} of {counted(len(pairs), 'seed')}"

@@ -30,6 +30,11 @@ def terminal_means(window: int) -> str:
     )
 
 
+def ends(rounds: int, planned: int) -> str:
+    """What a method does after so many rounds: it ends, or stands somewhere on the way."""
+    return "ends" if rounds >= planned else f"stands, after {rounds:,} of {planned:,} rounds,"
+
+
 def from_random(lines: Lines, pair: Paired, paper: str = "") -> str:
     """How far a method is from random selection, and what that is worth; `paper` is what the paper says."""
     told = f"; in the paper {paper}" if paper else ""

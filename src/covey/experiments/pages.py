@@ -74,7 +74,9 @@ class Chart:
 
     @property
     def digest(self) -> str:
-        return hashlib.blake2b(f"{self.title}\n{self.style}\n{self.csv()}".encode(), digest_size=8).hexdigest()
+        colours = [series.place for series in self.series]
+        drawn = f"{self.title}\n{self.style}\n{colours}\n{self.csv()}"
+        return hashlib.blake2b(drawn.encode(), digest_size=8).hexdigest()
 
 
 Part = str | Table | Chart
