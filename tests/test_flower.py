@@ -169,7 +169,10 @@ def test_ondemand_asks_and_trains_the_nodes_of_a_simulation(engine, tmp_path):
 
 
 def test_flower_is_not_imported_unless_it_is_used():
-    script = "import sys, covey.cli; covey.cli.runtimes.names(); print('flwr' in sys.modules, 'ray' in sys.modules)"
+    script = (
+        "import sys, covey.cli; from covey.runtimes import runtimes; runtimes.names(); "
+        "print('flwr' in sys.modules, 'ray' in sys.modules)"
+    )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False", "False"]
 
