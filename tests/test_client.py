@@ -192,6 +192,45 @@ def test_score_counts_right_answers_per_class():
     assert sum(expected) > 0.9 * len(DATA.test_y)
 
 
+class Tempered(nn.Module):
+    """A model that does not end with its head."""
+
+    head = "answer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.answer = nn.Linear(64, 12), nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.answer(self.body(x.flatten(1)).relu())
+        return 0.1 * logits
+
+
+@pytest.mark.parametrize(("make", "passes"), [(mlp, 1), (Tempered, 3)])
+def test_models_that_differ_in_their_head_alone_share_what_lies_below(make, passes):
+    learner = Learner(make(), DATA)
+    start = learner.layout.read(learner.module).clone()
+    states = torch.stack([start, start, start])
+    for row, factor in enumerate((1.0, -2.0, 0.5)):
+        for slot in learner.layout.head:
+            slot.of(states[row]).mul_(factor)
+    samples = Samples(DATA.test_x, DATA.test_y)
+    alone = [learner.score(state, samples) for state in states]
+    first = next(layer for layer in learner.module.modules() if isinstance(layer, nn.Linear))
+    calls = []
+    first.register_forward_hook(lambda *_: calls.append(1))
+    assert learner.differ_in_their_head_alone(states)
+    losses, correct = learner.scores(states, samples)
+    assert len(calls) == passes * len(list(learner.chunks(samples)))
+    for (loss, right), one, other in zip(alone, losses, correct, strict=True):
+        assert torch.equal(loss, one)
+        assert torch.equal(right, other)
+    assert len({tuple(row.tolist()) for row in correct}) > 1
+    slot = next(slot for slot in learner.layout.parameters if slot not in learner.layout.head)
+    slot.of(states[2]).mul_(2)
+    assert not learner.differ_in_their_head_alone(states)
+
+
 def test_losses_of_models_side_by_side_are_those_of_each_alone():
     learner = Learner(mlp(), DATA, "fp64")
     start = learner.layout.read(learner.module).clone()

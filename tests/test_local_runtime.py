@@ -54,6 +54,26 @@ def test_the_number_of_workers_never_changes_a_bit(precision):
         assert np.array_equal(score.loss, scores[0].loss)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_models_are_scored_alike_whether_they_share_all_but_their_heads_or_not(workers):
+    local = runtime(federation(), workers)
+    layout = local._learner.layout
+    start = layout.read(local._learner.module).clone()
+    states = start.repeat(3, 1)
+    layout.head[0].of(states[1]).neg_()
+    different = states.clone()
+    different[2] *= 1.5
+    try:
+        together, apart = local.evaluate(states), local.evaluate(different)
+        single = [local.evaluate(state[None]) for state in different]
+    finally:
+        local.close()
+    assert np.array_equal(together.loss[:2], apart.loss[:2])
+    assert np.array_equal(together.correct[2], together.correct[0])
+    assert np.array_equal(np.concatenate([one.loss for one in single]), apart.loss)
+    assert np.array_equal(np.concatenate([one.correct for one in single]), apart.correct)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "local-only", "central", "iid"])
 def test_a_whole_run_is_the_same_with_one_worker_and_with_two(method, tmp_path):
     one = run(SMALL, method=method, workers=1, out=tmp_path / "one")

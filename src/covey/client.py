@@ -171,20 +171,50 @@ class Learner:
         """Mean cross-entropy of a state on samples, in evaluation mode."""
         return float(self.losses(state, samples).mean())
 
-    @torch.inference_mode()
     def score(self, state: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
-        self.place(state)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        correct = torch.zeros(self.classes, dtype=torch.int64, device=self.device)
+        losses, correct = self.scores(state[None], samples)
+        return losses[0], correct[0]
+
+    @torch.inference_mode()
+    def scores(self, states: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """`score` of states `[m, d]` that differ in their head alone: what lies below it is computed once."""
+        losses = torch.zeros(len(states), dtype=torch.float64, device=self.device)
+        correct = torch.zeros(len(states), self.classes, dtype=torch.int64, device=self.device)
         for x, y in self.chunks(samples):
+            for loss, right, logits in zip(losses, correct, self._logits(states, self.inputs(x)), strict=True):
+                loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
+                if len(self.never):
+                    logits = logits.index_fill(1, self.never, -torch.inf)
+                right.index_add_(0, y, (logits.argmax(dim=1) == y).long())
+        return losses, correct
+
+    def differ_in_their_head_alone(self, states: Tensor) -> bool:
+        """Whether everything but the last layer is the same in states `[m, d]`."""
+        slots = (*self.layout.parameters, *self.layout.buffers)
+        return all(
+            torch.equal(here := slot.of(states), here[:1].expand_as(here))
+            for slot in slots
+            if slot not in self.layout.head
+        )
+
+    def _logits(self, states: Tensor, inputs: Tensor) -> Iterator[Tensor]:
+        """Of each state in turn. Below the head they come to the same, so the head alone is applied to what it was
+        given for the first, unless what the head gives is not what the model gives."""
+        ends: list[tuple[tuple[Tensor, ...], Tensor]] = []
+        head = dict(self.module.named_modules()).get(str(self.module.head), self.module)
+        hook = head.register_forward_hook(lambda _, given, found: ends.append((given, found)))
+        self.place(states[0])
+        with self.arithmetic():
+            logits = self.module(inputs)
+        hook.remove()
+        yield logits
+        is_last = len(ends) == 1 and ends[0][1] is logits
+        last, given = (head, ends[0][0]) if is_last else (self.module, (inputs,))
+        for state in states[1:]:
+            self.place(state)
             with self.arithmetic():
-                logits = self.module(self.inputs(x))
-            loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
-            if len(self.never):
-                logits = logits.index_fill(1, self.never, -torch.inf)
-            correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
-        return loss, correct
+                yield last(*given)
 
     def _mask_keys(self, place: int, steps: int) -> list[int]:
         """A key for the dropout masks of each step of an epoch; none where the model drops nothing."""

@@ -37,11 +37,13 @@ class FitTask:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Score the model in `starts[start]` on test samples `first` to `last`."""
+    """Score `models` models from `starts[start]` on, which differ in their head alone, on test samples `first` to
+    `last`."""
 
     start: int
     first: int
     last: int
+    models: int = 1
 
 
 Task = FitTask | ScoreTask
@@ -99,11 +101,11 @@ class Bench:
             seconds[probe.name] = time.perf_counter() - begin
         return len(samples), loss, measured, kept, seconds
 
-    def _score(self, task: ScoreTask) -> tuple[float, Any]:
+    def _score(self, task: ScoreTask) -> tuple[Any, Any]:
         dataset = self.federation.dataset
         samples = Samples(dataset.test_x[task.first : task.last], dataset.test_y[task.first : task.last])
-        loss, correct = self.learner.score(self.arena.starts[task.start], samples)
-        return float(loss), correct.numpy()
+        losses, correct = self.learner.scores(self.arena.starts[task.start : task.start + task.models], samples)
+        return losses.numpy(), correct.numpy()
 
 
 def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

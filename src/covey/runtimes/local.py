@@ -110,7 +110,9 @@ class LocalRuntime:
         bench = self._reserve(starts=len(states), ends=0)
         bench.arena.starts[: len(states)] = states
         cuts = range(0, len(test_y), _TEST_CHUNK)
-        tasks = [ScoreTask(model, at, at + _TEST_CHUNK) for model in range(len(states)) for at in cuts]
+        together = len(states) if self._learner.differ_in_their_head_alone(states) else 1
+        models = range(0, len(states), together)
+        tasks = [ScoreTask(first, at, at + _TEST_CHUNK, together) for first in models for at in cuts]
         classes = self.federation.dataset.classes
         loss = np.zeros(len(states))
         correct = np.zeros((len(states), classes), dtype=np.int64)
@@ -118,8 +120,8 @@ class LocalRuntime:
             if isinstance(result, Fault):
                 raise RuntimeError("A worker process died while it evaluated a model.")
             chunk_loss, chunk_correct = result
-            loss[task.start] += chunk_loss
-            correct[task.start] += chunk_correct
+            loss[task.start : task.start + together] += chunk_loss
+            correct[task.start : task.start + together] += chunk_correct
         totals = torch.bincount(test_y, minlength=classes).numpy()
         return Scores(loss / len(test_y), correct, totals)
 
