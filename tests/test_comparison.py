@@ -140,6 +140,10 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
         ({"seeds": [1, 1]}, "not all different"),
         ({"target": 1.5}, r"target is a fraction in \(0, 1\]"),
         ({"vary": {"local.rat": [1]}}, "There is no setting 'local.rat'"),
+        (
+            {"methods": ["feddrl"], "vary": {"aggregator.beta": [0.1, 1.5]}},
+            r"aggregator.beta is a fraction in \[0, 1\]",
+        ),
     ],
     ids=str,
 )
@@ -147,6 +151,15 @@ def test_impossible_comparisons_are_refused_before_anything_is_written(tmp_path,
     with pytest.raises(Refusal, match=sentence):
         compare(**{"methods": ["fedavg"], "seeds": 1, **arguments}, given=SMALL, out=tmp_path / "cmp")
     assert not (tmp_path / "cmp").exists()
+
+
+def test_fairness_is_measured_by_all_methods_that_can(tmp_path):
+    methods = ["fedavg", "loss-softmax", "cfl"]
+    result = compare(methods, seeds=1, given=SMALL, rounds=2, fairness=True, out=tmp_path / "cmp")
+    told = {label: ["client_loss" in row for row in runs[0].metrics] for label, runs in result.runs.items()}
+    assert told == {"fedavg": [True, True], "loss-softmax": [True, True], "cfl": [False, False]}
+    again = compare(methods, seeds=1, given=SMALL, rounds=2, fairness=True, out=tmp_path / "cmp")
+    assert again.rows == result.rows
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):

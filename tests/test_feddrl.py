@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -339,11 +340,38 @@ def test_the_side_thread_learns_while_the_agent_acts():
     before = agent.actor.main.clone()
     agent.train_aside(0, 1)
     agent.train_aside(0, 2)
-    agent.adopt(wait=True)
+    agent._aside[0].join()
+    agent.adopt()
     twin.train_now(0, 1)
     assert agent.steps == twin.steps == 8
     assert torch.equal(agent.actor.main, twin.actor.main)
     assert not torch.equal(agent.actor.main, before)
+
+
+def test_a_checkpoint_does_not_wait_for_the_side_thread_and_what_is_under_way_is_not_lost(monkeypatch):
+    go = threading.Event()
+    learn = ddpg._learn
+
+    def slowly(*agents):
+        go.wait(60)
+        learn(*agents)
+
+    agent, other, twin = (experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40) for _ in range(3))
+    monkeypatch.setattr(ddpg, "_learn", slowly)
+    agent.train_aside(0, 1)
+    try:
+        before = agent.act(np.linspace(0.1, 1, 12))
+        saved = agent.state_dict()
+        assert agent.steps == 0
+        assert saved["pending"] == [0, 1]
+    finally:
+        go.set()
+    monkeypatch.setattr(ddpg, "_learn", learn)
+    other.load_state_dict(saved)
+    twin.train_now(0, 1)
+    after = other.act(np.linspace(0.1, 1, 12))
+    assert after.tolist() == twin.act(np.linspace(0.1, 1, 12)).tolist()
+    assert after.tolist() != before.tolist()
 
 
 def test_a_run_may_train_its_agent_beside_the_rounds(tmp_path):
@@ -950,3 +978,25 @@ def test_the_command_trains_an_agent(tmp_path):
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["file"] == str(out)
     assert out.is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "rounds"),
+    [([], 100), (["--rounds", "30"], 30), (["--set", "rounds=40"], 40), (["--config", "settings.toml"], 50)],
+)
+def test_rounds_of_agents_may_come_from_anywhere(tmp_path, monkeypatch, flags, rounds):
+    asked = []
+
+    def train(config, *, rounds, out, **_):
+        asked.append((config.rounds, rounds))
+        out.write_bytes(b"")
+        return out
+
+    monkeypatch.setattr("covey.commands.agent.train", train)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.toml").write_text("rounds = 50\n")
+    app = typer.Typer()
+    app.command()(train_agent_command)
+    answer = CliRunner().invoke(app, ["--method", "feddrl", *flags, "--out", "agent.safetensors"])
+    assert answer.exit_code == 0, answer.output
+    assert asked == [(rounds, rounds)]

@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 
 from covey.experiments import Store, Wanted, machine_settings, papers
-from covey.experiments.feddrl import METHODS, ONLINE, SCALES
+from covey.experiments.feddrl import METHODS, ONLINE, RULE, SCALES
 from covey.experiments.feddrl_lines import best, rounds_to_lowest, usual
 from covey.experiments.pages import markdown
 from covey.experiments.plan import Planned
@@ -40,7 +40,7 @@ def page(*results: Result) -> str:
 
 
 def test_fashion_mnist_comes_first_with_three_seeds_and_all_methods():
-    first, single, hard, _, online = plan()[:5]
+    first, single, hard, _, rule, online = plan()[:6]
     assert {run.environment for run in first.runs} == {"fashion-ce-100", "fashion-cn-100"}
     assert {run.seed for run in first.runs} == {0, 1, 2}
     assert {run.method for run in first.runs} == set(METHODS) - {CENTRAL}
@@ -53,13 +53,17 @@ def test_fashion_mnist_comes_first_with_three_seeds_and_all_methods():
         assert run.cost == 10_000_000
     assert {run.method for run in single.runs} == {CENTRAL}
     assert {run.variant for run in online.runs} == {ONLINE}
+    assert {(run.method, run.variant, run.seed, run.school) for run in rule.runs} == {
+        ("feddrl-set", RULE, seed, None) for seed in (0, 1, 2)
+    }
+    assert {run.settings["aggregator"]["learn"] for run in rule.runs} == {False}
     assert {run.environment for run in hard.runs} == {"cifar100-ce-100", "cifar100-cn-100"}
     assert {run.seed for run in hard.runs} == {0}
 
 
 def test_every_table_and_figure_can_be_asked_for_and_every_run_is_possible():
     names = {name for group in plan() for name in group.feeds}
-    assert names == {"table-3", "table-4", ONLINE, *(f"figure-{number}" for number in range(5, 11))}
+    assert names == {"table-3", "table-4", RULE, ONLINE, *(f"figure-{number}" for number in range(5, 11))}
     environments = {run.environment for group in plan() for run in group.runs}
     assert len(environments) == 3 * 2 * 3 + 2 * 2
     for group in plan(seeds=(0,)):
@@ -233,6 +237,30 @@ def test_losses_are_shown_relative_to_feddrls():
     chart = next(part for part in shown.parts if getattr(part, "name", "") == "figure-6-fashion-ce-100-mean")
     assert chart.series[0].label == "FedAvg"
     assert np.allclose(chart.series[0].y, 2.0)
+
+
+def test_what_learning_adds_to_the_rule_that_an_agent_begins_as_is_shown():
+    runs = [made(0.80, seed=seed) for seed in (0, 1)]
+    runs += [made(0.84 + 0.01 * seed, "feddrl-set", seed=seed) for seed in (0, 1)]
+    runs += [made(0.83, "feddrl-set", variant=RULE, seed=seed) for seed in (0, 1)]
+    text = section(page(*runs), "FedDRL for sets without learning")
+    begins, taught, adds = rows_of(text, "CE")
+    assert begins[1:4] == ["as it begins", "83.00 ± 0.00", "+3.00 ± 0.00"]
+    assert taught[1:4] == ["two stages", "84.50 ± 6.35", "+4.50 ± 6.35"]
+    assert adds[1:4] == ["what learning adds", "-", "+1.50 ± 6.35"]
+    assert "not run yet. To run it: `covey reproduce feddrl --only rule`" in page(*runs[:4])
+
+
+def test_whether_the_papers_gain_is_reached_is_said_plainly():
+    text = page(made(0.80), made(0.81, "feddrl"), made(0.83, "feddrl-set"))
+    assert "CE: FedDRL does not come to the paper's gain over FedAvg (+1.83 points)." in text
+    assert "CE: FedDRL for sets comes on average to the paper's gain over FedAvg (+1.83 points) by the best" in text
+
+
+def test_shards_are_asked_for_where_there_are_runs_of_them():
+    known = {run.environment for group in plan() for run in group.runs}
+    absent = section(page(), "Table 4").split("Not run yet: ")[1].split(". To run")[0]
+    assert set(absent.replace(" and ", ", ").split(", ")) <= known
 
 
 def test_a_result_with_columns_that_do_not_belong_together_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from scipy import stats
 from covey.config import Config, overlay
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
-from covey.experiment import Run, as_config, data_frame, expand, resume, run, run_together
+from covey.experiment import Experiment, Run, as_config, data_frame, expand, resume, run, run_together
 from covey.loop import OnRound
 from covey.methods import methods as recipes
 from covey.records import FORMAT, write_json
+from covey.roles import aggregators
 
 if TYPE_CHECKING:
     import pandas
@@ -191,6 +192,7 @@ def compare(
     given: Mapping[str, Any] | None = None,
     target: float | None = None,
     agents: Mapping[str, str] | None = None,
+    fairness: bool = False,
     out: Path | str | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
@@ -199,7 +201,8 @@ def compare(
     """Run every method with every varied setting on every seed, and compare.
 
     `seeds` is a number (0, 1, …) or a list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files
-    of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`.
+    of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients
+    of all methods measure the loss of the model that they receive, which records and reports then compare.
     An `out` folder that holds part of the same comparison is gone on with.
     """
     base = overlay(expand(given or {}), expand(settings))
@@ -209,7 +212,10 @@ def compare(
     require(len(numbers) >= 1, f"seeds must be at least 1, not {seeds}.")
     require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
     require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
+    plan |= {"fairness": True} if fairness else {}
     contenders = contenders_of(plan, base)
+    for contender in contenders:
+        _possible(contender.configs[0])
     folder = Path(out) if out is not None else Path("runs") / ("compare-" + "-".join(methods))
     _claim(folder, {**plan, "given": base, "target": target})
     return _advance(folder, contenders, target, on_run, on_round)
@@ -235,13 +241,22 @@ def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Con
         for values in itertools.product(*(plan["vary"][key] for key in keys)):
             varied = dict(zip(keys, values, strict=True))
             label = " ".join([method, *(f"{key}={value}" for key, value in varied.items())])
-            agent = plan.get("agents", {}).get(recipes[method].part.aggregator) if method in recipes.names() else None
+            aggregator = recipes[method].part.aggregator if method in recipes.names() else None
+            agent = plan.get("agents", {}).get(aggregator)
             own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
+            if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
+                own["aggregator.fairness"] = True
             configs = tuple(as_config(base, {**own, "seed": seed}) for seed in plan["seeds"])
             contenders.append(Contender(label, method, configs))
     labels = [contender.label for contender in contenders]
     require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
     return tuple(contenders)
+
+
+def _possible(config: Config) -> None:
+    """Refuse what no run could be made of (an agent for other clients, an option out of its range) before any is."""
+    if config.runtime != "fleet":
+        Experiment.of(replace(config, runtime="local", workers=1)).runtime.close()
 
 
 def place_of(folder: Path, label: str, seed: int) -> Path:

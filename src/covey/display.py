@@ -98,7 +98,10 @@ def _score(record: dict[str, object]) -> str:
 def run_summary(run: Run) -> dict[str, Any]:
     """The figures that a run comes to."""
     scored = [row for row in run.metrics if "accuracy" in row]
-    dropped = [{"round": row["round"], **fault} for row in run.metrics for fault in row["dropped"]]
+    dropped, unmeasured = (
+        [{"round": row["round"], **fault} for row in run.metrics for fault in row.get(kind, ())]
+        for kind in ("dropped", "unmeasured")
+    )
     last = scored[-1] if scored else {}
     return {
         "folder": str(run.folder),
@@ -113,6 +116,7 @@ def run_summary(run: Run) -> dict[str, Any]:
         "bytes_down": sum(row["bytes_down"] for row in run.metrics),
         "seconds": sum(sum(row["seconds"].values()) for row in run.metrics),
         "dropped": dropped,
+        "unmeasured": unmeasured,
     }
 
 
@@ -131,14 +135,17 @@ def run_result(run: Run) -> None:
         table.add_row(name, str(value))
     console.print(table, highlight=False)
     say(f"Records: {summary['folder']}")
-    dropped = summary["dropped"]
-    if dropped:
-        clients = sorted({fault["client"] for fault in dropped})
-        first = dropped[0]
-        say(
-            f"{len(dropped)} replies were dropped (clients {', '.join(map(str, clients))}). "
-            f"The first: round {first['round']}, client {first['client']}: {first['reason']}."
-        )
+    for faults, what in (
+        (summary["dropped"], "replies were dropped"),
+        (summary["unmeasured"], "measurements could not be used"),
+    ):
+        if faults:
+            clients = sorted({fault["client"] for fault in faults})
+            first = faults[0]
+            say(
+                f"{len(faults)} {what} (clients {', '.join(map(str, clients))}). "
+                f"The first: round {first['round']}, client {first['client']}: {first['reason']}."
+            )
 
 
 def comparison(result: Comparison) -> None:

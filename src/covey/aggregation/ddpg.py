@@ -124,7 +124,7 @@ class Agent:
         self.replay = Replay(learning.capacity, architecture.state_size, architecture.action_size)
         self.pending: list[int | str] | None = None
         """The key of the training that was put off."""
-        self._aside: tuple[threading.Thread, Agent] | None = None
+        self._aside: tuple[threading.Thread, Agent, list[int | str]] | None = None
 
     def act(self, state: FloatArray) -> FloatArray:
         """π(s), by the networks as they are after all training that was due."""
@@ -156,16 +156,14 @@ class Agent:
             twin.actor, twin.critic, twin.replay = self.actor.copy(), self.critic.copy(), self.replay.copy()
             twin.pending = list(key)
             thread = threading.Thread(target=_learn, args=(twin,), name="agent", daemon=True)
-            self._aside = thread, twin
+            self._aside = thread, twin, list(key)
             thread.start()
 
-    def adopt(self, *, wait: bool = False) -> None:
-        """Take over what the side thread has learned, if it is done; with `wait`, when it is."""
+    def adopt(self) -> None:
+        """Take over what the side thread has learned, if it is done."""
         if self._aside is None:
             return
-        thread, twin = self._aside
-        if wait:
-            thread.join()
+        thread, twin, _ = self._aside
         if not thread.is_alive():
             self.actor, self.critic, self.steps = twin.actor, twin.critic, twin.steps
             self._aside = None
@@ -192,13 +190,15 @@ class Agent:
             self.actor, self.critic = self.actor.to(device), self.critic.to(device)
 
     def state_dict(self) -> State:
-        self.adopt(wait=True)
+        """Does not wait for a side thread: what is under way there is due again in whoever goes on from this state."""
+        self.adopt()
+        under_way = None if self._aside is None else self._aside[2]
         return {
             "actor": dict(zip(("main", "target", "mean", "square"), self.actor.tensors, strict=True)),
             "critic": dict(zip(("main", "target", "mean", "square"), self.critic.tensors, strict=True)),
             "steps": self.steps,
             "replay": self.replay.state_dict(),
-            "pending": self.pending,
+            "pending": under_way or self.pending,
         }
 
     def load_state_dict(self, state: State) -> None:

@@ -33,6 +33,9 @@ from covey.methods import methods as known
 from covey.training_agent import Offline
 from covey.training_agent import train_agent as train
 
+_ROUNDS = 100
+"""That agents collect for where nothing is said."""
+
 
 def with_agent(given: dict[str, Any], agent: Path | None) -> dict[str, Any]:
     """Settings of a run that begins with a trained agent; the method is the agent's own where none is named."""
@@ -72,7 +75,9 @@ def train_agent(
     model: ModelFlag = None,
     clients: ClientsFlag = None,
     cohort: CohortFlag = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Rounds that each agent collects for.")] = 100,
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", metavar="N", help="Rounds that each agent collects for; by default 100.")
+    ] = None,
     agents: Annotated[
         int, typer.Option("--agents", metavar="N", help="Agents that collect experiences side by side.")
     ] = 2,
@@ -97,19 +102,18 @@ def train_agent(
         "model": model,
         "clients": clients,
         "cohort": cohort,
+        "rounds": rounds,
         "seed": seed,
         "runtime": runtime,
         "workers": workers,
         "data_dir": data_dir,
     }
-    given = settings(config, flags, set_)
-    given.pop("rounds", None)
-    chosen = Config.of(given)
+    chosen = Config.of(overlay({"rounds": _ROUNDS}, settings(config, flags, set_)))
     done = count(1)
-    with display.run_progress(f"{agents} agents", agents * rounds, 0) as on_round:
+    with display.run_progress(f"{agents} agents", agents * chosen.rounds, 0) as on_round:
         path = train(
             chosen,
-            rounds=rounds,
+            rounds=chosen.rounds,
             workers=agents,
             out=out,
             offline=Offline(epochs=epochs),

@@ -128,6 +128,9 @@ def compare(
     target: Annotated[
         float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to, in (0, 1].")
     ] = None,
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="Clients also measure how well the model that they receive serves them.")
+    ] = False,
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
     model: ModelFlag = None,
@@ -173,6 +176,7 @@ def compare(
         seeds=_seeds(seeds),
         vary=_vary(vary or []),
         target=target,
+        fairness=fairness,
         out=out,
         given=given,
     )

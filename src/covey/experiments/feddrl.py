@@ -46,11 +46,17 @@ SPLITS = {
 }
 """Table 3 has the first three, Table 4 the others."""
 
+SHARDS = ("equal", "unequal")
+"""The splits of Table 4, which is about one data set."""
+
 DELTA = 0.6
 """δ of the tables."""
 
 ONLINE = "online"
 """The variant in which the agent learns in the run itself, without the first stage."""
+
+RULE = "rule"
+"""The variant of FedDRL for sets in which the agent never learns, and weighs clients by what it begins as."""
 
 AGENT_SEED = 1000
 """Of the federations that agents are trained on."""
@@ -225,6 +231,7 @@ def groups(scale: Scale, wanted: Wanted) -> list[Group]:
     everything = [*plan.table(first, ("ce", "cn"), scale.many, seeds, ("table-3", *_FIGURES, "figure-6", "figure-8"))]
     if hard is not first:
         everything += plan.table(hard, ("ce", "cn"), scale.many, few, ("table-3", *_FIGURES, "figure-7"))
+    everything += plan.rule(first, ("ce", "cn"), scale.many, seeds)
     everything += plan.online(first, ("ce", "cn"), scale.many, seeds)
     everything += plan.table(first, ("pa",), scale.many, few, ("table-3", *_FIGURES))
     everything += plan.table(first, ("pa", "ce", "cn"), scale.few, few, ("table-3", *_FIGURES))
@@ -236,7 +243,7 @@ def groups(scale: Scale, wanted: Wanted) -> list[Group]:
             everything += plan.table(data, splits, clients, few, ("table-3", *_FIGURES, *more))
     everything += plan.cohorts(hard, few)
     for clients in (scale.many, scale.few):
-        everything += plan.table(hard, ("equal", "unequal"), clients, few, ("table-4",))
+        everything += plan.table(hard, SHARDS, clients, few, ("table-4",))
     return everything
 
 
@@ -265,6 +272,17 @@ class _Plan:
             ]
             if runs:
                 yield Group(name, feeds if methods is FEDERATED else feeds[:1], tuple(runs))
+
+    def rule(self, data: Data, splits: Sequence[str], clients: int, seeds: Sequence[int]) -> Iterator[Group]:
+        """FedDRL for sets as it is before it has learned anything: what its learning has to beat."""
+        runs = [
+            self.run(data, split, clients, SET, seed, RULE, taught=False)
+            for seed in seeds
+            for split in splits
+            if SET in self.methods
+        ]
+        if runs:
+            yield Group(f"{data.title}, {clients} clients, FedDRL for sets without learning", (RULE,), tuple(runs))
 
     def online(self, data: Data, splits: Sequence[str], clients: int, seeds: Sequence[int]) -> Iterator[Group]:
         """Agents that learn in the run itself."""
@@ -314,8 +332,9 @@ class _Plan:
         aggregator: Mapping[str, Any] | None = None,
         delta: float = DELTA,
         cohort: int | None = None,
+        taught: bool = True,
     ) -> Planned:
-        """A run with the settings of the tables, changed as given."""
+        """A run with the settings of the tables, changed as given; an agent that is not `taught` is as it begins."""
         scale, name = self.scale, environment_name(data, split, clients)
         settings = self.settings(data, split, clients, method, delta, cohort)
         settings |= {"rounds": self.rounds, "seed": seed}
@@ -329,7 +348,7 @@ class _Plan:
             settings["aggregator"] = {"fairness": True}
         elif method in WITH_AGENT:
             settings["aggregator"] = {"learn": False, **(aggregator or {})}
-            if not settings["aggregator"]["learn"]:
+            if taught and not settings["aggregator"]["learn"]:
                 school = self.school(data, split, clients, method, cohort if method == OURS else None)
         return Planned(name, method, seed, settings, variant, samples=each, school=school)
 

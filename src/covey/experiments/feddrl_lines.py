@@ -10,6 +10,7 @@ from covey.experiments.feddrl import (
     DELTA,
     FEDERATED,
     REFERENCE,
+    SHARDS,
     TITLES,
     Data,
     FedDRLScale,
@@ -75,14 +76,14 @@ class DRLLines(Lines):
     def above(self, line: Line, base: Line, figure: Figure = best) -> str:
         """Points above another line."""
         pair = paired(line, base, figure) if line and base else None
-        return "-" if pair is None else self.points(pair)
+        return "-" if pair is None else self.points(pair) + (self.so_far(line) or self.so_far(base))
 
 
 def environments(scale: FedDRLScale, splits: Sequence[str]) -> list[tuple[Data, str, int, str]]:
-    """Data, split, number of clients and name of all environments with these splits."""
+    """Data, split, number of clients and name of all environments with these splits; shards are of one data set."""
     return [
         (data, split, clients, environment_name(data, split, clients))
-        for data in scale.data
+        for data in (scale.data if not set(splits) & set(SHARDS) else (scale.hard,))
         for clients in (scale.many, scale.few)
         for split in splits
     ]

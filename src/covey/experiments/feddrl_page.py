@@ -26,6 +26,7 @@ from covey.experiments.feddrl_tables import (
     impact_factors,
     online,
     place,
+    rule,
     table_3,
     table_4,
 )
@@ -47,8 +48,8 @@ def page_of(paper: Paper, scale: FedDRLScale, store: Store) -> Page:
 
 def _figure_5(about: DRLLines) -> list[Part]:
     parts: list[Part] = [
-        "Accuracy swings by tens of points from one evaluation to the next, so every point is the mean over the last "
-        "twentieth of the evaluations of a whole run."
+        "Accuracy swings from one evaluation to the next by more than methods differ, so every point is the mean over "
+        "the last twentieth of the evaluations of a whole run."
     ]
     for data, split, clients, name in environments(about.scale, ("pa", "ce", "cn")):
         lines = about.lines(name)
@@ -159,6 +160,7 @@ _SECTIONS: dict[str, Callable[[DRLLines], list[Part]]] = {
     "Figure 5: accuracy over rounds": _figure_5,
     "Figure 6: how evenly clients are served": _figure_6,
     "How much clients count": impact_factors,
+    "FedDRL for sets without learning": rule,
     "Agents without a first stage": online,
     "Figure 7: clients in a round": _figure_7,
     "Figure 8: size of the main group": _figure_8,

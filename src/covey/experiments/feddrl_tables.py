@@ -13,13 +13,16 @@ from covey.experiments.feddrl import (
     METHODS,
     ONLINE,
     REFERENCE,
+    RULE,
+    SET,
+    SHARDS,
     SPLITS,
     TITLES,
     WITH_AGENT,
     Data,
     environment_name,
 )
-from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, environments, rounds_to_lowest, usual, weights
+from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, environments, rounds_to_lowest, usual, weights
 from covey.experiments.feddrl_printed import AGGREGATION_SECONDS, DECISION_SECONDS, printed
 from covey.experiments.pages import Part, Table, cell, different, joined, spread
 from covey.experiments.statistics import Line
@@ -45,7 +48,7 @@ def table_4(about: DRLLines) -> list[Part]:
         "McMahan's shards: samples sorted by label, cut, and handed out at random, two to a client (Equal), or 6 to 14 "
         "smaller ones (Non-equal)."
     )
-    return [words, *_table(about, ("equal", "unequal"), "table-4")]
+    return [words, *_table(about, SHARDS, "table-4")]
 
 
 def _table(about: DRLLines, splits: Sequence[str], group: str) -> list[Part]:
@@ -121,7 +124,7 @@ def impact_factors(about: DRLLines) -> list[Part]:
         for method in FEDERATED:
             found = weights(about.line(name, method), clients, min(about.scale.cohort, clients))
             if found is not None:
-                main, others = (spread(one, "{:.2f}", 1.0) for one in found)
+                main, others = (spread(one, "{:.2f}", 1.0) + about.so_far(about.line(name, method)) for one in found)
                 rows.append([*place(data, clients, split), TITLES[method], main, others])
     words = (
         "Mean impact factor of a client in the rounds that it took part in, as a multiple of an equal share, in the "
@@ -130,6 +133,33 @@ def impact_factors(about: DRLLines) -> list[Part]:
     if not rows:
         return [words, about.missing("Impact factors", "table-3")]
     return [words, Table((*PLACE, "method", "main group", "others"), rows)]
+
+
+def rule(about: DRLLines) -> list[Part]:
+    """What of FedDRL for sets is learned."""
+    scale, rows = about.scale, []
+    there = False
+    for split in CLUSTERED:
+        name = environment_name(scale.first, split, scale.many)
+        untaught, taught = about.line(name, SET, RULE), about.line(name, SET)
+        there = there or bool(untaught)
+        others = {"FedAvg": about.line(name, BASELINE), "loss softmax": about.line(name, CONTROL)}
+        for label, line in (("as it begins", untaught), ("two stages", taught)):
+            points = [about.above(line, other, figure) for other in others.values() for figure in (best, usual)]
+            rows.append([SPLITS[split], label, about.best_of(line), *points, about.seeds(line), about.rounds_run(line)])
+        differences = [about.above(taught, untaught, figure) for figure in (best, usual)]
+        rows.append([SPLITS[split], "what learning adds", "-", *differences, "-", "-", "-", "-"])
+    words = (
+        f"{scale.first.title}, {scale.many} clients. The agent of FedDRL for sets begins as a rule: a softmax of what "
+        "it remembers of each client's loss relative to the others' (see `feddrl-set`), which learning then changes. "
+        "So what it gains over others may be the rule's, and what is learned is the difference to that. Points against "
+        "FedAvg and against loss softmax, by the best accuracy and by the mean over the second half of the rounds; in "
+        "the last row of a split, the agent's against the rule's."
+    )
+    if not there:
+        return [words, about.missing("FedDRL for sets without learning", RULE)]
+    against = [f"against {other}, {figure}" for other in ("FedAvg", "loss softmax") for figure in ("best", "usual")]
+    return [words, Table(("split", "agent", "best accuracy", *against, "seeds", "rounds"), rows)]
 
 
 def online(about: DRLLines) -> list[Part]:
@@ -199,7 +229,8 @@ def figure_10(about: DRLLines) -> list[Part]:
         if found is not None:
             target, taken = found
             cells = [spread(taken[method], "{:.0f}", 1.0) if method in taken else "-" for method in FEDERATED]
-            rows.append([*place(data, clients, split), about.spread(target), *cells])
+            waiting = next(filter(None, map(about.so_far, about.lines(name).values())), "")
+            rows.append([*place(data, clients, split), about.spread(target) + waiting, *cells])
     words = (
         "Rounds to the lowest of the methods' best accuracies, seed by seed. The paper finds FedDRL always about as "
         "fast as the fastest."
