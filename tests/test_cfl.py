@@ -170,10 +170,12 @@ def test_means_weigh_clients_by_their_samples_unless_told_otherwise():
 
 
 def test_complete_linkage_keeps_the_most_different_apart():
-    angles = np.deg2rad([0, 170, 10, 200, 20])
-    similarity = cosines(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
-    assert np.allclose(similarity, np.cos(angles[:, None] - angles))
-    assert [side.tolist() for side in bipartition(similarity)] == [[0, 2, 4], [1, 3]]
+    # In the second case each is near to the next: single linkage would cut off the last one alone.
+    for degrees, sides in (([0, 170, 10, 200, 20], [[0, 2, 4], [1, 3]]), ([0, 30, 62, 96, 132], [[0, 1], [2, 3, 4]])):
+        angles = np.deg2rad(degrees)
+        similarity = cosines(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
+        assert np.allclose(similarity, np.cos(angles[:, None] - angles))
+        assert [side.tolist() for side in bipartition(similarity)] == sides
 
 
 def test_both_runtimes_cut_alike_and_a_run_cut_off_between_two_cuts_ends_the_same(tmp_path):

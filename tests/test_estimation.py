@@ -372,6 +372,7 @@ def test_estimates_are_of_the_latest_participation_and_uniform_for_those_never_s
     aggregator.learn(1, replies_of([2, 5], {"shares": first}))
     aggregator.learn(3, replies_of([5], {"shares": second}))
     aggregator.learn(4, replies_of([2], {"shares": torch.full((1, 10), math.nan)}))
+    aggregator.learn(4, replies_of([2, 5], {"shares": torch.stack([torch.zeros(10), -torch.ones(10)])}))
     known = aggregator.class_estimates()
     np.testing.assert_allclose(known.shares[2], np.eye(10)[0])
     np.testing.assert_allclose(known.shares[5], np.eye(10)[4])
@@ -722,3 +723,8 @@ def test_budgets_that_are_none_are_refused_by_the_name_of_the_option(epsilon, de
 def test_predictors_begin_alike_for_the_same_seed():
     assert torch.equal(initial_predictor(20, 4, 8, seed=3), initial_predictor(20, 4, 8, seed=3))
     assert not torch.equal(initial_predictor(20, 4, 8, seed=3), initial_predictor(20, 4, 8, seed=4))
+
+
+def test_noise_that_does_not_cover_the_predictor_is_not_taken_for_more():
+    with pytest.warns(UserWarning, match="not to the predictor, which clients train on their labels"):
+        experiment(aggregator={"name": "ondemand", "hidden": 4, "insight_dp": "4,1e-5"})

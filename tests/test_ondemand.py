@@ -290,8 +290,8 @@ def test_a_class_that_nobody_holds_gives_the_nearest_mix_and_a_warning(tmp_path)
     one = found.tailored[0]
     assert one.composition.distance == pytest.approx(0.8, abs=0.05)
     assert "too little of nowhere (0.0% instead of 40.0%)" in one.notes[0]
-    with pytest.raises(Refusal, match="No client holds any sample of the classes"):
-        ondemand(base, "nowhere=1", estimator="analytic", rounds=1, out=tmp_path / "other")
+    with pytest.raises(Refusal, match="The target nowhere=1: No client holds any sample of the classes"):
+        ondemand(base, ["here=1", "nowhere=1"], estimator="analytic", rounds=1, out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -576,3 +576,9 @@ def test_the_predictor_keeps_estimates_that_a_job_can_read(base):
     told = experiment.method.aggregator.told_errors
     assert base.metrics[-1]["figures"]["predictor_error"] == np.nanmean(told) < 1
     assert np.isfinite(told).sum() == base.metrics[-1]["figures"]["clients_estimated"]
+
+
+def test_a_job_that_nobody_answers_says_that_nothing_was_trained(quick, tmp_path):
+    job = ondemand(quick, "td1", estimator="ground-truth", rounds=2, out=tmp_path / "job", **{"devices.dropout": 0.999})
+    assert "No client answered in any of the 2 rounds, so this is the base model as it was." in job.tailored[0].notes
+    assert torch.equal(final(job.tailored[0].run), final(quick))

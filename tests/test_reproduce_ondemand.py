@@ -426,6 +426,22 @@ def test_methods_with_many_models_are_judged_on_the_targets_and_locally_by_their
     assert rows_of(table, "0.1", "CFL")[0][2:] == ["(34)", "30.0", "(34)", "30.0", "(34)", "30.0", "63", "65.0", "1"]
 
 
+def test_the_best_round_of_local_is_one_for_all_clients():
+    """Two of ten clients' models are right for a while, one early and one late; each has its best, and not at once."""
+    runs = [made(rising(0.4, 1))]
+    for client in range(10):
+        at = {0: 20, 1: 100}.get(client)
+        curve = lambda t, at=at: 0.9 if t == at else 0.5  # noqa: E731
+        runs.append(made(curve, method="on-demand", variant=f"local{client}"))
+    text = markdown(ONDEMAND.page(FULL, stored(*runs)))
+    table = section(text, "Table 2")
+    assert rows_of(table, "0.1", "on demand")[0][9] == "54.0"
+    assert rows_of(table, "CIFAR-10", "0.1", "on demand")[0][7] == "+14.0"
+    everyone = replace(runs[0], targets={"local": [0.45] * len(runs[0].evaluations)})
+    told = section(markdown(ONDEMAND.page(FULL, stored(everyone))), "Table 2")
+    assert rows_of(told, "0.1", "FedAvg")[0][9] == "45.0"
+
+
 def test_the_errors_of_all_estimators_stand_in_table_three():
     def measured(at, **errors):
         return {

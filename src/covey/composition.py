@@ -62,14 +62,14 @@ class Composition:
 
     @property
     def far(self) -> bool:
-        """Whether the nearest mix that was found is not near."""
+        """Whether the mix that was found is not near."""
         return bool(self.distance / 2 > FAR or len(self.lacking))
 
     def warning(self, class_names: Sequence[str]) -> str | None:
         """What is wrong with it, if anything, in a sentence."""
         if not self.far:
             return None
-        said = f"The nearest mix that these clients make is {self.distance / 2:.0%} away from the target"
+        said = f"The mix that these clients make is {self.distance / 2:.0%} away from the target"
         if len(self.lacking):
             listed = ", ".join(
                 f"{class_names[label]} ({self.mix[label]:.1%} instead of {self.target[label]:.1%})"
@@ -117,8 +117,9 @@ def compose(
 
     `shares` are the clients' class shares `[clients, classes]`, `target` is the mix `[classes]`, `sizes` are numbers of
     samples `[clients]`, which the scaled pairings need; where one is not known (NaN), they take the mean of the others.
-    All clients of a solution are taken, so there are rarely exactly `at_least`. Where the target cannot be reached, the
-    result is the nearest mix by least squares.
+    All clients of a solution are taken, so there are rarely exactly `at_least`. A solution is the nearest mix by least
+    squares; where one has too few clients, others join it that make a mix of their own, and all together are a little
+    further away than the first ones alone.
     """
     require(at_least >= 1, f"At least one client has to be chosen, not {at_least}.")
     columns = np.where(shares < _ABSENT, 0.0, shares).T.copy()

@@ -3,6 +3,7 @@
 Predictors are averaged like models, by their numbers of gradients, batch-norm statistics and all.
 """
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,12 @@ from covey.messages import Gate, Replies
 from covey.predictor import PredictorProbe, PrivatePredictorProbe, Sends, Taken, initial_predictor, predicted
 from covey.probes import Probe
 from covey.roles import Aggregator, Setting, State, aggregators
+
+NOT_THE_PREDICTOR = (
+    "aggregator.insight_dp adds noise to what class shares are estimated from, and not to the predictor, which clients "
+    "train on their labels and send: whoever sees that can read their class shares from it. A client with a "
+    "protection of its own (docs/privacy.md: `insight`) sends back the predictor that it received."
+)
 
 
 @aggregators.add("ondemand")
@@ -86,6 +93,8 @@ class WithPredictor(Aggregator):
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
         self.inner.begin(setting)
+        if self.privacy is not None:
+            warnings.warn(NOT_THE_PREDICTOR, stacklevel=2)
         weight = setting.layout.head[0]
         self.predictor = initial_predictor(weight.size, setting.classes, self.hidden, setting.seed)
         """w_p `[d_p]`"""
@@ -143,8 +152,12 @@ class WithPredictor(Aggregator):
             self._gradients[torch.from_numpy(clients)] = found["gradient"].float()
             shares = self._known.shares[clients]
         else:
-            shares = found["shares"].double().numpy()
+            shares = found["shares"].double().numpy().clip(min=0)
+            # Shares of nothing say nothing, whoever sent them.
+            told = shares.sum(axis=1) > 0
+            clients, sizes, shares = clients[told], sizes[told], shares[told]
             shares /= shares.sum(axis=1, keepdims=True)
+            found = {name: values[torch.from_numpy(told)] for name, values in found.items()}
         self._known.learn(round, clients, shares, sizes)
         if "error" in found:
             self.told_errors[clients] = found["error"].double().numpy()

@@ -53,6 +53,13 @@ class Curve:
         return float(self.rounds[np.argmax(self.accuracy >= share * self.accuracy.max() - 1e-9)])
 
 
+def together(curves: Sequence[Curve]) -> Curve:
+    """The mean over several targets at the rounds that all have, so that its peak is at one round for all of them."""
+    rounds = sorted(set.intersection(*(set(curve.rounds.tolist()) for curve in curves)))
+    values = [curve.accuracy[np.isin(curve.rounds, rounds)] for curve in curves]
+    return Curve(np.array(rounds), np.mean(values, axis=0))
+
+
 ByTarget = dict[int, dict[str, Curve]]
 """Seed → target → curve: what one cell of a table is made of."""
 
@@ -119,6 +126,16 @@ class About:
                     found.setdefault(seed, {})[target] = Curve(result.evaluations, accuracy)
         return found
 
+    def everyone(self, place: Place) -> ByTarget:
+        """What FedAvg's model comes to on the mixes of all clients, on average."""
+        finished = self.finished(place, BASELINE, OWN_MIX).items()
+        told = {seed: (result, result.accuracy_on(OWN_MIX)) for seed, result in finished}
+        return {
+            seed: {OWN_MIX: Curve(result.evaluations, found)}
+            for seed, (result, found) in told.items()
+            if found is not None
+        }
+
     def finished(self, place: Place, method: str, target: str) -> dict[int, Result]:
         """Seed → run at its end, of the runs that tell about a target."""
         tuned = method in (OURS, LATE, TRUE)
@@ -144,22 +161,27 @@ def points_above_fedavg(about: About, place: Place, method: str, column: str, ki
     base = about.curves(place, BASELINE, column)
     values = []
     for seed in sorted(set(own) & set(base)):
-        common = set(own[seed]) & set(base[seed])
+        common = sorted(set(own[seed]) & set(base[seed]))
         if common:
-            values.append(
-                np.mean([getattr(own[seed][one], kind) - getattr(base[seed][one], kind) for one in sorted(common)])
-            )
-    return Estimate.of([float(value) for value in values]) if values else None
+            ours, theirs = (together([curves[seed][one] for one in common]) for curves in (own, base))
+            values.append(getattr(ours, kind) - getattr(theirs, kind))
+    return Estimate.of(values) if values else None
 
 
 def accuracy_cell(about: About, place: Place, method: str, column: str, kind: str, locals_: Sequence[str] = ()) -> str:
-    """Accuracy over seeds, the mean over targets first; how many of them, where these are not all."""
-    found = about.curves(place, method, column, locals_=locals_)
+    """Accuracy over seeds, the mean over targets first; how many of them, where these are not all.
+
+    FedAvg's model is the same for all clients, so of it Local is over all of them, where that is stored.
+    """
+    found = about.everyone(place) if (method, column) == (BASELINE, OWN_MIX) and not locals_ else {}
+    everyone = bool(found)
+    found = found or about.curves(place, method, column, locals_=locals_)
     if not found:
         return UNDER_WAY if about.begun(place, method) else MISSING
-    means = [float(np.mean([getattr(curve, kind) for curve in curves.values()])) for curves in found.values()]
+    means = [float(getattr(together(list(curves.values())), kind)) for curves in found.values()]
     fewest = min(map(len, found.values()))
-    wanted = len(locals_ or about.scale.local_targets) if column == OWN_MIX and method not in MANY else 1
+    several = column == OWN_MIX and method not in MANY and not everyone
+    wanted = len(locals_ or about.scale.local_targets) if several else 1
     return spread(Estimate.of(means)) + (f" ({fewest} of {wanted} targets)" if fewest < wanted else "")
 
 

@@ -15,6 +15,7 @@ from covey.experiments.ondemand_lines import (
     after_branch,
     error_cell,
     points_above_fedavg,
+    together,
 )
 from covey.experiments.pages import MISSING, Part, Table, spread
 from covey.experiments.store import OWN_MIX
@@ -94,13 +95,14 @@ def all_local(about: About) -> list[Part]:
     for method in (BASELINE, OURS, TRUE):
         curves = found[method].get(seed, {})
         if not curves:
-            rows.append([TITLES[method], MISSING, MISSING, "-", "-"])
+            rows.append([TITLES[method], MISSING, MISSING, "-", "-", "-"])
             continue
-        peak, end = (100 * np.mean([getattr(curve, kind) for curve in curves.values()]) for kind in ("peak", "end"))
-        gains = np.array([curve.peak - found[BASELINE][seed][target].peak for target, curve in curves.items()])
-        compared = ["-", "-"] if method == BASELINE else [f"{100 * gains.mean():+.1f}", f"{(gains > 0).mean():.0%}"]
-        rows.append([TITLES[method], f"{peak:.1f}", f"{end:.1f}", *compared])
-    columns = ("algorithm", "peak", "end", "points above FedAvg", "clients with any gain")
+        mean, base = (together(list(found[one][seed].values())) for one in (method, BASELINE))
+        gains = np.array([curve.end - found[BASELINE][seed][target].end for target, curve in curves.items()])
+        above = [f"{100 * (getattr(mean, kind) - getattr(base, kind)):+.1f}" for kind in ("peak", "end")]
+        compared = ["-", "-", "-"] if method == BASELINE else [*above, f"{(gains > 0).mean():.0%}"]
+        rows.append([TITLES[method], f"{100 * mean.peak:.1f}", f"{100 * mean.end:.1f}", *compared])
+    columns = ("algorithm", "peak", "end", "points above FedAvg, peak", "end", "clients that gain, end")
     return [words, Table(columns, rows)]
 
 
@@ -159,7 +161,7 @@ def table_4(about: About) -> list[Part]:
                 taken = [curve.rounds_to(share) for curve in curves]
                 waiting = UNDER_WAY if about.begun(place, method) else MISSING
                 cells.append(f"{np.mean(taken):.2f} ± {np.std(taken):.2f}" if taken else waiting)
-            rows.append([place.task.title, f"{place.alpha:g}", label, *cells, str(len(ours))])
+            rows.append([place.task.title, f"{place.alpha:g}", label, *cells, str(len(ours) or len(base))])
     columns = (
         "data",
         "α",

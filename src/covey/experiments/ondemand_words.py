@@ -13,7 +13,7 @@ from covey.experiments.ondemand_lines import (
     error_cell,
     points_above_fedavg,
 )
-from covey.experiments.pages import MISSING, Part, counted, joined, spread
+from covey.experiments.pages import MISSING, Part, counted, every_text, joined, spread
 from covey.experiments.store import OWN_MIX
 
 
@@ -24,6 +24,11 @@ def opening(about: About) -> list[Part]:
         f"estimates of round {task.estimated}"
         for task in scale.tasks
     )
+    often = [
+        f"{every_text(task.evaluate_every)} on {task.title} ({every_text(task.evaluate_many_every)} of many models)"
+        for task in scale.tasks
+    ]
+    evaluations = f"Evaluations are {joined(often)}: of fewer of them the best is lower."
     return [
         'Jeong and Lee, "On-Demand Federated Learning for Arbitrary Target Class Distributions", AISTATS 2024: its '
         "tables and figures beside what Covey measures.",
@@ -35,12 +40,14 @@ def opening(about: About) -> list[Part]:
         "target's mix, over all test images; the paper takes a part of them that has this mix. It does not say which "
         "round it reports. Here it is the best one (the peak), which its Table 4 suggests, and beside it the mean over "
         "the last 5 % of the rounds (the end). FedAvg's peak is the best of all its rounds, that of a model on demand "
-        "the best of its fine-tuning. ± is half of Student's 95 % interval over seeds, each with a split of the data "
-        "of its own; differences are taken seed by seed and target by target. The paper has one seed. Only runs at "
-        "their end count.",
+        "the best of its fine-tuning; in Local it is the best round of the mean over clients, one for all of them, "
+        f"since each alone would have a round that suits it by chance. {evaluations}",
+        "± is half of Student's 95 % interval over seeds, each with a split of the data of its own; differences are "
+        "taken seed by seed and target by target. The paper has one seed. Only runs at their end count.",
         f"Local is the mean over the mixes of {scale.clients_as_targets} clients (in the paper, of all "
-        "100), each with a model that is fine-tuned for it; for methods with a model for each client it is the mean "
-        "over all clients, each with its own model on its own mix. On TD 1 to 3 these methods are judged by the mean "
+        "100), each with a model that is fine-tuned for it; for FedAvg and for methods with a model for each client or "
+        "cluster it is the mean over all clients, and where FedAvg and models on demand are compared, over the same "
+        "ones. On TD 1 to 3 these methods are judged by the mean "
         "over all clients' models.",
         "Where this differs from the authors' runs: the last layer has a bias, so that class shares can also be "
         "computed in closed form on the same run. The predictor sees gradients at the model that a client received, "
@@ -96,8 +103,7 @@ def _others_in_words(about: About, place: Place) -> str:
         return ""
     return (
         "clients' own mixes (Local), by the best round and, in brackets, the last ones: "
-        f"{joined(others)}{beside}. Methods with many models are made for these mixes, not for TD 1 to 3, and the best "
-        "round is one for all their clients, where the others have one for each."
+        f"{joined(others)}{beside}. Methods with many models are made for these mixes, not for TD 1 to 3."
     )
 
 

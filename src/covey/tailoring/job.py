@@ -110,10 +110,13 @@ def ondemand(
             if continued:
                 continued_config(run.config, plan.as_mapping())
             found, notes, sent = estimated(experiment, done, estimator, survey=survey, insight_dp=insight_dp)
-            compositions = [
-                compose(found.shares, wish.mix, at_least=config.cohort, sizes=found.sizes, pairing=pairing)
-                for wish in wishes
-            ]
+            compositions = []
+            for wish in wishes:
+                try:
+                    one = compose(found.shares, wish.mix, at_least=config.cohort, sizes=found.sizes, pairing=pairing)
+                except Refusal as refusal:
+                    raise Refusal(f"The target {wish.name}: {refusal}") from refusal
+                compositions.append(one)
             asked = survey or estimator != "learned"
             notes = [*_unfinished(run, done), *notes, *sizes_note(found.sizes, pairing, asked=asked)]
             claim(folder, plan, experiment.method.models()[0], found, compositions, notes, sent)

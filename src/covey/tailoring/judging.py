@@ -47,10 +47,17 @@ def evaluated(
                 base=judge.scored(0, mix, samples, []),
                 scored=judge.scored(number, mix, samples, one.metrics),
                 continued=judge.scored(len(states) - 1, mix, samples, later) if with_base else None,
-                notes=(*notes, *untested_notes(untested)),
+                notes=(*notes, *_silence(one), *untested_notes(untested)),
             )
         )
     return OnDemand(composed, tuple(tailored), runs[-1] if with_base else None)
+
+
+def _silence(run: Run) -> list[str]:
+    """A note where nobody answered."""
+    if any(row["bytes_up"] for row in run.metrics):
+        return []
+    return [f"No client answered in any of the {len(run.metrics)} rounds, so this is the base model as it was."]
 
 
 class _Judge:
