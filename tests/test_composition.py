@@ -312,6 +312,7 @@ def test_a_file_whose_column_is_headed_otherwise_is_refused_with_what_is_allowed
         ("cat=-0.5,dog=1.5", "The share of class cat must not be negative"),
         ("cat=much", "The share of class cat must be a number, not 'much'"),
         ("cat=nan", "must not be negative or infinite"),
+        ("cat=1e308,dog=1e308", "too large to be added up"),
         ("cat=0,dog=0", "all of its shares are zero"),
         ("cat=0.5,0=0.5", "names the class cat twice"),
         ("=0.5", "not of the form class=share"),

@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,8 @@ def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]
             bool(np.isfinite(mix[label])) and mix[label] >= 0,
             f"The share of class {class_names[label]} must not be negative or infinite, not {share}.",
         )
-    total = float(mix.sum())
+    total = math.fsum(mix) if mix.max() < 1e300 else math.inf
+    require(total < math.inf, f"The shares of '{name}' are too large to be added up.")
     require(total > 0, "The target is empty: all of its shares are zero.")
     notes = () if abs(total - 1) < 1e-6 else (f"The shares of '{name}' sum to {total:g} and were scaled to sum to 1.",)
     return Wanted(name, mix / total, notes)

@@ -43,7 +43,9 @@ def ondemand(
     ] = None,
     estimator: Annotated[
         str,
-        typer.Option("--estimator", help="Where class shares come from: learned, analytic, or ground-truth."),
+        typer.Option(
+            "--estimator", help="Where class shares come from: learned, analytic, analytic-as-is, or ground-truth."
+        ),
     ] = "learned",
     rounds: Annotated[str, typer.Option("--rounds", metavar="N", help="Rounds of fine-tuning.")] = str(ROUNDS),
     pairing: Annotated[
