@@ -10,6 +10,8 @@ import time
 import pytest
 from safetensors.torch import load_file
 
+from covey import Run
+
 SIZES = ["--clients", "8", "--cohort", "4", "--rounds", "2", "--workers", "1"]
 QUICK = [*SIZES, "--set", "local.epochs=1", "--set", "environment.samples=20"]
 
@@ -153,6 +155,22 @@ def test_a_run_with_a_spoilt_client_says_so(covey_command, tmp_path):
     assert answer.code == 0
     assert "1 replies were dropped" in answer.out
     assert "its loss became NaN or infinite" in answer.out
+    assert "measurements" not in answer.out
+
+
+def test_a_run_with_a_measurement_that_is_missing_says_so(covey_command, tmp_path):
+    covey_command("run", *QUICK, "--out", tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    first, *others = path.read_text().splitlines()
+    lost = {"client": 3, "reason": "its losses holds NaN"}
+    path.write_text("\n".join([json.dumps({**json.loads(first), "unmeasured": [lost]}), *others]) + "\n")
+    said = " ".join(covey_command("resume", tmp_path / "run").out.split())
+    assert "1 measurements could not be used (clients 3). The first: round 1, client 3: its losses holds NaN." in said
+
+
+def test_poison_is_short_for_an_alteration(covey_command, tmp_path):
+    covey_command("run", *QUICK, "--poison", "0.5", "--out", tmp_path / "run")
+    assert Run.open(tmp_path / "run").config.altered.poison == 0.5
 
 
 def test_the_demo_answers_its_question_in_a_minute(tmp_path):

@@ -49,9 +49,12 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 
 
 def settings(config: Path | None, flags: dict[str, Any], assignments: list[str] | None) -> dict[str, Any]:
-    """Settings from file, flags and --set; later ones win."""
+    """Settings from file, flags and --set; later ones win. --poison is short for altered.poison."""
     given = read_toml(config) if config else {}
-    given = overlay(given, {key: value for key, value in flags.items() if value is not None})
+    said = {key: value for key, value in flags.items() if value is not None}
+    if "poison" in said:
+        said["altered"] = {"poison": said.pop("poison")}
+    given = overlay(given, said)
     for text in assignments or []:
         given = overlay(given, assignment(text))
     return given

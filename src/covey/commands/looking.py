@@ -67,7 +67,7 @@ def describe(
         "clients": clients,
         "seed": seed,
         "data_dir": data_dir,
-        "altered": None if poison is None else {"poison": poison},
+        "poison": poison,
     }
     description = description_of(covey.Config.of(settings(config, flags, set_)))
     if json_:
@@ -117,7 +117,7 @@ def analyze(
         "runtime": runtime,
         "device": device,
         "data_dir": data_dir,
-        "altered": None if poison is None else {"poison": poison},
+        "poison": poison,
     }
     count = None if rounds is None else coerce(rounds, int, "rounds")
     live = {} if fleet is None else use_fleet(fleet)

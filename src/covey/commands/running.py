@@ -107,7 +107,7 @@ def run(
         "device": device,
         "memory_limit": memory_limit,
         "data_dir": data_dir,
-        "altered": None if poison is None else {"poison": poison},
+        "poison": poison,
     }
     chosen = covey.Config.of(with_agent(settings(config, flags, set_), agent))
     with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
@@ -164,7 +164,7 @@ def compare(
         "device": device,
         "memory_limit": memory_limit,
         "data_dir": data_dir,
-        "altered": None if poison is None else {"poison": poison},
+        "poison": poison,
     }
     given = settings(config, flags, set_)
     given.pop("method", None)

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from covey.comparison import Estimate
 from covey.experiments.lines import ROUND
 from covey.experiments.measuring import GUESS
 from covey.experiments.ondemand import BASELINE, LATE, OURS, TITLES, TRUE, OnDemandScale
-from covey.experiments.ondemand_lines import NAMES, About, ByTarget
+from covey.experiments.ondemand_lines import NAMES, About, ByTarget, together
 from covey.experiments.ondemand_tables import all_local, methods_at, table_2, table_3, table_4, table_5
 from covey.experiments.ondemand_words import in_words, opening
 from covey.experiments.pages import (
@@ -69,18 +67,9 @@ def _mean_curve(found: ByTarget) -> tuple[list[int], list[Estimate]] | None:
     """Accuracy at rounds that all seeds have evaluated: the mean over a seed's targets, then over seeds."""
     if not found:
         return None
-    rounds = sorted(
-        set.intersection(*(set(c.rounds.astype(int).tolist()) for curves in found.values() for c in curves.values()))
-    )
-    rounds = thinned(rounds, 100)
-    estimates = []
-    for at in rounds:
-        means = [
-            float(np.mean([curve.accuracy[curve.rounds == at][0] for curve in curves.values()]))
-            for curves in found.values()
-        ]
-        estimates.append(Estimate.of(means))
-    return rounds, estimates
+    curves = [together(list(targets.values())) for targets in found.values()]
+    rounds = thinned(sorted(set.intersection(*(set(curve.rounds.astype(int).tolist()) for curve in curves))), 100)
+    return rounds, [Estimate.of([float(curve.accuracy[curve.rounds == at][0]) for curve in curves]) for at in rounds]
 
 
 def _figure_5(about: About) -> list[Part]:

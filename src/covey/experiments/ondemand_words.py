@@ -13,7 +13,8 @@ from covey.experiments.ondemand_lines import (
     error_cell,
     points_above_fedavg,
 )
-from covey.experiments.pages import MISSING, Part, counted, every_text, joined, spread
+from covey.experiments.openings import made_by
+from covey.experiments.pages import MISSING, Part, bullets, counted, every_text, joined, spread
 from covey.experiments.store import OWN_MIX
 
 
@@ -32,9 +33,8 @@ def opening(about: About) -> list[Part]:
     return [
         'Jeong and Lee, "On-Demand Federated Learning for Arbitrary Target Class Distributions", AISTATS 2024: its '
         "tables and figures beside what Covey measures.",
-        f"Made by `{about.command} --only tables` from the {len(about.store)} runs in `{scale.store}` of the results "
-        f"folder, and from nothing else. Settings: {scale.clients} clients, every class split over them by a "
-        f"Dirichlet(α), {scale.cohort} a round, {counted(int(local['epochs']), 'epoch')} in batches of "
+        f"{made_by(about.command, scale, about.store)} Settings: {scale.clients} clients, every class split over them "
+        f"by a Dirichlet(α), {scale.cohort} a round, {counted(int(local['epochs']), 'epoch')} in batches of "
         f"{local['batch']}, rate {local['rate']:g}, momentum {local['momentum']:g}. {rounds}.",
         "Accuracies are in percent. Accuracy on a target is the mean of the accuracies of all classes, weighted by the "
         "target's mix, over all test images; the paper takes a part of them that has this mix. It does not say which "
@@ -66,7 +66,7 @@ def opening(about: About) -> list[Part]:
 def in_words(about: About) -> list[Part]:
     """What holds at each place, in sentences."""
     said = [
-        f"- {place.title}: {sentence}"
+        f"{place.title}: {sentence}"
         for place in about.places
         for sentence in (
             _gains_in_words(about, place, "peak", "the best round of each"),
@@ -77,7 +77,7 @@ def in_words(about: About) -> list[Part]:
         )
         if sentence
     ]
-    return ["\n".join(said)] if said else []
+    return bullets(said)
 
 
 def _gains_in_words(about: About, place: Place, kind: str, when: str) -> str:
