@@ -1,11 +1,13 @@
 """What only a GPU can show: graphs, splits and resident data, against the local runtime."""
 
+import copy
 import gc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import covey
 from covey.config import Config, Local
@@ -82,10 +84,61 @@ def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
         assert (mine - theirs).norm() / mine.norm() <= 1e-5
 
 
+class Normed(nn.Module):
+    """Convolutions with batch norm as MobileNetV2 has them: before and after one with a kernel for each channel."""
+
+    head = "classifier"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(32),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(32, 32, 3, 2, 1, groups=32, bias=False),
+            nn.BatchNorm2d(32),
+            nn.Conv2d(32, 640, 1, bias=False),
+            nn.BatchNorm2d(640),
+            nn.ReLU6(inplace=True),
+        )
+        self.classifier = nn.Conv2d(640, 10, 1)
+
+    def forward(self, x):
+        return self.classifier(self.layers(x).mean(dim=(2, 3), keepdim=True)).flatten(1)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 1e-4), ("bf16", 0.05)])
+def test_batch_norm_has_the_gradient_of_the_local_runtime_every_time(precision, limit):
+    # The statistics of batches that differ in size, over and over: threads that did not wait for one another showed so.
+    dataset = {"name": "synthetic", "shape": (3, 16, 16), "train": 120, "test": 20}
+    federation = build_federation(Config.of({"dataset": dataset, "environment": "dirichlet", "clients": 7}))
+    with torch_seed(0):
+        module = Normed()
+    layout = Layout.of(module)
+    start = layout.read(module)
+
+    def moved(states):
+        """How far the parameters went, and the statistics."""
+        parts = layout.parameters, layout.buffers
+        return [torch.cat([slot.of(states - start).flatten(1) for slot in slots], dim=1) for slots in parts]
+
+    order = Order(1, np.arange(7), start, Local(epochs=1, batch=10, rate=0.001, momentum=0.9))
+    local = LocalRuntime(federation, copy.deepcopy(module), workers=1)
+    expected = moved(local.execute(order).states)
+    local.close()
+    stacked = StackedRuntime(federation, copy.deepcopy(module), precision=precision, device="cuda")
+    first = stacked.execute(order).states.cpu()
+    for ours, theirs in zip(moved(first), expected, strict=True):
+        assert ((ours - theirs).norm(dim=1) <= limit * theirs.norm(dim=1)).all()
+    for _ in range(20):
+        assert torch.equal(stacked.execute(order).states.cpu(), first)
+
+
 @pytest.mark.parametrize(
     ("model", "dataset"),
     [
         ("tutorial-cnn", COLOUR),
+        ("mobilenetv2", COLOUR),
         ("mcmahan-cnn", {"name": "synthetic", "shape": (1, 28, 28), "train": 300, "test": 60}),
         (SMALL_LSTM, WORDS),
     ],

@@ -1,11 +1,6 @@
 """Convolutions of stacks by an operator of our own: the same numbers as PyTorch's, under vmap, grad and compile."""
 
 import copy
-import importlib.util
-import os
-import subprocess
-import sys
-from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -17,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from covey.models import build_model
 from covey.runtimes.stacked.kernels import available, forward_by_triton, gradients_by_triton, image_convolution
+from tests.interpreting import needs_interpreter, run_interpreted
 
 TRITON_CASES = [
     # lanes, batch, channels, height, width, filters, kernel, stride, padding, with bias
@@ -149,18 +145,9 @@ def test_double_precision_is_left_to_torch():
     assert not available(torch.zeros(1, dtype=torch.float64))
 
 
-def interpreter_works() -> bool:
-    """Triton is there, and its interpreter agrees with this NumPy: int() of an array of one element was withdrawn."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    return np.lib.NumpyVersion(np.__version__) < "2.4.0" or version("triton") >= "3.7"
-
-
-@pytest.mark.skipif(not interpreter_works(), reason="Triton's interpreter is not there.")
+@needs_interpreter
 def test_triton_kernels_agree_with_torch():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_interpreted("tests.test_kernels")
 
 
 def check_triton(case, dtype):

@@ -31,6 +31,7 @@ from covey.runtimes.stacked.convolution import (
     write_cache,
 )
 from covey.runtimes.stacked.kernels import available
+from covey.runtimes.stacked.norm import MaskedBatchNorm
 from covey.runtimes.stacked.plan import (
     Schedule,
     Segment,
@@ -41,7 +42,7 @@ from covey.runtimes.stacked.plan import (
     suitable_lanes,
     without_giants,
 )
-from covey.runtimes.stacked.step import Lanes, MaskedBatchNorm, Terms, make_step
+from covey.runtimes.stacked.step import Lanes, Terms, make_step
 from covey.runtimes.stacked.tables import Gallery, Holdings
 
 MOST_LANES = 512

@@ -378,7 +378,7 @@ def forward_by_triton(
     tiles = -(-runs // plan.tile_runs)
     # Kernels are read once for all tiles of a program, but every processor should have several programs.
     each = min(max(tiles * lanes * plan.filter_tiles // (8 * _processors(x)), 1), 8)
-    with _on_device(x):
+    with on_device(x):
         _forward_kernel[(-(-tiles // each), lanes, plan.filter_tiles)](
             x,
             weight,
@@ -414,7 +414,7 @@ def gradients_by_triton(
     parts = -(-tiles // each)
     sums = torch.empty(lanes, parts, number, plan.elements * plan.pixels, dtype=torch.float32, device=x.device)
     taps = plan.filters * (plan.lines * plan.kernel_w + with_bias)
-    with _on_device(x):
+    with on_device(x):
         _gradient_kernel[(parts, lanes, number)](
             x,
             gradient,
@@ -442,7 +442,7 @@ def _processors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
 
 
-def _on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 

@@ -1,6 +1,6 @@
 """One step of local SGD for every lane of a stack at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from covey.client import crop_and_flip
 from covey.layout import Layout
 from covey.models.dropout import dropout_layers
+from covey.runtimes.stacked.norm import masking
 
 Named = dict[str, Tensor]
 
@@ -141,63 +142,3 @@ def make_step(
 def _broad(values: Tensor, like: Tensor) -> Tensor:
     """`[lanes]` shaped to go with `[lanes, ...]`."""
     return values.reshape(-1, *(1,) * (like.dim() - 1))
-
-
-class masking:  # noqa: N801 (reads as a verb)
-    """Within, layers that average over the batch know the weights of its samples."""
-
-    def __init__(self, module: nn.Module, weight: Tensor) -> None:
-        self.layers: Sequence[MaskedBatchNorm] = [
-            layer for layer in module.modules() if isinstance(layer, MaskedBatchNorm)
-        ]
-        self.weight = weight
-
-    def __enter__(self) -> None:
-        for layer in self.layers:
-            layer.sample_weight = self.weight
-
-    def __exit__(self, *details: object) -> None:
-        for layer in self.layers:
-            layer.sample_weight = None
-
-
-class MaskedBatchNorm(nn.Module):
-    """Batch norm whose statistics are those of the samples with a weight; padding has none."""
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
-        super().__init__()
-        self.eps = norm.eps
-        self.momentum = norm.momentum
-        self.weight, self.bias = norm.weight, norm.bias
-        self.register_buffer("running_mean", norm.running_mean)
-        self.register_buffer("running_var", norm.running_var)
-        self.sample_weight: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        rest = [0, *range(2, x.dim())]
-        shape = (1, -1, *(1,) * (x.dim() - 2))
-        wide = x.to(self.running_mean.dtype)
-        assert self.sample_weight is not None
-        places = x[0, 0].numel() if x.dim() > 2 else 1
-        weight = self.sample_weight.view(-1, *(1,) * (x.dim() - 1)).to(wide.dtype)
-        mean = (wide * weight).sum(rest) / places
-        variance = ((wide - mean.view(shape)) ** 2 * weight).sum(rest) / places
-        # Torch's running variance is the unbiased one: n/(n-1), n values of the channel; weights are 1/b each.
-        values = places / self.sample_weight.amax().clamp_min(1e-12).to(wide.dtype)
-        unbiased = variance * values / (values - 1).clamp_min(1)
-        # One value has no variance; such a batch is normalised by what was seen before.
-        single = values < 1.5
-        mean = torch.where(single, self.running_mean, mean)
-        variance = torch.where(single, self.running_var, variance)
-        rate = 0.1 if self.momentum is None else self.momentum
-        fresh = torch.where(single, 0.0, rate)
-        self.running_mean.add_(fresh * (mean.detach() - self.running_mean))
-        self.running_var.add_(fresh * (unbiased.detach() - self.running_var))
-        normal = (wide - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
-        weight_, bias = self.weight, self.bias
-        if weight_ is not None:
-            normal = normal * weight_.view(shape).to(wide.dtype) + bias.view(shape).to(wide.dtype)
-        return normal.to(x.dtype)
