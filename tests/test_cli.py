@@ -153,7 +153,7 @@ def test_a_run_with_a_spoilt_client_says_so(covey_command, tmp_path):
         "--rounds", 1, "--workers", 1, "--set", "local.rate=0.01", "--out", tmp_path / "run",
     )  # fmt: skip
     assert answer.code == 0
-    assert "1 replies were dropped" in answer.out
+    assert "1 reply was dropped" in answer.out
     assert "its loss became NaN or infinite" in answer.out
     assert "measurements" not in answer.out
 
@@ -165,7 +165,7 @@ def test_a_run_with_a_measurement_that_is_missing_says_so(covey_command, tmp_pat
     lost = {"client": 3, "reason": "its losses holds NaN"}
     path.write_text("\n".join([json.dumps({**json.loads(first), "unmeasured": [lost]}), *others]) + "\n")
     said = " ".join(covey_command("resume", tmp_path / "run").out.split())
-    assert "1 measurements could not be used (clients 3). The first: round 1, client 3: its losses holds NaN." in said
+    assert "1 measurement could not be used (clients 3). The first: round 1, client 3: its losses holds NaN." in said
 
 
 def test_poison_is_short_for_an_alteration(covey_command, tmp_path):

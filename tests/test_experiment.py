@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from covey import Config, Dataset, Refusal, Run, run
 from covey.data import digits
 from covey.evaluation import Scores, on_mix
 from covey.experiment import run_together
+from covey.noticing import noticing
 from tests.conftest import SMALL, without_timings
 
 
@@ -128,6 +130,32 @@ def test_a_client_whose_loss_becomes_nan_is_dropped_named_and_counted(tmp_path, 
         assert row["dropped"] == [{"client": spoilt[0], "reason": "its loss became NaN or infinite"}]
         assert row["accuracy"] > 0.3
         assert np.isfinite(row["loss"])
+
+
+def test_a_run_that_stands_still_says_so_once_and_goes_on(tmp_path):
+    with pytest.warns(UserWarning, match="stands still") as said:
+        result = run(SMALL, rounds=23, evaluate_every=23, workers=1, out=tmp_path / "stuck", **{"local.rate": 1e30})
+    (sentence,) = [str(one.message) for one in said if "stands still" in str(one.message)]
+    assert sentence.startswith("The run stuck stands still: 10 rounds in a row no reply could be used")
+    last = result.metrics[9]["dropped"][-1]
+    assert sentence.endswith(f"of round 0. The last one: client {last['client']}: its loss became NaN or infinite.")
+    assert result.finished
+
+
+def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_all():
+    lost = {"clients": [1], "dropped": [{"client": 1, "reason": "gone"}]}
+    some = {"clients": [1, 2], "dropped": [{"client": 1, "reason": "gone"}]}
+    kept_back, nobody = {"clients": [1], "dropped": [], "withheld": [1]}, {"clients": [], "dropped": []}
+    rounds = [*[lost] * 9, some, *[lost] * 9, kept_back, *[lost] * 5, nobody, *[lost] * 4]
+    seen = []
+    told = noticing("The run", seen.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number, record in enumerate(rounds, 1):
+            told({"round": number, **record})
+    assert len(seen) == 30
+    with pytest.warns(UserWarning, match="that of round 20. The last one: client 1: gone."):
+        told({"round": 31, **lost})
 
 
 def test_a_round_in_which_every_client_fails_leaves_the_model_as_it_was(tmp_path):

@@ -892,6 +892,13 @@ def test_a_strategys_folder_says_who_failed_and_can_be_reported(tmp_path):
     assert [row["dropped"] for row in read_metrics(tmp_path / "run")[:3]] == [row["dropped"] for row in rows]
 
 
+def test_a_strategy_that_gets_nothing_of_use_says_so(tmp_path):
+    strategy = Strategy("fedavg", model=net(), clients=2, cohort=2, folder=tmp_path / "stuck", strikes=100)
+    grid = InProcessGrid([broken("nan"), broken("nan")], 2)
+    with pytest.warns(UserWarning, match="The run stuck stands still: 10 rounds in a row no reply could be used"):
+        strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=10)
+
+
 def test_a_strategy_that_goes_on_rests_whom_it_would_have_rested(tmp_path):
     def started(rounds: int, folder: Path) -> list[dict[str, Any]]:
         strategy = Strategy("fedavg", model=net(), clients=3, cohort=3, folder=folder)

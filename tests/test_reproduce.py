@@ -13,6 +13,7 @@ from covey import Refusal, methods
 from covey.comparison import Estimate
 from covey.experiments import Paper, Store, Wanted, drawing, machine_settings, paper_called, papers, reproduce
 from covey.experiments.fedacs import METHODS, SCALES
+from covey.experiments.openings import made_by
 from covey.experiments.pages import Chart, Page, Series, Table, markdown, spread, write_page
 from covey.experiments.plan import Group, Planned, differences
 from covey.experiments.statistics import accuracy_at, paired_terminal, rounds_to, share_of_gap, terminal
@@ -586,3 +587,10 @@ def test_tables_alone_need_neither_data_nor_methods(tmp_path, monkeypatch):
     assert answer["page"] == "docs/results/fedacs.md"
     assert "| uniform | random | 70.8 | 70.0 |" in Path(answer["page"]).read_text()
     assert paper_called("fedacs") is FEDACS
+
+
+def test_a_page_says_where_replies_were_lost(tmp_path):
+    runs = [made(0.5), replace(made(0.5, seed=1), dropped=1204)]
+    assert made_by("covey reproduce", FULL, Store(tmp_path, runs[:1])).endswith("nothing else.")
+    told = made_by("covey reproduce", FULL, Store(tmp_path, runs))
+    assert told.endswith(f"nothing else. Replies were dropped: 1,204 in {runs[1].name}.")

@@ -136,14 +136,14 @@ def run_result(run: Run) -> None:
     console.print(table, highlight=False)
     say(f"Records: {summary['folder']}")
     for faults, what in (
-        (summary["dropped"], "replies were dropped"),
-        (summary["unmeasured"], "measurements could not be used"),
+        (summary["dropped"], ("reply was dropped", "replies were dropped")),
+        (summary["unmeasured"], ("measurement could not be used", "measurements could not be used")),
     ):
         if faults:
             clients = sorted({fault["client"] for fault in faults})
             first = faults[0]
             say(
-                f"{len(faults)} {what} (clients {', '.join(map(str, clients))}). "
+                f"{len(faults):,} {what[len(faults) > 1]} (clients {', '.join(map(str, clients))}). "
                 f"The first: round {first['round']}, client {first['client']}: {first['reason']}."
             )
 

@@ -26,6 +26,7 @@ from covey.manymodel import manymodels
 from covey.methods import OneModel, methods
 from covey.mixes import Target, wanted
 from covey.models import build_model
+from covey.noticing import noticing
 from covey.records import Records, has_checkpoint, read_checkpoint, read_config, read_metrics
 from covey.roles import Method, Runtime, Setting
 from covey.runtimes import runtimes
@@ -299,7 +300,7 @@ def _game(experiment: Experiment, records: Records, on_round: OnRound | None) ->
         experiment.truth,
         experiment.config.rounds,
         experiment.config.evaluate_every,
-        on_round,
+        noticing(f"The run {records.folder.name}", on_round),
     )
 
 

@@ -15,10 +15,11 @@ NO_INTERVALS = "The paper gives neither seeds nor intervals."
 
 
 def made_by(command: str, scale: Scale, store: Store) -> str:
-    """What makes a page, and of what."""
+    """What makes a page, and of what; also whether clients' replies were lost on the way."""
+    lost = [f"{run.dropped:,} in {run.name}" for run in store if run.dropped]
     return (
         f"Made by `{command} --only tables` from the {len(store)} runs in `{scale.store}` of the results folder, and "
-        "from nothing else."
+        "from nothing else." + (f" Replies were dropped: {', '.join(lost)}." if lost else "")
     )
 
 

@@ -13,6 +13,7 @@ from covey.errors import require
 from covey.federations import GIVEN
 from covey.layout import Layout
 from covey.messages import Order, Replies
+from covey.noticing import noticing
 from covey.records import (
     FORMAT,
     Records,
@@ -48,6 +49,7 @@ class RunFolder:
         """The line of the last finished round."""
         self._write_rows(rows)
         self._records = Records(folder, self.done, float(rows[-1]["clock"]) if rows else 0.0)
+        self._notice = noticing(f"The run {folder.name}", None)
 
     def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
         """Refuse a folder of another run; one that is gone on with may have more rounds than it was begun with."""
@@ -80,6 +82,7 @@ class RunFolder:
         record |= {"cohort_skew": None, **notes}
         record |= {"figures": figures} if (figures := method.figures()) else {}
         self._records.write(record, method.state_dict)
+        self._notice(record)
 
     def score(self, round: int, scores: Mapping[str, Any]) -> None:
         """Add what clients found of a round's model to its line."""

@@ -1,0 +1,42 @@
+"""What a run's rounds show that somebody should be told of while it runs."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from covey.loop import OnRound
+
+SILENT_ROUNDS = 10
+"""Rounds in a row, of those that ask for replies, after which a run says that none was of use."""
+
+
+def noticing(run: str, on_round: OnRound | None) -> OnRound:
+    """Tell once when a run stands still: round after round, every reply is dropped, and the model stays what it was.
+
+    Rounds that ask nobody, since nobody can be reached or all are resting, neither count nor end it.
+    """
+    silent, before = 0, 0
+
+    def told(record: dict[str, Any]) -> None:
+        nonlocal silent, before
+        if record["clients"]:
+            silent = silent + 1 if _nothing_came(record) else 0
+            before = record["round"] - 1 if silent == 1 else before
+            if silent == SILENT_ROUNDS:
+                warnings.warn(_standstill(run, before, record["dropped"][-1]), stacklevel=2)
+        if on_round:
+            on_round(record)
+
+    return told
+
+
+def _nothing_came(record: Mapping[str, Any]) -> bool:
+    """Whether no reply could be used; clients that keep theirs to themselves have replied."""
+    return {fault["client"] for fault in record["dropped"]}.issuperset(record["clients"])
+
+
+def _standstill(run: str, before: int, last: Mapping[str, Any]) -> str:
+    return (
+        f"{run} stands still: {SILENT_ROUNDS} rounds in a row no reply could be used, and the model is that of round "
+        f"{before}. The last one: client {last['client']}: {last['reason']}."
+    )
