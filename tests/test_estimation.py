@@ -39,6 +39,7 @@ from covey.predictor import (
     PrivatePredictorProbe,
     initial_predictor,
     predicted,
+    predictor_size,
 )
 from covey.randomness import key, permutation
 from covey.surveys import estimated
@@ -723,6 +724,23 @@ def test_budgets_that_are_none_are_refused_by_the_name_of_the_option(epsilon, de
 def test_predictors_begin_alike_for_the_same_seed():
     assert torch.equal(initial_predictor(20, 4, 8, seed=3), initial_predictor(20, 4, 8, seed=3))
     assert not torch.equal(initial_predictor(20, 4, 8, seed=3), initial_predictor(20, 4, 8, seed=4))
+
+
+def test_a_predictor_too_large_to_be_sent_is_refused_with_a_way_out(monkeypatch):
+    assert predictor_size(20, 4, 8) == len(initial_predictor(20, 4, 8, seed=3))
+    given = {"model": {"name": "mlp", "hidden": (50,)}, "aggregator": {"name": "ondemand", "hidden": 64}}
+    needed = predictor_size(500, 10, 64)
+    monkeypatch.setattr("covey.predictor.LARGEST_PREDICTOR", needed)
+    experiment(**given)
+    for limit, way in (
+        (needed - 1, "set aggregator.hidden=32 or less, or run another"),
+        (1000, "send it: run another"),
+    ):
+        monkeypatch.setattr("covey.predictor.LARGEST_PREDICTOR", limit)
+        with pytest.raises(Refusal, match=way) as refusal:
+            experiment(**given)
+        assert f"would have {needed:,} numbers" in str(refusal.value)
+        assert "a last layer of 500 weights" in str(refusal.value)
 
 
 def test_noise_that_does_not_cover_the_predictor_is_not_taken_for_more():

@@ -561,10 +561,11 @@ def test_the_set_agent_remembers_clients_between_the_rounds_they_take_part_in():
 @pytest.mark.parametrize(
     "make", [lambda: FedDRL(hidden=8), FedDRLSet, LossSoftmax], ids=["flat", "set", "loss-softmax"]
 )
-def test_a_client_whose_loss_is_nan_is_left_out_and_harms_nobody(make):
+@pytest.mark.parametrize("loss", [float("nan"), 1e30, -1e30])
+def test_a_client_whose_loss_says_nothing_is_left_out_and_harms_nobody(make, loss):
     aggregator = begun(make())
     for t in (1, 2, 3):
-        model = aggregator.combine(t, torch.zeros(6), replies([1.0, float("nan"), 3.0, 2.0]))
+        model = aggregator.combine(t, torch.zeros(6), replies([1.0, loss, 3.0, 2.0]))
         factors = aggregator.figures()["impact_factors"]
         assert factors["1"] == 0
         assert sum(factors.values()) == pytest.approx(1)

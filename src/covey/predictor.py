@@ -24,7 +24,7 @@ from covey import randomness
 from covey.client import Learner
 from covey.config import Local
 from covey.data.dataset import Samples
-from covey.errors import require
+from covey.errors import Refusal, require
 from covey.estimation import Privacy, clipped_gradient
 from covey.insight import head_gradients
 from covey.layout import Layout
@@ -59,6 +59,29 @@ class ClassPredictor(nn.Module):
 
     def forward(self, gradients: Tensor) -> Tensor:
         return F.softmax(self.out(self.body(gradients)), dim=1)
+
+
+LARGEST_PREDICTOR = 1 << 29
+"""Numbers of a predictor: 2 GiB, which every invited client trains and sends."""
+
+
+def predictor_size(inputs: int, classes: int, hidden: int) -> int:
+    """Numbers of a predictor's state, batch-norm statistics included."""
+    return inputs * (hidden + 4) + hidden * (hidden + classes + 10) + classes
+
+
+def require_moderate_size(inputs: int, classes: int, hidden: int) -> None:
+    """Refuse a predictor that neither a server nor a client would want to hold."""
+    size = predictor_size(inputs, classes, hidden)
+    if size <= LARGEST_PREDICTOR:
+        return
+    fitting = [width for width in (128, 64, 32, 16, 8) if predictor_size(inputs, classes, width) <= LARGEST_PREDICTOR]
+    narrower = f"set aggregator.hidden={fitting[0]} or less, or " if fitting else ""
+    raise Refusal(
+        f"The class distribution predictor of aggregator 'ondemand' would have {size:,} numbers "
+        f"({4 * size / 1e9:,.1f} GB) for a last layer of {inputs:,} weights, and every invited client would train and "
+        f"send it: {narrower}run another method, and let covey ondemand --estimator analytic ask for class shares."
+    )
 
 
 def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tensor:

@@ -14,14 +14,18 @@ from covey.messages import Replies
 from covey.probes import Losses, Probe
 from covey.roles import Aggregator, Setting
 
+LARGEST_LOSS = 1e4
+"""Mean losses beyond this say nothing: the right class would have a probability of e^-10,000."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reported:
     """A round's losses and sample counts, in K seats.
 
     Where everyone is invited every round, a client's seat is its number, so that a seat always means the same client;
-    else the invited sit in ascending order. A client whose losses cannot be used sits on the mean losses of the
-    others; so does an empty seat (an invited client that did not reply), with no samples.
+    else the invited sit in ascending order. A client whose losses cannot be used (they are missing, not finite, or far
+    beyond what a model can come to) sits on the mean losses of the others; so does an empty seat (an invited client
+    that did not reply), with no samples.
     """
 
     clients: IntArray
@@ -29,7 +33,7 @@ class Reported:
     seats: IntArray
     """Where they sit: `[k]`."""
     usable: NDArray[np.bool_]
-    """Seats whose client replied with finite losses: `[K]`."""
+    """Seats whose client replied with losses of use: `[K]`."""
     before: FloatArray
     """l_b, the mean loss of the received model on the client's samples: `[K]`."""
     after: FloatArray
@@ -45,14 +49,17 @@ class Reported:
             faulty = np.array([fault.client for fault in replies.faults], dtype=np.int64)
             invited = np.unique(np.concatenate([replies.clients, replies.withheld, faulty]))
             seats = np.searchsorted(invited, replies.clients)
+        found = {name: np.array(values.tolist()) for name, values in replies.probes.get(Losses.name, {}).items()}
         rows = replies.observed(Losses.name)
+        for values in found.values():
+            rows = rows[np.abs(values[rows]) <= LARGEST_LOSS]
         usable = np.zeros(setting.cohort, dtype=np.bool_)
         usable[seats[rows]] = True
         samples = np.zeros(setting.cohort)
         samples[seats] = replies.samples.numpy()
         losses = {}
         for name in ("before", "after"):
-            known = np.array(replies.probes[Losses.name][name].tolist())[rows] if len(rows) else np.empty(0)
+            known = found[name][rows] if len(rows) else np.empty(0)
             losses[name] = np.full(setting.cohort, known.mean() if len(known) else np.nan)
             losses[name][seats[rows]] = known
         return cls(replies.clients, seats, usable, losses["before"], losses["after"], samples)

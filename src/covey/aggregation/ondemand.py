@@ -16,7 +16,15 @@ from covey.environments import FloatArray
 from covey.errors import require
 from covey.estimation import Estimates, Privacy
 from covey.messages import Gate, Replies
-from covey.predictor import PredictorProbe, PrivatePredictorProbe, Sends, Taken, initial_predictor, predicted
+from covey.predictor import (
+    PredictorProbe,
+    PrivatePredictorProbe,
+    Sends,
+    Taken,
+    initial_predictor,
+    predicted,
+    require_moderate_size,
+)
 from covey.probes import Probe
 from covey.roles import Aggregator, Setting, State, aggregators
 
@@ -96,6 +104,7 @@ class WithPredictor(Aggregator):
         if self.privacy is not None:
             warnings.warn(NOT_THE_PREDICTOR, stacklevel=2)
         weight = setting.layout.head[0]
+        require_moderate_size(weight.size, setting.classes, self.hidden)
         self.predictor = initial_predictor(weight.size, setting.classes, self.hidden, setting.seed)
         """w_p `[d_p]`"""
         self._known = Estimates.unknown(setting.clients, setting.classes)
