@@ -22,6 +22,7 @@ from covey.analytics import Analysis
 from covey.comparison import Comparison, OnRun
 from covey.experiment import Run
 from covey.loop import OnRound
+from covey.waiting import listening
 
 _MOST_SKEWED, _LEAST_SKEWED = 15, 5
 """Clients of an analysis that are shown, from either end."""
@@ -40,6 +41,7 @@ def _bars() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[score]}"),
+        TextColumn("{task.fields[wait]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=_progress,
@@ -51,12 +53,13 @@ def _bars() -> Progress:
 def run_progress(name: str, rounds: int, done: int) -> Iterator[OnRound]:
     """A bar over the rounds of one run."""
     with _bars() as bars:
-        task = bars.add_task(name, total=rounds, completed=done, score="")
+        task = bars.add_task(name, total=rounds, completed=done, score="", wait="")
 
         def on_round(record: dict[str, object]) -> None:
-            bars.update(task, completed=int(str(record["round"])), score=_score(record))
+            _advance(bars, task, record)
 
-        yield on_round
+        with listening(lambda what: bars.update(task, wait=what)):
+            yield on_round
 
 
 @contextmanager
@@ -67,12 +70,13 @@ def comparison_progress() -> Iterator[tuple[OnRun, OnRound]]:
 
         def on_run(label: str, seed: int | None, rounds: int) -> None:
             name = label if seed is None else f"{label}, seed {seed}"
-            current[:] = [bars.add_task(name, total=rounds, score="")]
+            current[:] = [bars.add_task(name, total=rounds, score="", wait="")]
 
         def on_round(record: dict[str, object]) -> None:
-            bars.update(current[0], completed=int(str(record["round"])), score=_score(record))
+            _advance(bars, current[0], record)
 
-        yield on_run, on_round
+        with listening(lambda what: bars.update(current[0], wait=what) if current else None):
+            yield on_run, on_round
 
 
 @contextmanager
@@ -90,9 +94,12 @@ def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
         yield progress
 
 
-def _score(record: dict[str, object]) -> str:
+def _advance(bars: Progress, task: TaskID, record: dict[str, object]) -> None:
+    """Move a bar; what it says of accuracy stands until the next evaluation."""
+    bars.update(task, completed=int(str(record["round"])))
     accuracy = record.get("accuracy")
-    return f"accuracy {accuracy:.1%}" if isinstance(accuracy, float) else ""
+    if isinstance(accuracy, float):
+        bars.update(task, score=f"accuracy {accuracy:.1%}")
 
 
 def run_summary(run: Run) -> dict[str, Any]:

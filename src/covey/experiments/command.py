@@ -20,6 +20,7 @@ from covey.experiments import reproduce as run_paper
 from covey.experiments.pages import Written, write_page
 from covey.experiments.plan import PAGES_ONLY
 from covey.loop import OnRound
+from covey.waiting import listening
 
 _RESULTS, _PAGES, _WORK = Path("results"), Path("docs/results"), Path("runs/reproduce")
 
@@ -95,15 +96,19 @@ def _results_of(scale: Scale, results: Path | None) -> Path:
 
 @contextmanager
 def _progress(begin: float) -> Iterator[tuple[OnRun, OnRound]]:
-    """Bars where somebody watches; else a line for each group, so that a log says where the time went."""
+    """Bars where somebody watches; else a line for each group and each long wait: a log says where the time went."""
     with display.comparison_progress() as (bar, on_round):
+
+        def note(text: str) -> None:
+            if text and not sys.stderr.isatty():
+                print(f"{time.monotonic() - begin:6.0f} s  {text}", file=sys.stderr)
 
         def on_run(label: str, seed: int | None, rounds: int) -> None:
             bar(label, seed, rounds)
-            if not sys.stderr.isatty():
-                print(f"{time.monotonic() - begin:6.0f} s  {label}: {rounds:,} rounds to go", file=sys.stderr)
+            note(f"{label}: {rounds:,} rounds to go")
 
-        yield on_run, on_round
+        with listening(note):
+            yield on_run, on_round
 
 
 def _tell(outcome: dict[str, Any], written: Written) -> None:

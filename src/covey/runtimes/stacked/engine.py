@@ -44,6 +44,7 @@ from covey.runtimes.stacked.plan import (
 )
 from covey.runtimes.stacked.step import Lanes, Terms, make_step
 from covey.runtimes.stacked.tables import Gallery, Holdings
+from covey.waiting import waiting_for
 
 MOST_LANES = 512
 """More lanes than this make no step faster, and every one of them takes memory."""
@@ -396,6 +397,10 @@ class Launcher:
 
     def _capture(self) -> None:
         """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
+        with waiting_for(f"compiling {type(self.engine.module).__name__} for {self.count} lanes"):
+            self._record_fastest()
+
+    def _record_fastest(self) -> None:
         before = {name: value.clone() for name, value in self._state().items()}
         engine = self.engine
         if not self.ways and engine.for_speed and convolutions(engine.module):
