@@ -21,7 +21,7 @@ from covey.probes import Losses
 from covey.runtimes import LocalRuntime, StackedRuntime
 from covey.runtimes.stacked import evaluate_together
 from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, nearest, with_kernels
-from covey.runtimes.stacked.engine import stack_module
+from covey.runtimes.stacked.launcher import stack_module
 from covey.runtimes.stacked.plan import lanes_for, pack, segment, suitable_lanes, without_giants
 from tests.conftest import SMALL, without_timings
 
@@ -101,7 +101,7 @@ def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
         ways.append(candidate_ways(module)[0])
         return stack_module(module, ways[-1])
 
-    monkeypatch.setattr("covey.runtimes.stacked.engine.stack_module", by_patches)
+    monkeypatch.setattr("covey.runtimes.stacked.launcher.stack_module", by_patches)
     train_alike(model)
     assert ways and "slices" in ways[0].values() and "grouped" not in ways[0].values()
 

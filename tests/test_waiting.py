@@ -12,7 +12,8 @@ from covey.config import Config
 from covey.experiments import command
 from covey.federations import build_federation
 from covey.models import build_model
-from covey.runtimes.stacked.engine import Engine, Launcher
+from covey.runtimes.stacked.engine import Engine
+from covey.runtimes.stacked.launcher import Launcher
 from covey.runtimes.stacked.step import Terms
 from covey.waiting import listening, waiting_for
 from tests.conftest import SMALL

@@ -27,7 +27,8 @@ from covey.probes import CohortProbe, Probe
 from covey.randomness import key
 from covey.roles import Runtime
 from covey.runtimes.local import LocalRuntime
-from covey.runtimes.stacked.engine import Engine, Job, Trained
+from covey.runtimes.stacked.engine import Engine
+from covey.runtimes.stacked.launcher import Job, Trained
 from covey.runtimes.stacked.scoring import score_stack
 from covey.runtimes.stacked.tables import Holdings
 
