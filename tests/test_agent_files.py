@@ -62,6 +62,18 @@ def test_an_agent_with_a_place_for_each_client_is_refused_for_another_number(tmp
         run({**SMALL, "aggregator": {"name": "feddrl-set", "agent": str(path)}}, out=tmp_path / "run")
 
 
+def test_an_agent_is_refused_where_its_actions_would_be_drawn_otherwise_unless_its_file_does_not_tell(tmp_path):
+    path = small_agent(tmp_path / "agent.safetensors")
+    other = agent_run(agent=str(path), renormalise=False)
+    with pytest.raises(Refusal, match=r"other options; set aggregator\.renormalise=True\.$"):
+        run(other, out=tmp_path / "refused")
+    with safe_open(str(path), "pt") as file:
+        about, tensors = json.loads(file.metadata()["agent"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del about["meaning"]["renormalise"]
+    save_file(tensors, str(path), {"agent": json.dumps(about)})
+    assert run(other, rounds=1, out=tmp_path / "older").finished
+
+
 def test_a_set_agent_is_accepted_for_any_number_of_clients(tmp_path):
     given = {**SMALL, "aggregator": {"name": "feddrl-set", "noise": 0.3}}
     path = train_agent(given, rounds=12, out=tmp_path / "agent.safetensors", offline=Offline(epochs=3, batch=8))

@@ -180,7 +180,8 @@ def read_agent(path: Path, aggregator: ByAgent, agent: Agent) -> dict[str, Any]:
             f"{own['cohort']}: the networks of '{kind}' have a place for each. Set the cohort to "
             f"{meaning.get('cohort')}, or train an agent for 'feddrl-set', which takes any number."
         )
-    differing = [f"aggregator.{name}={meaning.get(name)}" for name in own if meaning.get(name) != own[name]]
+    # A file that says nothing of an option is older than its record.
+    differing = [f"aggregator.{name}={meaning[name]}" for name in own if meaning.get(name, own[name]) != own[name]]
     require(not differing, f"The agent {path} was trained with other options; set {', '.join(differing)}.")
     if aggregator.learn:
         _require_same_goal(path, aggregator, about)

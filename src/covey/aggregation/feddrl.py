@@ -140,7 +140,7 @@ class FedDRL(ByAgent):
         self.append_mean_loss = append_mean_loss
 
     def meaning(self) -> dict[str, Any]:
-        names = ("hidden", "beta", "order", "sharpness", "append_mean_loss")
+        names = ("hidden", "beta", "order", "sharpness", "append_mean_loss", "floor", "renormalise")
         return {"cohort": self.setting.cohort, **{name: getattr(self, name) for name in names}}
 
     def architecture(self, setting: Setting) -> Architecture:
