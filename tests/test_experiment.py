@@ -143,19 +143,22 @@ def test_a_run_that_stands_still_says_so_once_and_goes_on(tmp_path):
 
 
 def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_all():
-    lost = {"clients": [1], "dropped": [{"client": 1, "reason": "gone"}]}
-    some = {"clients": [1, 2], "dropped": [{"client": 1, "reason": "gone"}]}
-    kept_back, nobody = {"clients": [1], "dropped": [], "withheld": [1]}, {"clients": [], "dropped": []}
-    rounds = [*[lost] * 9, some, *[lost] * 9, kept_back, *[lost] * 5, nobody, *[lost] * 4]
+    gone = [{"client": 1, "reason": "gone"}]
+    lost = {"clients": [1], "dropped": gone, "train_loss": None}
+    some = {"clients": [1, 2], "dropped": gone, "train_loss": 0.5}
+    kept_back = {"clients": [1], "dropped": [], "withheld": [1], "train_loss": None}
+    survey_lost = {"clients": [1], "dropped": gone, "train_loss": 0.5}
+    nobody = {"clients": [], "dropped": [], "train_loss": None}
+    rounds = [*[lost] * 9, some, *[lost] * 9, kept_back, *[lost] * 9, survey_lost, *[lost] * 5, nobody, *[lost] * 4]
     seen = []
     told = noticing("The run", seen.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for number, record in enumerate(rounds, 1):
             told({"round": number, **record})
-    assert len(seen) == 30
-    with pytest.warns(UserWarning, match="that of round 20. The last one: client 1: gone."):
-        told({"round": 31, **lost})
+    assert len(seen) == 40
+    with pytest.warns(UserWarning, match="that of round 30. The last one: client 1: gone."):
+        told({"round": 41, **lost})
 
 
 def test_a_round_in_which_every_client_fails_leaves_the_model_as_it_was(tmp_path):

@@ -31,8 +31,13 @@ def noticing(run: str, on_round: OnRound | None) -> OnRound:
 
 
 def _nothing_came(record: Mapping[str, Any]) -> bool:
-    """Whether no reply could be used; clients that keep theirs to themselves have replied."""
-    return {fault["client"] for fault in record["dropped"]}.issuperset(record["clients"])
+    """Whether no reply could be used.
+
+    Clients that keep theirs to themselves have replied; and one that only a survey before the round has lost may have
+    trained.
+    """
+    lost = {fault["client"] for fault in record["dropped"]}
+    return record["train_loss"] is None and lost.issuperset(record["clients"])
 
 
 def _standstill(run: str, before: int, last: Mapping[str, Any]) -> str:

@@ -132,13 +132,13 @@ class Plan:
         out_h, out_w = _output_size(x, kernel, stride, padding)
 
         def window(span: int) -> int:
-            return _power((span - 1) * stride[1] + kernel[1])
+            return power((span - 1) * stride[1] + kernel[1])
 
         # Few elements to read for each pixel; of equals the shorter run, which multiplies fewer zeros.
         span = min((1, 2, 4), key=lambda span: (window(span) * -(-out_w // span), span))
         wide, segments, lines = window(span), -(-out_w // span), channels * kernel[0]
-        tile_lines = max(min(_power(lines + ones), 128 // wide), 16 // wide, 1)
-        tile_filters = max(min(_power(filters), 128 // span), 16 // span)
+        tile_lines = max(min(power(lines + ones), 128 // wide), 16 // wide, 1)
+        tile_filters = max(min(power(filters), 128 // span), 16 // span)
         in_full = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
         return cls(
             channels=channels,
@@ -175,7 +175,7 @@ def _output_size(x: Tensor, kernel: Sequence[int], stride: Sequence[int], paddin
     return [(x.shape[axis] + 2 * padding[axis] - kernel[axis]) // stride[axis] + 1 for axis in (-2, -1)]
 
 
-def _power(number: int) -> int:
+def power(number: int) -> int:
     """The next power of two."""
     return 1 << (number - 1).bit_length()
 
@@ -428,7 +428,7 @@ def gradients_by_triton(
             num_stages=STAGES,
         )
         _collect_kernel[(-(-taps // 64), lanes)](
-            sums, of_kernels, of_biases, parts, plan=plan, parts_at_once=min(_power(parts), 16), taps_at_once=64
+            sums, of_kernels, of_biases, parts, plan=plan, parts_at_once=min(power(parts), 16), taps_at_once=64
         )
     return of_kernels, of_biases
 

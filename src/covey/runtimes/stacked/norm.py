@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.operators import define
-from covey.runtimes.stacked.kernels import available, on_device, tl, triton
+from covey.runtimes.stacked.kernels import available, on_device, power, tl, triton
 
 _TILE = 1024
 """Values that a program holds at a time; a power of two."""
@@ -112,6 +112,7 @@ if triton is not None:
         sizes: tl.constexpr,
         room: tl.constexpr,
         tile: tl.constexpr,
+        single_below: tl.constexpr,
     ):
         """Grid: (channels, lanes). Writes what to normalise with (mean, r), and the running mean and variance."""
         channel = tl.program_id(0)
@@ -134,7 +135,7 @@ if triton is not None:
         mean_before = tl.load(running_mean + lane * of_mean + channel)
         variance_before = tl.load(running_var + lane * of_var + channel)
         values = places / tl.maximum(_heaviest(weights, samples, room), 1e-12)
-        single = values < 1.5
+        single = values < single_below
         unbiased = variance * (values / tl.maximum(values - 1, 1.0))
         out = moments + lane * 4 * channels + channel
         tl.store(out, tl.where(single, mean_before, mean))
@@ -191,6 +192,7 @@ if triton is not None:
         sizes: tl.constexpr,
         room: tl.constexpr,
         tile: tl.constexpr,
+        single_below: tl.constexpr,
     ):
         """Grid: (channels, lanes)."""
         channel = tl.program_id(0)
@@ -215,7 +217,7 @@ if triton is not None:
         tl.store(of_scale + lane * channels + channel, scale_sum.to(of_scale.dtype.element_ty))
         tl.store(of_shift + lane * channels + channel, shift_sum.to(of_shift.dtype.element_ty))
         # A single value was normalised by what was seen before, which does not depend on it.
-        single = places / tl.maximum(_heaviest(weights, samples, room), 1e-12) < 1.5
+        single = places / tl.maximum(_heaviest(weights, samples, room), 1e-12) < single_below
         share = tl.where(single, 0.0, 1.0 / places)
         for first in range(0, samples * places, tile):
             where, known, sample = _values(gradients, first, lane, channel, sizes, gradient_strides, tile)
@@ -227,13 +229,9 @@ if triton is not None:
             tl.store(there, (scale * r * (gradient - drawn)).to(of_x.dtype.element_ty), known)
 
 
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
 def _tile(x: Tensor) -> int:
     """Values that a program holds at a time, of stacks `[lanes, b, c, p]`."""
-    return max(16, min(_TILE, _power(x.shape[1] * x.shape[3])))
+    return max(16, min(_TILE, power(x.shape[1] * x.shape[3])))
 
 
 def _rows(vectors: Tensor) -> Tensor:
@@ -258,8 +256,9 @@ def _moments_by_triton(
             tuple(one.stride(0) for one in vectors),
             channels,
             sizes=(samples, places),
-            room=_power(samples),
+            room=power(samples),
             tile=_tile(x),
+            single_below=_SINGLE,
         )
     return moments
 
@@ -307,8 +306,9 @@ def _gradients_by_triton(
             (scales.stride(0), weights.stride(0)),
             channels,
             sizes=(samples, places),
-            room=_power(samples),
+            room=power(samples),
             tile=_tile(x),
+            single_below=_SINGLE,
         )
     return of_x, of_scale, of_shift
 
