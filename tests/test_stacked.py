@@ -22,7 +22,7 @@ from covey.runtimes import LocalRuntime, StackedRuntime
 from covey.runtimes.stacked import evaluate_together
 from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, nearest, with_kernels
 from covey.runtimes.stacked.launcher import stack_module
-from covey.runtimes.stacked.plan import lanes_for, pack, segment, suitable_lanes, without_giants
+from covey.runtimes.stacked.plan import COMPILING, lanes_for, pack, segment, suitable_lanes, without_giants
 from tests.conftest import SMALL, without_timings
 
 STACKED = {"runtime": "stacked", "device": "cpu"}
@@ -350,25 +350,41 @@ def of_steps(*steps):
 
 
 @pytest.mark.parametrize(
-    ("steps", "made", "expected"),
+    ("steps", "made", "expected", "lost"),
     [
-        ([100] * 10, [], 10),
+        ([100] * 10, [], 10, 0),
         # Clients that drop out leave lanes idle, and nothing is compiled for those that remain.
-        ([100] * 9, [10], 10),
-        ([100] * 7, [10], 10),
-        ([100] * 2, [10], 2),
-        # One client more than lanes would take twice as long.
-        ([100] * 11, [10], 11),
-        ([100] * 100, [10, 50], 50),
-        ([100] * 100, [10, 20], 100),
-        ([100] * 100, [90, 120], 120),
+        ([100] * 9, [10], 10, 0),
+        ([100] * 7, [10], 10, 0),
+        ([100] * 2, [10], 10, 100 * 8 / 18),
+        ([100], [30], 1, 0),
+        # One client more than lanes take twice the steps, each with one lane less.
+        ([100] * 11, [10], 10, 200 - 100 * 19 / 18),
+        ([100] * 30, [5], 30, 0),
+        ([100] * 100, [10, 50], 50, 0),
+        ([100] * 100, [10, 20], 20, 500 - 100 * 108 / 28),
+        ([100] * 100, [90, 120], 120, 0),
         # Ten clients of different sizes keep six lanes busy.
-        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [], 6),
-        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [5, 10], 5),
+        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [], 6, 0),
+        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [5, 10], 5, 0),
     ],
 )
-def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected):
-    assert suitable_lanes(of_steps(*steps), 512, made) == expected
+def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected, lost):
+    chosen = suitable_lanes(of_steps(*steps), 512, made)
+    assert chosen.lanes == expected
+    assert chosen.lost == pytest.approx(lost)
+
+
+def test_lanes_are_compiled_once_as_much_is_lost_without_them_as_compiling_takes():
+    lost, rounds = 0.0, 0
+    while (choice := suitable_lanes(of_steps(*[100] * 11), 512, [10], lost)).lanes == 10:
+        assert choice.lost > lost
+        lost, rounds = choice.lost, rounds + 1
+    assert choice == (11, 0)
+    assert rounds == COMPILING // (200 - 100 * 19 / 18)
+    # What suits as it is costs nothing, and forgives nothing.
+    assert suitable_lanes(of_steps(*[100] * 9), 512, [10], 70.0) == (10, 70)
+    assert suitable_lanes(of_steps(*[100] * 10), 512, [10], 70.0) == (10, 70)
 
 
 def test_stacked_runs_are_asked_for_on_the_command_line(covey_command, tmp_path):

@@ -46,6 +46,7 @@ class Engine:
         self.most_lanes = self._first_guess()
         self.module = module
         self._launchers: dict[tuple[object, int], Launcher] = {}
+        self._lost: dict[tuple[object, Terms], float] = {}
 
     @property
     def for_speed(self) -> bool:
@@ -129,11 +130,13 @@ class Engine:
             results[one.job].losses[one.position] = total / (one.samples * one.work.epochs)
 
     def _lanes_for(self, shape: tuple[object, ...], segments: list[Segment], jobs: Sequence[Job]) -> int:
-        """The number of lanes for a launch; on a GPU, where a new number is compiled, one that exists if it will do."""
+        """The number of lanes for a launch; on a GPU, where each is compiled, one that exists if it will do."""
         terms = self._terms(segments)
         compiled = self.device.type == "cuda"
         made = [launcher.count for key, launcher in self._launchers.items() if compiled and key[0] == (shape, terms)]
-        lanes = suitable_lanes(segments, self.most_lanes, made)
+        lanes, self._lost[shape, terms] = suitable_lanes(
+            segments, self.most_lanes, made, self._lost.get((shape, terms), 0.0)
+        )
         # Products of matrices are as fast in any number.
         splits = self.for_speed and lanes not in made and lanes > FEW_LANES and not has_many_channels(self.module)
         return self._fastest_lanes(shape, segments, jobs, lanes) if splits else lanes

@@ -87,24 +87,44 @@ def lanes_for(steps: np.ndarray, most: int) -> int:
 STEP_OVERHEAD = 8
 """A step takes about as long as if it had so many more lanes: 9 with McMahan's CNN on an H200, 5 with VGG-11."""
 
-GOOD_ENOUGH = 1.25
-"""Times as long as with the best number of lanes, up to which lanes that are compiled already are used."""
+GOOD_ENOUGH, TOO_SLOW = 1.25, 2.0
+"""Times as long as with the best number of lanes: up to which lanes that are compiled already are used for good, and
+from which on they are not used at all."""
+
+COMPILING = 1 << 14
+"""Steps that compiling takes as long as, roughly: a minute for a shallow network, three minutes for MobileNetV2."""
 
 
-def suitable_lanes(segments: list[Segment], most: int, made: Collection[int] = ()) -> int:
-    """The number of lanes that keeps busy, or one that is `made` already and nearly as good.
+class Choice(NamedTuple):
+    """How many lanes to use, and the steps that have been lost by then for want of better ones."""
 
-    Cohorts that change from round to round would otherwise be compiled in every size they come in.
+    lanes: int
+    lost: float = 0.0
+
+
+def suitable_lanes(segments: list[Segment], most: int, made: Collection[int] = (), lost: float = 0.0) -> Choice:
+    """The number of lanes that keeps busy, or one that is `made` already and will do.
+
+    Cohorts that change from round to round would otherwise be compiled in every size they come in. Lanes that are
+    slower than others would be are used until as much time is lost by them as it takes to compile: what a run costs is
+    then at most twice what it would have cost if its cohorts had been known beforehand.
     """
     best = lanes_for(np.array([one.steps for one in segments]), most)
     if not made or best in made:
-        return best
+        return Choice(best, lost)
+
+    def steps(lanes: int) -> int:
+        return max(visit.end for visit in pack(segments, lanes))
 
     def cost(lanes: int) -> int:
-        return max(visit.end for visit in pack(segments, lanes)) * (lanes + STEP_OVERHEAD)
+        return steps(lanes) * (lanes + STEP_OVERHEAD)
 
     existing = min(made, key=cost)
-    return existing if cost(existing) <= GOOD_ENOUGH * cost(best) else best
+    times = cost(existing) / cost(best)
+    if times <= GOOD_ENOUGH:
+        return Choice(existing, lost)
+    lost += (1 - 1 / times) * steps(existing)
+    return Choice(best) if times > TOO_SLOW or lost > COMPILING else Choice(existing, lost)
 
 
 @dataclass(frozen=True, eq=False)
