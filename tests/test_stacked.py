@@ -22,7 +22,7 @@ from covey.runtimes import LocalRuntime, StackedRuntime
 from covey.runtimes.stacked import evaluate_together
 from covey.runtimes.stacked.convolution import StackConv2d, candidate_ways, nearest, with_kernels
 from covey.runtimes.stacked.launcher import stack_module
-from covey.runtimes.stacked.plan import COMPILING, lanes_for, pack, segment, suitable_lanes, without_giants
+from covey.runtimes.stacked.plan import COMPILING, pack, segment, suitable_lanes, without_giants
 from tests.conftest import SMALL, without_timings
 
 STACKED = {"runtime": "stacked", "device": "cpu"}
@@ -177,7 +177,7 @@ def test_unequal_clients_cost_what_they_have_not_what_the_largest_has():
     work = Local(epochs=1, batch=10)
     sizes = [1000, 300, 200, 150, 100, 100, 50, 50, 30, 20]
     segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
-    lanes = lanes_for(np.array([one.steps for one in segments]), 100)
+    lanes = suitable_lanes(segments, 100).lanes
     visits = pack(segments, lanes)
     computed = lanes * max(visit.end for visit in visits)
     assert sum(one.steps for one in segments) == 200
@@ -367,6 +367,11 @@ def of_steps(*steps):
         # Ten clients of different sizes keep six lanes busy.
         ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [], 6, 0),
         ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [5, 10], 5, 0),
+        # Two clients of 70 steps in one lane would take 140, where the longest takes 100; two of 50 do not.
+        ([100, *[70] * 11], [], 12, 0),
+        ([100, *[50] * 11], [], 7, 0),
+        # In nine lanes it takes 140 steps, and in ten as many as in eleven.
+        ([100] * 8 + [60, 40, 60], [], 10, 0),
     ],
 )
 def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected, lost):

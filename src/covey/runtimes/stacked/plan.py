@@ -78,12 +78,6 @@ def without_giants(segments: list[Segment]) -> list[list[Segment]]:
     return [part for part in parts if part]
 
 
-def lanes_for(steps: np.ndarray, most: int) -> int:
-    """As many lanes as keep busy: more than total / longest would only wait for the longest client."""
-    busy = -(-int(steps.sum()) // max(1, int(steps.max())))
-    return max(1, min(most, len(steps), busy))
-
-
 STEP_OVERHEAD = 8
 """A step takes about as long as if it had so many more lanes: 9 with McMahan's CNN on an H200, 5 with VGG-11."""
 
@@ -103,28 +97,43 @@ class Choice(NamedTuple):
 
 
 def suitable_lanes(segments: list[Segment], most: int, made: Collection[int] = (), lost: float = 0.0) -> Choice:
-    """The number of lanes that keeps busy, or one that is `made` already and will do.
+    """The number of lanes that takes the least time, or one that is `made` already and will do.
 
     Cohorts that change from round to round would otherwise be compiled in every size they come in. Lanes that are
     slower than others would be are used until as much time is lost by them as it takes to compile: what a run costs is
     then at most twice what it would have cost if its cohorts had been known beforehand.
     """
-    best = lanes_for(np.array([one.steps for one in segments]), most)
+    best = _best_lanes(segments, most)
     if not made or best in made:
         return Choice(best, lost)
-
-    def steps(lanes: int) -> int:
-        return max(visit.end for visit in pack(segments, lanes))
-
-    def cost(lanes: int) -> int:
-        return steps(lanes) * (lanes + STEP_OVERHEAD)
-
-    existing = min(made, key=cost)
-    times = cost(existing) / cost(best)
+    existing = min(made, key=lambda lanes: _cost(segments, lanes))
+    times = _cost(segments, existing) / _cost(segments, best)
     if times <= GOOD_ENOUGH:
         return Choice(existing, lost)
-    lost += (1 - 1 / times) * steps(existing)
+    lost += (1 - 1 / times) * _length(segments, existing)
     return Choice(best) if times > TOO_SLOW or lost > COMPILING else Choice(existing, lost)
+
+
+def _best_lanes(segments: list[Segment], most: int) -> int:
+    """As few lanes as might wait for nobody but the longest client, or a lane for each client, or halfway.
+
+    Fewer suit clients of very different sizes, which share lanes without a rest. Those of nearly the same size do not:
+    two in one lane take twice as long.
+    """
+    steps = [one.steps for one in segments]
+    whole = min(most, len(steps))
+    busy = min(whole, -(-sum(steps) // max(1, *steps)))
+    return min(sorted({busy, (busy + whole) // 2, whole}), key=lambda lanes: _cost(segments, lanes))
+
+
+def _cost(segments: list[Segment], lanes: int) -> int:
+    """Time, in steps of one lane."""
+    return _length(segments, lanes) * (lanes + STEP_OVERHEAD)
+
+
+def _length(segments: list[Segment], lanes: int) -> int:
+    """Steps until the last lane is done."""
+    return max(visit.end for visit in pack(segments, lanes))
 
 
 @dataclass(frozen=True, eq=False)
