@@ -27,6 +27,8 @@ from covey.experiments.store import OWN_MIX, Result, Store
 
 UNDER_WAY = "under way"
 
+_TUNED = (OURS, LATE, TRUE)
+
 NAMES = {"td1": "TD 1", "td2": "TD 2", "td3": "TD 3", OWN_MIX: "Local"}
 """Columns of the tables."""
 
@@ -117,9 +119,8 @@ class About:
 
         Local is several targets of methods that serve one at a time, and one for those with a model for each client.
         """
-        targets = (locals_ or self.scale.local_targets) if column == OWN_MIX and method not in MANY else (column,)
         found: ByTarget = {}
-        for target in targets:
+        for target in self._targets(method, column, locals_):
             for seed, result in self.finished(place, method, target).items():
                 accuracy = result.accuracy_on(target)
                 if accuracy is not None:
@@ -138,21 +139,31 @@ class About:
 
     def finished(self, place: Place, method: str, target: str) -> dict[int, Result]:
         """Seed → run at its end, of the runs that tell about a target."""
-        tuned = method in (OURS, LATE, TRUE)
-        line = self.store.line(place.name, method, variant_of(target) if tuned else "")
-        planned = place.task.tuned if tuned else place.task.rounds
+        line = self.store.line(place.name, method, _variant(method, target))
+        planned = place.task.tuned if method in _TUNED else place.task.rounds
         return {seed: result for seed, result in line.items() if reached(result) >= planned}
 
     def measured(self, place: Place) -> list[Result]:
         """Base runs whose estimates were compared with the truth."""
         return [result for result in self.store.line(place.name, BASELINE).values() if result.measurements]
 
-    def begun(self, place: Place, method: str) -> bool:
-        return any((result.environment, result.method) == (place.name, method) for result in self.store)
+    def begun(self, place: Place, method: str, columns: Sequence[str] = TARGETS) -> bool:
+        """Whether there are runs of a method, at their end or not, that tell about one of these columns."""
+        targets = (target for column in columns for target in self._targets(method, column))
+        return any(self.store.line(place.name, method, _variant(method, target)) for target in targets)
+
+    def _targets(self, method: str, column: str, locals_: Sequence[str] = ()) -> Sequence[str]:
+        """The targets of a table's column."""
+        return (locals_ or self.scale.local_targets) if column == OWN_MIX and method not in MANY else (column,)
 
     def missing(self, what: str, group: str, place: Place | None = None) -> str:
         where = "" if place is None else f" --environments {place.name}"
         return not_yet(what, f"{self.command} --only {group}{where}")
+
+
+def _variant(method: str, target: str) -> str:
+    """What sets a run that tells about a target apart: of models on demand there is one for each."""
+    return variant_of(target) if method in _TUNED else ""
 
 
 def points_above_fedavg(about: About, place: Place, method: str, column: str, kind: str) -> Estimate | None:
@@ -177,7 +188,7 @@ def accuracy_cell(about: About, place: Place, method: str, column: str, kind: st
     everyone = bool(found)
     found = found or about.curves(place, method, column, locals_=locals_)
     if not found:
-        return UNDER_WAY if about.begun(place, method) else MISSING
+        return UNDER_WAY if about.begun(place, method, (column,)) else MISSING
     means = [float(getattr(together(list(curves.values())), kind)) for curves in found.values()]
     fewest = min(map(len, found.values()))
     several = column == OWN_MIX and method not in MANY and not everyone
