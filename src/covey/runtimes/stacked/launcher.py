@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from covey.config import Local
 from covey.environments import FloatArray
+from covey.errors import require
 from covey.graphs import recorded, warm_up
 from covey.messages import Order
+from covey.runtimes.stacked.agreement import odd_lanes, verdict
 from covey.runtimes.stacked.convolution import (
     StackConv2d,
     Way,
@@ -208,8 +210,21 @@ class Launcher:
 
     def _capture(self) -> None:
         """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
-        with waiting_for(f"compiling {type(self.engine.module).__name__} for {self.count} lanes"):
+        name = type(self.engine.module).__name__
+        with waiting_for(f"compiling {name} for {self.count} lanes"):
             self._record_fastest()
+            odd = self._odd_lanes()
+        require(not odd, verdict(odd, self.count, name))
+
+    def _odd_lanes(self) -> list[int]:
+        """Lanes that come to something else than others with the same data; none where memory is short for looking."""
+        assert self._graph is not None
+        try:
+            return odd_lanes(self.lanes, self._buffers, self.engine.module, self._graph.replay)
+        except torch.OutOfMemoryError:
+            return []
+        finally:
+            self._counter.zero_()
 
     def _record_fastest(self) -> None:
         before = {name: value.clone() for name, value in self._state().items()}
