@@ -309,8 +309,8 @@ def test_a_file_whose_column_is_headed_otherwise_is_refused_with_what_is_allowed
         ("", "The target is empty"),
         ("cats=1", "There is no class 'cats'. Did you mean 'cat'?"),
         ("9=1", "There is no class '9'."),
-        ("cat=-0.5,dog=1.5", "The share of class cat must not be negative"),
-        ("cat=much", "The share of class cat must be a number, not 'much'"),
+        ("cat=-0.5,dog=1.5", "The share of 'cat' must not be negative"),
+        ("cat=much", "The share of 'cat' must be a number, not 'much'"),
         ("cat=nan", "must not be negative or infinite"),
         ("cat=1e308,dog=1e308", "too large to be added up"),
         ("cat=0,dog=0", "all of its shares are zero"),
@@ -327,6 +327,14 @@ def test_targets_that_make_no_sense_are_refused_with_a_sentence(asked, sentence)
     with pytest.raises(Refusal) as refusal:
         all_wanted(asked, NAMES)
     assert sentence in str(refusal.value)
+
+
+def test_a_file_in_the_place_of_shares_is_told_where_files_go(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mix.csv").write_text("cat\n")
+    with pytest.raises(Refusal, match=r"'mix.csv' is a file: .* --target-csv 'mix.csv', or in Python a Path"):
+        wanted("mix.csv", NAMES)
+    assert wanted(Path("mix.csv"), NAMES).mix.tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None
             require(bool(text), "The target is empty: say what share of which class, such as 0=0.5,3=0.5.")
             if text.lower() in PREFIXES or text.lower().startswith("local:"):
                 return Wanted(text, named_target(text, len(class_names), shares))
+            require(
+                not Path(text).is_file(),
+                f"'{text}' is a file: for the mix of the labels in it, --target-csv '{text}', or in Python a Path.",
+            )
             raise Refusal(
                 f"'{text}' is not a target: give shares such as {class_names[0]}=0.7,{class_names[-1]}=0.3; "
                 f"or {', '.join(PREFIXES)}" + ("." if shares is None else "; or local:0, the mix of client 0.")
@@ -123,10 +127,10 @@ def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]
         try:
             mix[label] = float(share)
         except (TypeError, ValueError):
-            raise Refusal(f"The share of class {class_names[label]} must be a number, not '{share}'.") from None
+            raise Refusal(f"The share of '{class_names[label]}' must be a number, not '{share}'.") from None
         require(
             bool(np.isfinite(mix[label])) and mix[label] >= 0,
-            f"The share of class {class_names[label]} must not be negative or infinite, not {share}.",
+            f"The share of '{class_names[label]}' must not be negative or infinite, not {share}.",
         )
     total = math.fsum(mix) if mix.max() < 1e300 else math.inf
     require(total < math.inf, f"The shares of '{name}' are too large to be added up.")
