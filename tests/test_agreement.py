@@ -17,6 +17,8 @@ from covey.runtimes.stacked.agreement import SHARE, odd_lanes
 from covey.runtimes.stacked.launcher import _at
 from tests.conftest import SMALL
 
+WEIGHT, BIAS, HEAD = "layers.hidden0.weight", "layers.hidden0.bias", "layers.head.weight"
+
 
 def trained(model="mlp", precision="fp32", **work):
     """A launcher that has trained six clients, each in a lane of its own."""
@@ -58,7 +60,7 @@ def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
     held |= {f"received.{name}": value for name, value in launcher.lanes.received.items()}
     before = {name: value.clone() for name, value in held.items()}
     steps = []
-    assert found(launcher, lambda lanes: steps.append({k: v.clone() for k, v in lanes.parameters.items()})) == []
+    assert found(launcher, lambda lanes: steps.append({k: v.clone() for k, v in lanes.parameters.items()})) == ([], [])
     assert all(torch.equal(before[name], value) for name, value in held.items())
     # The step was a real one, from the module's own state.
     (after,) = steps
@@ -67,19 +69,29 @@ def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "odd"),
+    ("spoil", "odd", "places"),
     [
-        (lambda lanes: next(iter(lanes.parameters.values()))[4].view(-1)[3].fill_(torch.nan), [4]),
-        (lambda lanes: next(iter(lanes.parameters.values()))[1:3].fill_(torch.inf), [1, 2]),
-        (lambda lanes: next(iter(lanes.parameters.values()))[5].mul_(1.1), [5]),
-        (lambda lanes: lanes.loss[2].fill_(torch.nan), [2]),
+        (
+            lambda lanes: lanes.parameters[WEIGHT][4].view(-1)[3].fill_(torch.nan),
+            [4],
+            [WEIGHT],
+        ),
+        (lambda lanes: lanes.parameters[BIAS][1:3].fill_(torch.inf), [1, 2], [BIAS]),
+        (lambda lanes: lanes.parameters[HEAD][5].mul_(1.1), [5], [HEAD]),
+        (lambda lanes: lanes.loss[2].fill_(torch.nan), [2], ["loss"]),
         # Which lane is right cannot be told; that they differ can.
-        (lambda lanes: next(iter(lanes.parameters.values()))[0].zero_(), [1, 2, 3, 4, 5]),
-        (lambda lanes: [value.fill_(torch.nan) for value in lanes.parameters.values()], [0, 1, 2, 3, 4, 5]),
+        (
+            lambda lanes: lanes.parameters[WEIGHT][0].zero_(),
+            [1, 2, 3, 4, 5],
+            [WEIGHT],
+        ),
+        (lambda lanes: lanes.parameters[BIAS].fill_(torch.nan), [0, 1, 2, 3, 4, 5], None),
     ],
 )
-def test_lanes_that_come_to_something_else_are_found(spoil, odd):
-    assert found(trained(), spoil) == odd
+def test_lanes_that_come_to_something_else_are_found(spoil, odd, places):
+    launcher = trained()
+    everywhere = [*launcher.lanes.parameters]
+    assert found(launcher, spoil) == (odd, places or everywhere)
 
 
 def test_a_change_of_half_the_size_is_found_and_rounding_is_not():
@@ -93,8 +105,8 @@ def test_a_change_of_half_the_size_is_found_and_rounding_is_not():
 
         return spoil
 
-    assert found(launcher, scaled(0.5)) == [3]
-    assert found(launcher, scaled(1.01)) == []
+    assert found(launcher, scaled(0.5)).lanes == [3]
+    assert found(launcher, scaled(1.01)).lanes == []
 
 
 def test_a_stack_whose_lanes_do_not_agree_is_refused(monkeypatch):
@@ -103,7 +115,9 @@ def test_a_stack_whose_lanes_do_not_agree_is_refused(monkeypatch):
     spoil = lambda lanes: next(iter(lanes.parameters.values()))[1:].fill_(torch.nan)  # noqa: E731
     launcher._graph = SimpleNamespace(replay=step_of(launcher, spoil))
     monkeypatch.delenv(SHARE, raising=False)
-    with pytest.raises(Refusal, match=r"5 of 6 models of MLP .* \(1, 2, 3, 4, 5\).*errs\. The local") as refused:
+    with pytest.raises(
+        Refusal, match=r"5 of 6 models of MLP .* \(numbers 1, 2, 3, 4, 5; in .*weight\).*errs\. The local"
+    ) as refused:
         launcher._capture()
     assert SHARE not in str(refused.value)
     monkeypatch.setenv(SHARE, "60")

@@ -6,7 +6,8 @@ products of a process that MPS had limited to a part of an H200's processors.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,18 @@ SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 """How much of a GPU's processors MPS leaves to a process, in percent."""
 
 
+class Odd(NamedTuple):
+    """What does not agree."""
+
+    lanes: list[int]
+    """Those that come to something else than the first one, or to nothing finite."""
+    places: list[str]
+    """Where: names of parameters and buffers, and the loss."""
+
+
 @torch.no_grad()
-def odd_lanes(lanes: Lanes, schedule: Mapping[str, Tensor], module: nn.Module, step: Callable[[], None]) -> list[int]:
-    """Lanes that come to something else than the first one, or to nothing finite, by a step from the module's state.
+def odd_lanes(lanes: Lanes, schedule: Mapping[str, Tensor], module: nn.Module, step: Callable[[], None]) -> Odd:
+    """Lanes that differ from the first one after a step from the module's state.
 
     `step` takes the first step of the `schedule`, in which all lanes get what the first has to do. Nothing has changed
     afterwards.
@@ -50,26 +60,26 @@ def odd_lanes(lanes: Lanes, schedule: Mapping[str, Tensor], module: nn.Module, s
             value.copy_(was)
 
 
-def _odd(lanes: Lanes, begin: Mapping[str, Tensor]) -> list[int]:
-    changes, apart = [], []
-    for values in (lanes.parameters, lanes.buffers):
-        for name, value in values.items():
-            change = (value[0] - begin[name].detach().to(value)).double().norm()
-            changes.append(change)
-            apart.append((value - value[:1]).flatten(1).norm(dim=1).double())
-    each, far = torch.stack(changes), torch.stack(apart)
-    agree = (far <= FAR * each[:, None] + NOISE * each.norm()).all(dim=0) & torch.isfinite(lanes.loss)
-    found: list[int] = torch.nonzero(~agree).flatten().tolist()
-    return found
+def _odd(lanes: Lanes, begin: Mapping[str, Tensor]) -> Odd:
+    places = {**lanes.parameters, **lanes.buffers}
+    each = torch.stack([(value[0] - begin[name].detach().to(value)).double().norm() for name, value in places.items()])
+    apart = torch.stack([(value - value[:1]).flatten(1).norm(dim=1).double() for value in places.values()])
+    far = ~(apart <= FAR * each[:, None] + NOISE * each.norm())
+    far = torch.cat([far, ~torch.isfinite(lanes.loss)[None]])
+    where = torch.nonzero(far.any(dim=1)).flatten().tolist()
+    return Odd(torch.nonzero(far.any(dim=0)).flatten().tolist(), [[*places, "loss"][at] for at in where])
 
 
-def verdict(odd: Sequence[int], lanes: int, name: str) -> str:
+def verdict(odd: Odd, lanes: int, name: str) -> str:
     """What to say of a stack whose lanes do not agree."""
-    some = ", ".join(str(lane) for lane in odd[:6]) + (", …" if len(odd) > 6 else "")
     share = os.environ.get(SHARE, "")
     likely = f" {SHARE} is {share}: unset it, as some batched products are wrong under it." if share else ""
     return (
-        f"On this GPU {len(odd)} of {lanes} models of {name} come to something else with the same data ({some}), so "
-        f"its results would be wrong: PyTorch {torch.__version__}, the driver or the device errs.{likely} The local "
-        "runtime does without a GPU: --runtime local."
+        f"On this GPU {len(odd.lanes)} of {lanes} models of {name} come to something else with the same data (numbers "
+        f"{_some(odd.lanes)}; in {_some(odd.places)}), so results would be wrong: PyTorch {torch.__version__}, the "
+        f"driver or the device errs.{likely} The local runtime does without a GPU: --runtime local."
     )
+
+
+def _some(values: list[int] | list[str]) -> str:
+    return ", ".join(map(str, values[:6])) + (", …" if len(values) > 6 else "")

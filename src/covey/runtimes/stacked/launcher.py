@@ -14,7 +14,7 @@ from covey.environments import FloatArray
 from covey.errors import require
 from covey.graphs import recorded, warm_up
 from covey.messages import Order
-from covey.runtimes.stacked.agreement import odd_lanes, verdict
+from covey.runtimes.stacked.agreement import Odd, odd_lanes, verdict
 from covey.runtimes.stacked.convolution import (
     StackConv2d,
     Way,
@@ -214,15 +214,15 @@ class Launcher:
         with waiting_for(f"compiling {name} for {self.count} lanes"):
             self._record_fastest()
             odd = self._odd_lanes()
-        require(not odd, verdict(odd, self.count, name))
+        require(not odd.lanes, verdict(odd, self.count, name))
 
-    def _odd_lanes(self) -> list[int]:
+    def _odd_lanes(self) -> Odd:
         """Lanes that come to something else than others with the same data; none where memory is short for looking."""
         assert self._graph is not None
         try:
             return odd_lanes(self.lanes, self._buffers, self.engine.module, self._graph.replay)
         except torch.OutOfMemoryError:
-            return []
+            return Odd([], [])
         finally:
             self._counter.zero_()
 
