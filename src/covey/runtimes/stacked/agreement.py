@@ -62,6 +62,10 @@ def odd_lanes(lanes: Lanes, schedule: Mapping[str, Tensor], module: nn.Module, s
 
 def _odd(lanes: Lanes, begin: Mapping[str, Tensor]) -> Odd:
     places = {**lanes.parameters, **lanes.buffers}
+    sizes = torch.stack([value.flatten(1).norm(dim=1) for value in places.values()])
+    if not torch.isfinite(sizes).all(dim=0).any():
+        # The model itself has no finite gradient here, or the rate is absurd, which is not for this to judge.
+        return Odd([], [])
     each = torch.stack([(value[0] - begin[name].detach().to(value)).double().norm() for name, value in places.items()])
     apart = torch.stack([(value - value[:1]).flatten(1).norm(dim=1).double() for value in places.values()])
     far = ~(apart <= FAR * each[:, None] + NOISE * each.norm())
