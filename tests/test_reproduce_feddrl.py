@@ -239,6 +239,26 @@ def test_losses_are_shown_relative_to_feddrls():
     assert np.allclose(chart.series[0].y, 2.0)
 
 
+def test_how_evenly_clients_are_served_and_who_is_fast_is_said_in_words():
+    def told(variance):
+        # The first half does not count.
+        return {"mean": [1.0] * 200, "variance": [9.0] * 100 + [variance] * 100, "gap": [1.0] * 200}
+
+    runs = [made(0.80, client_loss=told(0.4 + 0.01 * seed), seed=seed) for seed in (0, 1)]
+    runs += [made(0.82, "feddrl-set", client_loss=told(0.2 + 0.01 * seed), seed=seed, rise=50) for seed in (0, 1)]
+    runs += [made(0.81, "loss-softmax", seed=seed) for seed in (0, 1)]
+    even = section(page(*runs), "Figure 6")
+    assert (
+        "- Fashion-MNIST, 100 clients, CE: the variance of clients' losses, over the second half of the rounds, is "
+        "0.51 times FedAvg's with FedDRL for sets (a difference clear of zero)."
+    ) in even
+    assert "with loss softmax" not in even
+    assert "times FedAvg's with FedDRL for sets (one seed, no interval)." in section(page(runs[0], runs[2]), "Figure 6")
+    fast = section(page(*runs), "Figure 10")
+    assert "CE: the fastest on average is FedDRL for sets (50 rounds); FedAvg takes 2.0 times as many." in fast
+    assert "CE: the fastest on average is FedAvg (100 rounds).\n" in section(page(runs[0], runs[4]), "Figure 10")
+
+
 def test_what_learning_adds_to_the_rule_that_an_agent_begins_as_is_shown():
     runs = [made(0.80, seed=seed) for seed in (0, 1)]
     runs += [made(0.84 + 0.01 * seed, "feddrl-set", seed=seed) for seed in (0, 1)]

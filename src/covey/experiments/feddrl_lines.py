@@ -11,6 +11,7 @@ from covey.experiments.feddrl import (
     FEDERATED,
     REFERENCE,
     SHARDS,
+    SPLITS,
     TITLES,
     Data,
     FedDRLScale,
@@ -35,6 +36,16 @@ def usual(result: Result, at: int | None = None) -> float:
     end = reached(result) if at is None else at
     inside = (result.evaluations <= end) & (result.evaluations > end / 2)
     return float(result.accuracy[inside].mean()) if inside.any() else float(result.accuracy[0])
+
+
+def uneven(result: Result, at: int | None = None) -> float:
+    """Mean variance of clients' losses over the second half of the rounds up to `at`; NaN where there is none."""
+    if not result.client_loss:
+        return float("nan")
+    end = reached(result) if at is None else at
+    inside = (result.evaluations <= end) & (result.evaluations > end / 2)
+    variance = numbers(result.client_loss["variance"])[inside]
+    return float(np.nanmean(variance)) if np.isfinite(variance).any() else float("nan")
 
 
 Figure = Callable[[Result, int | None], float]
@@ -77,6 +88,11 @@ class DRLLines(Lines):
         """Points above another line."""
         pair = paired(line, base, figure) if line and base else None
         return "-" if pair is None else self.points(pair) + (self.so_far(line) or self.so_far(base))
+
+
+def called(data: Data, clients: int, split: str) -> str:
+    """An environment as sentences call it: Fashion-MNIST, 100 clients, CE."""
+    return f"{data.title}, {clients} clients, {SPLITS[split]}"
 
 
 def environments(scale: FedDRLScale, splits: Sequence[str]) -> list[tuple[Data, str, int, str]]:

@@ -11,13 +11,12 @@ from covey.experiments.feddrl import (
     FEDERATED,
     METHODS,
     OURS,
-    SPLITS,
     TITLES,
     Data,
     FedDRLScale,
     environment_name,
 )
-from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, client_loss, environments
+from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, called, client_loss, environments
 from covey.experiments.feddrl_tables import (
     PLACE,
     any_time,
@@ -30,7 +29,7 @@ from covey.experiments.feddrl_tables import (
     table_3,
     table_4,
 )
-from covey.experiments.feddrl_words import in_words, opening
+from covey.experiments.feddrl_words import evenness_in_words, in_words, opening
 from covey.experiments.lines import ACCURACY, ROUND
 from covey.experiments.lines_page import page_of_lines
 from covey.experiments.pages import Chart, Page, Part, Series, Table, accuracy_series
@@ -54,7 +53,7 @@ def _figure_5(about: DRLLines) -> list[Part]:
     for data, split, clients, name in environments(about.scale, ("pa", "ce", "cn")):
         lines = about.lines(name)
         if lines:
-            title = f"Fig. 5: {data.title}, {clients} clients, {SPLITS[split]}"
+            title = f"Fig. 5: {called(data, clients, split)}"
             shown = {TITLES[method]: line for method, line in lines.items()}
             smooth = max(1, about.rounds // data.evaluate_every // 20)
             parts += about.curves(f"figure-5-{name}", title, shown, "", smooth)
@@ -88,10 +87,8 @@ def _figure_6(about: DRLLines) -> list[Part]:
                     Series(TITLES[method], curve[0][:count], ratio.tolist(), place=about.places[TITLES[method]])
                 )
             if series:
-                title = f"Fig. 6: {figure} of clients' losses relative to FedDRL's, {data.title}, {clients} clients, "
-                parts.append(
-                    Chart(f"figure-6-{name}-{figure}", title + SPLITS[split], ROUND, f"{figure}, relative", series)
-                )
+                title = f"Fig. 6: {figure} of clients' losses relative to FedDRL's, {called(data, clients, split)}"
+                parts.append(Chart(f"figure-6-{name}-{figure}", title, ROUND, f"{figure}, relative", series))
         for method, line in lines.items():
             ends = [client_loss(line, figure) for figure in ("mean", "variance", "gap")]
             cells = ["-" if end is None else f"{np.nanmean(end[1][-max(1, len(end[1]) // 20) :]):.3g}" for end in ends]
@@ -99,7 +96,8 @@ def _figure_6(about: DRLLines) -> list[Part]:
     if not rows:
         return [*parts, about.missing("Figure 6", "table-3")]
     columns = (*PLACE, "method", "mean loss", "variance", "gap", "seeds")
-    return [*parts, "Over the last twentieth of the evaluations:", Table(columns, rows)]
+    table = Table(columns, rows)
+    return [*parts, "Over the last twentieth of the evaluations:", table, *evenness_in_words(about, places)]
 
 
 def _smooth(values: FloatArray) -> FloatArray:

@@ -22,9 +22,19 @@ from covey.experiments.feddrl import (
     Data,
     environment_name,
 )
-from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, environments, rounds_to_lowest, usual, weights
+from covey.experiments.feddrl_lines import (
+    CLUSTERED,
+    DRLLines,
+    best,
+    called,
+    environments,
+    rounds_to_lowest,
+    usual,
+    weights,
+)
 from covey.experiments.feddrl_printed import AGGREGATION_SECONDS, DECISION_SECONDS, printed
-from covey.experiments.pages import Part, Table, cell, different, joined, spread
+from covey.experiments.feddrl_words import fastest_in_words
+from covey.experiments.pages import Part, Table, bullets, cell, different, joined, spread
 from covey.experiments.statistics import Line
 from covey.experiments.store import Store
 
@@ -223,7 +233,7 @@ def _server(store: Store) -> list[list[str]]:
 
 
 def figure_10(about: DRLLines) -> list[Part]:
-    rows = []
+    rows, said = [], []
     for data, split, clients, name in environments(about.scale, ("pa", "ce", "cn")):
         found = rounds_to_lowest(about.lines(name))
         if found is not None:
@@ -231,6 +241,7 @@ def figure_10(about: DRLLines) -> list[Part]:
             cells = [spread(taken[method], "{:.0f}", 1.0) if method in taken else "-" for method in FEDERATED]
             waiting = next(filter(None, map(about.so_far, about.lines(name).values())), "")
             rows.append([*place(data, clients, split), about.spread(target) + waiting, *cells])
+            said.append(fastest_in_words(called(data, clients, split), taken))
     words = (
         "Rounds to the lowest of the methods' best accuracies, seed by seed. The paper finds FedDRL always about as "
         "fast as the fastest."
@@ -238,4 +249,4 @@ def figure_10(about: DRLLines) -> list[Part]:
     if not rows:
         return [words, about.missing("Figure 10", "table-3")]
     columns = (*PLACE, "accuracy", *(TITLES[method] for method in FEDERATED))
-    return [words, Table(columns, rows)]
+    return [words, Table(columns, rows), *bullets(said)]

@@ -1,13 +1,26 @@
 """What FedDRL's page says before its tables: how it was made, and the result on the first environments."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from covey.experiments.feddrl import BASELINE, CONTROL, DELTA, METHODS, OURS, SET, SPLITS, TITLES, environment_name
-from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, paired, usual
+import numpy as np
+
+from covey.comparison import Estimate
+from covey.experiments.feddrl import (
+    BASELINE,
+    CONTROL,
+    DELTA,
+    METHODS,
+    OURS,
+    SET,
+    TITLES,
+    Data,
+    environment_name,
+)
+from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, called, paired, uneven, usual
 from covey.experiments.feddrl_printed import printed
 from covey.experiments.openings import NO_INTERVALS, WHICH_SEEDS, made_by
 from covey.experiments.pages import Part, bullets, clearness, counted, every_text, joined
-from covey.experiments.statistics import Line
+from covey.experiments.statistics import Line, apart
 
 _FIGURES = {"the best accuracy": best, "the mean over the second half": usual}
 _PAPERS = "the paper's gain over FedAvg"
@@ -58,7 +71,7 @@ def in_words(about: DRLLines) -> list[Part]:
             if pair is None or usually is None:
                 continue
             sentence = (
-                f"{data.title}, {clients} clients, {SPLITS[split]}: the best accuracy of {TITLES[method]} is "
+                f"{called(data, clients, split)}: the best accuracy of {TITLES[method]} is "
                 f"{about.points(pair)} points from that of {TITLES[base]} ({clearness(pair)}"
             )
             if base == BASELINE and method != CONTROL and paper:
@@ -67,7 +80,7 @@ def in_words(about: DRLLines) -> list[Part]:
                 f"{sentence}), the mean over the second half of the rounds {about.points(usually)} points "
                 f"({clearness(usually)})."
             )
-        said += _gain_of_the_paper(about, f"{data.title}, {clients} clients, {SPLITS[split]}", lines, paper)
+        said += _gain_of_the_paper(about, called(data, clients, split), lines, paper)
     return bullets(said)
 
 
@@ -87,3 +100,42 @@ def _gain_of_the_paper(
             found = f"comes on average to {_PAPERS}" if reached else f"does not come to {_PAPERS}"
             by = f" by {joined(reached)}{alone}" if reached else ""
             yield f"{where}: {TITLES[method]} {found} ({gain:+.2f} points){by}."
+
+
+def evenness_in_words(about: DRLLines, places: Sequence[tuple[Data, str, int]]) -> list[Part]:
+    """How much more or less evenly than FedAvg's the models of other methods serve the clients."""
+    said = []
+    for data, split, clients in places:
+        name = environment_name(data, split, clients)
+        base = _measured(about.line(name, BASELINE))
+        found = []
+        for method in (OURS, SET, CONTROL):
+            line = _measured(about.line(name, method))
+            pair = paired(line, base, uneven)
+            if pair is not None:
+                both = sorted(set(line) & set(base))
+                times = np.mean([uneven(line[seed]) for seed in both]) / np.mean([uneven(base[seed]) for seed in both])
+                worth = clearness(pair) if apart(pair) is None else f"a difference {clearness(pair)}"
+                found.append(f"{times:.2f} times FedAvg's with {TITLES[method]} ({worth})")
+        if found:
+            where = called(data, clients, split)
+            said.append(
+                f"{where}: the variance of clients' losses, over the second half of the rounds, is {joined(found)}."
+            )
+    return bullets(said)
+
+
+def _measured(line: Line) -> Line:
+    return {seed: run for seed, run in line.items() if np.isfinite(uneven(run))}
+
+
+def fastest_in_words(where: str, taken: Mapping[str, Estimate]) -> str:
+    """Who comes to an accuracy first, and how much longer FedAvg and FedDRL take."""
+    first = min(taken, key=lambda method: taken[method].mean)
+    others = [
+        f"{TITLES[method]} takes {taken[method].mean / taken[first].mean:.1f} times as many"
+        for method in (BASELINE, OURS)
+        if method in taken and method != first
+    ]
+    rest = f"; {joined(others)}" if others else ""
+    return f"{where}: the fastest on average is {TITLES[first]} ({taken[first].mean:.0f} rounds){rest}."
