@@ -13,7 +13,7 @@ from covey.layout import Layout
 from covey.messages import Order
 from covey.models import build_model
 from covey.runtimes import StackedRuntime
-from covey.runtimes.stacked.agreement import SHARE, odd_lanes
+from covey.runtimes.stacked.agreement import SHARE, TRIALS, odd_lanes
 from covey.runtimes.stacked.launcher import _at
 from tests.conftest import SMALL
 
@@ -34,7 +34,11 @@ def trained(model="mlp", precision="fp32", **work):
     return launcher
 
 
-def step_of(launcher, spoil=lambda lanes: None):
+def nothing(lanes):
+    """Leave the lanes as a sound step leaves them."""
+
+
+def step_of(launcher, spoil=nothing):
     def step():
         launcher._step(launcher.lanes, launcher.engine.gallery.x, **_at(launcher._buffers, 0))
         spoil(launcher.lanes)
@@ -42,8 +46,14 @@ def step_of(launcher, spoil=lambda lanes: None):
     return step
 
 
-def found(launcher, spoil=lambda lanes: None):
+def found(launcher, spoil=nothing):
     return odd_lanes(launcher.lanes, launcher._buffers, launcher.engine.module, step_of(launcher, spoil))
+
+
+def held(launcher):
+    """Everything that a step reads or writes."""
+    named = {**launcher._state(), "settings": launcher.lanes.settings, **launcher._buffers}
+    return named | {f"received.{name}": value for name, value in launcher.lanes.received.items()}
 
 
 @pytest.mark.parametrize(
@@ -56,89 +66,149 @@ def found(launcher, spoil=lambda lanes: None):
 )
 def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
     launcher = trained(model, precision, **work)
-    held = {**launcher._state(), "settings": launcher.lanes.settings, **launcher._buffers}
-    held |= {f"received.{name}": value for name, value in launcher.lanes.received.items()}
-    before = {name: value.clone() for name, value in held.items()}
-    steps = []
-    assert found(launcher, lambda lanes: steps.append({k: v.clone() for k, v in lanes.parameters.items()})) == ([], [])
-    assert all(torch.equal(before[name], value) for name, value in held.items())
-    # The step was a real one, from the module's own state.
-    (after,) = steps
-    state = dict(launcher.engine.module.named_parameters())
-    assert all((after[name][0] != state[name]).any() for name in after)
+    before = {name: value.clone() for name, value in held(launcher).items()}
+    state = {name: value.detach() for name, value in launcher.engine.module.named_parameters()}
+    step, begun, ended = step_of(launcher), [], []
+
+    def watched():
+        begun.append({name: value.clone() for name, value in launcher.lanes.parameters.items()})
+        step()
+        ended.append({name: value.clone() for name, value in launcher.lanes.parameters.items()})
+
+    assert odd_lanes(launcher.lanes, launcher._buffers, launcher.engine.module, watched) == ([], [])
+    assert all(torch.equal(before[name], value) for name, value in held(launcher).items())
+    # Each trial was a step from the module's own state, the same for all lanes.
+    assert len(begun) == TRIALS
+    for one, other in zip(begun, ended, strict=True):
+        assert all(torch.equal(value, state[name].expand_as(value)) for name, value in one.items())
+        assert all((value != one[name]).any() for name, value in other.items())
+        assert all(torch.allclose(value, value[:1].expand_as(value)) for value in other.values())
 
 
 @pytest.mark.parametrize(
     ("spoil", "odd", "places"),
     [
-        (
-            lambda lanes: lanes.parameters[WEIGHT][4].view(-1)[3].fill_(torch.nan),
-            [4],
-            [WEIGHT],
-        ),
+        (lambda lanes: lanes.parameters[WEIGHT][4].view(-1)[3].fill_(torch.nan), [4], [WEIGHT]),
         (lambda lanes: lanes.parameters[BIAS][1:3].fill_(torch.inf), [1, 2], [BIAS]),
-        (lambda lanes: lanes.parameters[HEAD][5].mul_(1.1), [5], [HEAD]),
+        (lambda lanes: lanes.parameters[HEAD][5].mul_(1.5), [5], [HEAD]),
+        (lambda lanes: lanes.parameters[WEIGHT][0].zero_(), [0], [WEIGHT]),
         (lambda lanes: lanes.loss[2].fill_(torch.nan), [2], ["loss"]),
-        # Which lane is right cannot be told; that they differ can.
+        (lambda lanes: lanes.loss[3].mul_(1.5), [3], ["loss"]),
+        # Every lane has some, but not the same.
         (
-            lambda lanes: lanes.parameters[WEIGHT][0].zero_(),
-            [1, 2, 3, 4, 5],
-            [WEIGHT],
+            lambda lanes: (
+                lanes.parameters[BIAS][:3].fill_(torch.nan),
+                lanes.parameters[HEAD][3:].fill_(torch.nan),
+            ),
+            [0, 1, 2, 3, 4, 5],
+            [BIAS, HEAD],
         ),
-        (lambda lanes: lanes.parameters[BIAS][:5].fill_(torch.nan), [0, 1, 2, 3, 4, 5], None),
     ],
 )
 def test_lanes_that_come_to_something_else_are_found(spoil, odd, places):
+    assert found(trained(), spoil) == (odd, places)
+
+
+def test_a_working_copy_that_is_none_is_found():
+    assert found(trained(precision="bf16"), lambda lanes: lanes.working[HEAD][1].add_(0.5)) == ([1], [HEAD])
+
+
+def test_an_error_that_comes_now_and_then_is_found():
+    launcher, times = trained(), iter((False, False, True))
+    assert found(launcher, lambda lanes: next(times) and lanes.parameters[BIAS][2].fill_(torch.nan)) == ([2], [BIAS])
+
+
+@pytest.mark.parametrize("spoil", [nothing, lambda lanes: lanes.parameters[BIAS].fill_(torch.nan)])
+def test_a_model_without_a_finite_step_is_not_the_devices_fault(spoil):
+    assert found(trained(rate=0.1 if spoil is not nothing else 1e38), spoil) == ([], [])
+
+
+@pytest.mark.parametrize(("model", "rate"), [("mlp", 0.1), ("mobilenetv2", 0.001)])
+@pytest.mark.parametrize(("by", "odd"), [(0.0, [3]), (10.0, [3]), (1.3, []), (-1.0, [])])
+def test_the_size_of_a_change_counts_and_not_its_direction(model, rate, by, odd):
+    """Rounding may turn the gradient of a deep network round. What is said of batch norm's statistics is not said of
+    parameters, whose changes are far smaller."""
+    launcher = trained(model, rate=rate)
+    state = {name: value.detach() for name, value in launcher.engine.module.named_parameters()}
+
+    def scaled(lanes):
+        for name, value in lanes.parameters.items():
+            value[3] = state[name] + by * (value[3] - state[name])
+
+    assert found(launcher, scaled).lanes == odd
+
+
+def test_lanes_are_left_as_they_were_where_the_step_fails():
     launcher = trained()
-    everywhere = [*launcher.lanes.parameters]
-    assert found(launcher, spoil) == (odd, places or everywhere)
+    before = {name: value.clone() for name, value in held(launcher).items()}
+
+    def fails():
+        launcher.lanes.parameters[BIAS].zero_()
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        odd_lanes(launcher.lanes, launcher._buffers, launcher.engine.module, fails)
+    assert all(torch.equal(before[name], value) for name, value in held(launcher).items())
 
 
-def test_a_model_without_a_finite_step_is_not_the_devices_fault():
-    assert found(trained(), lambda lanes: lanes.parameters[BIAS].fill_(torch.nan)) == ([], [])
-    assert found(trained(rate=1e38)) == ([], [])
+class Recording:
+    """In the place of CUDA graphs: what was recorded is done anew."""
 
+    def __init__(self, launcher, monkeypatch, spoil=nothing):
+        self.spoil, self.lanes = spoil, launcher.lanes
+        monkeypatch.setattr("covey.runtimes.stacked.launcher.warm_up", lambda work, device: work())
+        monkeypatch.setattr("covey.runtimes.stacked.launcher.recorded", self.of)
+        monkeypatch.setattr("covey.runtimes.stacked.launcher.replay_seconds", lambda graph, repeats: 1.0)
 
-def test_a_change_of_half_the_size_is_found_and_rounding_is_not():
-    launcher = trained()
-    state = dict(launcher.engine.module.named_parameters())
+    def of(self, work):
+        def replay():
+            work()
+            self.spoil(self.lanes)
 
-    def scaled(by):
-        def spoil(lanes):
-            for name, value in lanes.parameters.items():
-                value[3] = state[name].detach() + by * (value[3] - state[name].detach())
-
-        return spoil
-
-    assert found(launcher, scaled(0.5)).lanes == [3]
-    assert found(launcher, scaled(1.01)).lanes == []
+        return SimpleNamespace(replay=replay)
 
 
 def test_a_stack_whose_lanes_do_not_agree_is_refused(monkeypatch):
     launcher = trained()
-    monkeypatch.setattr(launcher, "_record_fastest", lambda: None)
-    spoil = lambda lanes: next(iter(lanes.parameters.values()))[1:].fill_(torch.nan)  # noqa: E731
-    launcher._graph = SimpleNamespace(replay=step_of(launcher, spoil))
+    recording = Recording(launcher, monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1:3].fill_(torch.nan))
     monkeypatch.delenv(SHARE, raising=False)
-    with pytest.raises(
-        Refusal, match=r"5 of 6 models of MLP .* \(numbers 1, 2, 3, 4, 5; in .*weight\).*errs\. The local"
-    ) as refused:
+    sentence = r"2 of 6 models of MLP .* \(numbers 1, 2; in layers.hidden0.weight\).*errs\. The runtime 'local' does"
+    with pytest.raises(Refusal, match=sentence) as refused:
         launcher._capture()
     assert SHARE not in str(refused.value)
     monkeypatch.setenv(SHARE, "60")
     with pytest.raises(Refusal, match=f"{SHARE} is 60: unset it"):
         launcher._capture()
-    launcher._graph = SimpleNamespace(replay=step_of(launcher))
+    assert launcher._graph is None
+    recording.spoil = nothing
     launcher._capture()
+    assert launcher._graph is not None
+
+
+def test_a_way_whose_lanes_do_not_agree_leaves_the_others(monkeypatch):
+    launcher = trained()
+    recording = Recording(launcher, monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan))
+    ways, made = [{"a": "slices"}, {"a": "grouped"}], launcher._make_step
+
+    def make_step(way):
+        recording.spoil = nothing if way == ways[1] else recording.spoil
+        return made({})
+
+    monkeypatch.setattr(launcher, "_make_step", make_step)
+    launcher._fastest(ways)
+    assert launcher.ways == ways[1]
+    recording.spoil = lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan)
+    with pytest.raises(Refusal, match="1 of 6 models"):
+        launcher._fastest(ways[:1])
 
 
 def test_a_stack_that_fills_the_memory_is_not_looked_at(monkeypatch):
     launcher = trained()
-    monkeypatch.setattr(launcher, "_record_fastest", lambda: None)
 
     def too_much(*_):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr("covey.runtimes.stacked.launcher.odd_lanes", too_much)
-    launcher._graph = SimpleNamespace(replay=too_much)
+    Recording(launcher, monkeypatch)
     launcher._capture()
+    assert launcher._graph is not None

@@ -370,6 +370,16 @@ def test_a_damaged_result_is_refused_with_a_sentence(tmp_path, damage, sentence)
 # The page
 
 
+def test_rounds_are_compared_on_the_same_targets():
+    base = made(rising(0.4, 1500), environment="cifar100-0.1")
+    # FedAvg is at its best on TD 1 all along, and on other targets long after the branch.
+    base.targets["td1"] = [0.4] * len(base.evaluations)
+    tuned = made(lambda t: 0.5, environment="cifar100-0.1", method="on-demand", variant="td1")
+    alone, both = (section(markdown(ONDEMAND.page(FULL, stored(*runs))), "Table 4") for runs in ([base], [base, tuned]))
+    assert rows_of(both, "CIFAR-100", "0.1", "95 %")[0][4:] == ["5.00 ± 0.00", "58.50 ± 56.89", "0.00 ± 0.00", "1"]
+    assert rows_of(alone, "CIFAR-100", "0.1", "95 %")[0][6] != "0.00 ± 0.00"
+
+
 def test_the_tables_put_peaks_gains_and_rounds_beside_the_papers_figures():
     # FedAvg is at 0.60 from round 60 on; fine-tuning jumps from there to 0.80 within 20 rounds and falls off at last.
     results = []

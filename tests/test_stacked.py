@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -357,10 +358,10 @@ def of_steps(*steps):
         ([100] * 9, [10], 10, 0),
         ([100] * 7, [10], 10, 0),
         ([100] * 2, [10], 10, 100 * 8 / 18),
-        ([100], [30], 1, 0),
+        ([100], [30], 30, 100 - 100 * 9 / 38),
         # One client more than lanes take twice the steps, each with one lane less.
         ([100] * 11, [10], 10, 200 - 100 * 19 / 18),
-        ([100] * 30, [5], 30, 0),
+        ([100] * 30, [5], 5, 600 - 100 * 38 / 13),
         ([100] * 100, [10, 50], 50, 0),
         ([100] * 100, [10, 20], 20, 500 - 100 * 108 / 28),
         ([100] * 100, [90, 120], 120, 0),
@@ -370,8 +371,10 @@ def of_steps(*steps):
         # Two clients of 70 steps in one lane would take 140, where the longest takes 100; two of 50 do not.
         ([100, *[70] * 11], [], 12, 0),
         ([100, *[50] * 11], [], 7, 0),
-        # In nine lanes it takes 140 steps, and in ten as many as in eleven.
-        ([100] * 8 + [60, 40, 60], [], 10, 0),
+        # Three lanes take 110 steps, four and five 100.
+        ([100, 90, 40, 40, 30], [], 4, 0),
+        # A client without a whole batch has nothing to do.
+        ([0], [], 1, 0),
     ],
 )
 def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected, lost):
@@ -387,9 +390,29 @@ def test_lanes_are_compiled_once_as_much_is_lost_without_them_as_compiling_takes
         lost, rounds = choice.lost, rounds + 1
     assert choice == (11, 0)
     assert rounds == COMPILING // (200 - 100 * 19 / 18)
+    # A lane for each of many at once, rather than one after another.
+    assert suitable_lanes(of_steps(*[100] * 400), 512, [1]) == (400, 0)
     # What suits as it is costs nothing, and forgives nothing.
     assert suitable_lanes(of_steps(*[100] * 9), 512, [10], 70.0) == (10, 70)
     assert suitable_lanes(of_steps(*[100] * 10), 512, [10], 70.0) == (10, 70)
+
+
+def test_an_engine_keeps_account_of_what_is_lost_for_want_of_lanes(monkeypatch):
+    """On a GPU, where lanes are compiled; here they only look as if they were."""
+    _, stacked, _ = pair(SKEWED)
+    engine = stacked.engine
+    monkeypatch.setattr(engine, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("covey.runtimes.stacked.engine.Engine.for_speed", False)
+    segments, shape = of_steps(*[1000] * 11), (1, 0, False)
+    engine._launchers = {((shape, engine._terms(segments)), 10): SimpleNamespace(count=10)}
+    used = [engine._lanes_for(shape, segments, []) for _ in range(20)]
+    rounds = used.index(11)
+    assert used[:rounds] == [10] * rounds
+    assert rounds == int(COMPILING // (2000 - 1000 * 19 / 18))
+    # Other clients have an account of their own.
+    other = (5, 0, False)
+    engine._launchers[(other, engine._terms(segments)), 10] = SimpleNamespace(count=10)
+    assert engine._lanes_for(other, segments, []) == 10
 
 
 def test_stacked_runs_are_asked_for_on_the_command_line(covey_command, tmp_path):

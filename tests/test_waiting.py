@@ -12,7 +12,6 @@ from covey.config import Config
 from covey.experiments import command
 from covey.federations import build_federation
 from covey.models import build_model
-from covey.runtimes.stacked.agreement import Odd
 from covey.runtimes.stacked.engine import Engine
 from covey.runtimes.stacked.launcher import Launcher
 from covey.runtimes.stacked.step import Terms
@@ -41,7 +40,6 @@ def test_the_stack_says_that_it_compiles(monkeypatch):
     launcher = Launcher(engine, Terms(False, False, False, 0, False), 7, 10)
     heard = []
     monkeypatch.setattr(launcher, "_record_fastest", lambda: heard.append("compiled"))
-    monkeypatch.setattr(launcher, "_odd_lanes", lambda: Odd([], []))
     with listening(heard.append):
         launcher._capture()
     assert heard == ["compiling MLP for 7 lanes", "compiled", ""]

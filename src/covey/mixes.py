@@ -58,7 +58,7 @@ def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None
             if text.lower() in PREFIXES or text.lower().startswith("local:"):
                 return Wanted(text, named_target(text, len(class_names), shares))
             require(
-                not Path(text).is_file(),
+                not _is_file(text),
                 f"'{text}' is a file: for the mix of the labels in it, --target-csv '{text}', or in Python a Path.",
             )
             raise Refusal(
@@ -116,7 +116,7 @@ def _from_shares(name: str, pairs: Sequence[tuple[str, Any]], class_names: Seque
     held: dict[int, Any] = {}
     for label, share in pairs:
         number = class_number(label, class_names)
-        require(number not in held, f"The target names the class {class_names[number]} twice.")
+        require(number not in held, f"The target names '{class_names[number]}' twice.")
         held[number] = share
     return _from_numbers(name, held, class_names)
 
@@ -163,6 +163,14 @@ def _from_labels(path: Path, class_names: Sequence[str]) -> Wanted:
         raise Refusal(f"In the file {path}: {refusal} A file of labels is {allowed}.") from None
     counts = np.bincount(labels, minlength=len(class_names)).astype(np.float64)
     return Wanted(path.name, counts / counts.sum())
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:
+        # Too long for a name, say.
+        return False
 
 
 def _is_number(value: Any) -> bool:

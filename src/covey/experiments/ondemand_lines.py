@@ -120,7 +120,7 @@ class About:
         Local is several targets of methods that serve one at a time, and one for those with a model for each client.
         """
         found: ByTarget = {}
-        for target in self._targets(method, column, locals_):
+        for target in self.targets(method, column, locals_):
             for seed, result in self.finished(place, method, target).items():
                 accuracy = result.accuracy_on(target)
                 if accuracy is not None:
@@ -149,10 +149,10 @@ class About:
 
     def begun(self, place: Place, method: str, columns: Sequence[str] = TARGETS) -> bool:
         """Whether there are runs of a method, at their end or not, that tell about one of these columns."""
-        targets = (target for column in columns for target in self._targets(method, column))
+        targets = (target for column in columns for target in self.targets(method, column))
         return any(self.store.line(place.name, method, _variant(method, target)) for target in targets)
 
-    def _targets(self, method: str, column: str, locals_: Sequence[str] = ()) -> Sequence[str]:
+    def targets(self, method: str, column: str, locals_: Sequence[str] = ()) -> Sequence[str]:
         """The targets of a table's column."""
         return (locals_ or self.scale.local_targets) if column == OWN_MIX and method not in MANY else (column,)
 
@@ -179,20 +179,20 @@ def points_above_fedavg(about: About, place: Place, method: str, column: str, ki
     return Estimate.of(values) if values else None
 
 
-def accuracy_cell(about: About, place: Place, method: str, column: str, kind: str, locals_: Sequence[str] = ()) -> str:
+def accuracy_cell(about: About, place: Place, method: str, column: str, kind: str) -> str:
     """Accuracy over seeds, the mean over targets first; how many of them, where these are not all.
 
     FedAvg's model is the same for all clients, so of it Local is over all of them, where that is stored.
     """
-    found = about.everyone(place) if (method, column) == (BASELINE, OWN_MIX) and not locals_ else {}
+    found = about.everyone(place) if (method, column) == (BASELINE, OWN_MIX) else {}
     everyone = bool(found)
-    found = found or about.curves(place, method, column, locals_=locals_)
+    found = found or about.curves(place, method, column)
     if not found:
         return UNDER_WAY if about.begun(place, method, (column,)) else MISSING
     means = [float(getattr(together(list(curves.values())), kind)) for curves in found.values()]
     fewest = min(map(len, found.values()))
     several = column == OWN_MIX and method not in MANY and not everyone
-    wanted = len(locals_ or about.scale.local_targets) if several else 1
+    wanted = len(about.scale.local_targets) if several else 1
     return spread(Estimate.of(means)) + (f" ({fewest} of {wanted} targets)" if fewest < wanted else "")
 
 

@@ -152,13 +152,15 @@ def table_3(about: About) -> list[Part]:
 def table_4(about: About) -> list[Part]:
     rows = []
     for place in about.places:
-        ours, base = (after_branch(about, place, method).values() for method in (OURS, BASELINE))
+        ours, base = (after_branch(about, place, method) for method in (OURS, BASELINE))
+        # On the same targets and seeds, where there are any of both.
+        base = {one: base[one] for one in ours if one in base} or base
         for number, (label, share) in enumerate(_POINTS.items()):
             cells = []
             for method, curves in ((OURS, ours), (BASELINE, base)):
                 printed = place.printed
                 cells.append("-" if printed is None else printed[0].rounds[method][printed[1]][number])
-                taken = [curve.rounds_to(share) for curve in curves]
+                taken = [curve.rounds_to(share) for curve in curves.values()]
                 waiting = UNDER_WAY if about.begun(place, method) else MISSING
                 cells.append(f"{np.mean(taken):.2f} ± {np.std(taken):.2f}" if taken else waiting)
             rows.append([place.task.title, f"{place.alpha:g}", label, *cells, str(len(ours) or len(base))])
@@ -199,10 +201,9 @@ def table_5(about: About) -> list[Part]:
 
 
 def _composed(about: About, place: Place, method: str, column: str) -> str:
-    targets = about.scale.local_targets if column == OWN_MIX else (column,)
     found: list[Mapping[str, float]] = [
         result.branch
-        for target in targets
+        for target in about.targets(method, column)
         for result in about.store.line(place.name, method, variant_of(target)).values()
         if result.branch
     ]

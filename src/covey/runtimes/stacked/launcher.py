@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covey.config import Local
 from covey.environments import FloatArray
-from covey.errors import require
+from covey.errors import Refusal, require
 from covey.graphs import recorded, warm_up
 from covey.messages import Order
 from covey.runtimes.stacked.agreement import Odd, odd_lanes, verdict
@@ -170,7 +170,7 @@ class Launcher:
             states = results[run.job].states
             for slots, values in ((layout.parameters, self.lanes.parameters), (layout.buffers, self.lanes.buffers)):
                 for slot in slots:
-                    trained = values[slot.name][run.lanes].flatten(1)
+                    trained = values[slot.name][run.lanes].reshape(-1, slot.size)
                     states[run.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
 
     def _tensor(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -210,21 +210,12 @@ class Launcher:
 
     def _capture(self) -> None:
         """Record one step as a CUDA graph, with the fastest ways to convolve; nothing has changed afterwards."""
-        name = type(self.engine.module).__name__
-        with waiting_for(f"compiling {name} for {self.count} lanes"):
+        with waiting_for(f"compiling {self._name} for {self.count} lanes"):
             self._record_fastest()
-            odd = self._odd_lanes()
-        require(not odd.lanes, verdict(odd, self.count, name))
 
-    def _odd_lanes(self) -> Odd:
-        """Lanes that come to something else than others with the same data; none where memory is short for looking."""
-        assert self._graph is not None
-        try:
-            return odd_lanes(self.lanes, self._buffers, self.engine.module, self._graph.replay)
-        except torch.OutOfMemoryError:
-            return Odd([], [])
-        finally:
-            self._counter.zero_()
+    @property
+    def _name(self) -> str:
+        return type(self.engine.module).__name__
 
     def _record_fastest(self) -> None:
         before = {name: value.clone() for name, value in self._state().items()}
@@ -256,7 +247,7 @@ class Launcher:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                # A compiler that stumbles over one way leaves the others.
+                # A compiler that stumbles over one way, or errs in it, leaves the others.
                 failed = error
                 continue
             self._counter.zero_()
@@ -264,13 +255,18 @@ class Launcher:
             self.measured.append((ways, seconds))
             if best is None or seconds < best[0]:
                 best, self.ways, fastest = (seconds, graph), ways, step
+        if isinstance(failed, Refusal) and best is None:
+            raise failed
         if best is None:
             raise RuntimeError("No way to compute this model's convolutions works on this device.") from failed
         self._step = fastest
         return best[1]
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """One step as a graph; which step of the schedule it is, is counted on the device."""
+        """One step as a graph; which step of the schedule it is, is counted on the device.
+
+        One whose lanes do not agree is refused.
+        """
 
         def once() -> None:
             now = {name: value.index_select(0, self._counter)[0] for name, value in self._buffers.items()}
@@ -283,7 +279,22 @@ class Launcher:
 
         warm_up(from_the_first, self.engine.device)
         self._counter.zero_()
-        return recorded(once)
+        graph = recorded(once)
+        odd = self._odd_lanes(graph.replay)
+        require(not odd.lanes, verdict(odd, self.count, self._name))
+        return graph
+
+    def _odd_lanes(self, replay: Callable[[], None]) -> Odd:
+        """Lanes that come to something else than others with the same data; none where memory is short for looking."""
+
+        def first_step() -> None:
+            self._counter.zero_()
+            replay()
+
+        try:
+            return odd_lanes(self.lanes, self._buffers, self.engine.module, first_step)
+        except torch.OutOfMemoryError:
+            return Odd([], [])
 
     def _state(self) -> dict[str, Tensor]:
         stack = self.lanes

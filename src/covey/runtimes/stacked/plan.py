@@ -81,9 +81,8 @@ def without_giants(segments: list[Segment]) -> list[list[Segment]]:
 STEP_OVERHEAD = 8
 """A step takes about as long as if it had so many more lanes: 9 with McMahan's CNN on an H200, 5 with VGG-11."""
 
-GOOD_ENOUGH, TOO_SLOW = 1.25, 2.0
-"""Times as long as with the best number of lanes: up to which lanes that are compiled already are used for good, and
-from which on they are not used at all."""
+GOOD_ENOUGH = 1.25
+"""Times as long as with the best number of lanes, up to which lanes that are compiled already are used for good."""
 
 COMPILING = 1 << 14
 """Steps that compiling takes as long as, roughly: a minute for a shallow network, three minutes for MobileNetV2."""
@@ -100,8 +99,7 @@ def suitable_lanes(segments: list[Segment], most: int, made: Collection[int] = (
     """The number of lanes that takes the least time, or one that is `made` already and will do.
 
     Cohorts that change from round to round would otherwise be compiled in every size they come in. Lanes that are
-    slower than others would be are used until as much time is lost by them as it takes to compile: what a run costs is
-    then at most twice what it would have cost if its cohorts had been known beforehand.
+    slower than others would be are used until as much time is lost by them as it takes to compile.
     """
     best = _best_lanes(segments, most)
     if not made or best in made:
@@ -111,18 +109,18 @@ def suitable_lanes(segments: list[Segment], most: int, made: Collection[int] = (
     if times <= GOOD_ENOUGH:
         return Choice(existing, lost)
     lost += (1 - 1 / times) * _length(segments, existing)
-    return Choice(best) if times > TOO_SLOW or lost > COMPILING else Choice(existing, lost)
+    return Choice(best) if lost > COMPILING else Choice(existing, lost)
 
 
 def _best_lanes(segments: list[Segment], most: int) -> int:
-    """As few lanes as might wait for nobody but the longest client, or a lane for each client, or halfway.
+    """The cheapest of three numbers: all steps / those of the longest client, a lane for each client, and halfway.
 
     Fewer suit clients of very different sizes, which share lanes without a rest. Those of nearly the same size do not:
     two in one lane take twice as long.
     """
     steps = [one.steps for one in segments]
     whole = min(most, len(steps))
-    busy = min(whole, -(-sum(steps) // max(1, *steps)))
+    busy = max(1, min(whole, -(-sum(steps) // max(1, *steps))))
     return min(sorted({busy, (busy + whole) // 2, whole}), key=lambda lanes: _cost(segments, lanes))
 
 
