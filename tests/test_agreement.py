@@ -90,7 +90,7 @@ def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
     [
         (lambda lanes: lanes.parameters[WEIGHT][4].view(-1)[3].fill_(torch.nan), [4], [WEIGHT]),
         (lambda lanes: lanes.parameters[BIAS][1:3].fill_(torch.inf), [1, 2], [BIAS]),
-        (lambda lanes: lanes.parameters[HEAD][5].mul_(1.5), [5], [HEAD]),
+        (lambda lanes: lanes.parameters[HEAD][5].add_(1.0), [5], [HEAD]),
         (lambda lanes: lanes.parameters[WEIGHT][0].zero_(), [0], [WEIGHT]),
         (lambda lanes: lanes.loss[2].fill_(torch.nan), [2], ["loss"]),
         (lambda lanes: lanes.loss[3].mul_(1.5), [3], ["loss"]),
@@ -124,7 +124,7 @@ def test_a_model_without_a_finite_step_is_not_the_devices_fault(spoil):
 
 
 @pytest.mark.parametrize(("model", "rate"), [("mlp", 0.1), ("mobilenetv2", 0.001)])
-@pytest.mark.parametrize(("by", "odd"), [(0.0, [3]), (10.0, [3]), (1.3, []), (-1.0, [])])
+@pytest.mark.parametrize(("by", "odd"), [(0.0, [3]), (20.0, [3]), (3.0, []), (-1.0, [])])
 def test_the_size_of_a_change_counts_and_not_its_direction(model, rate, by, odd):
     """Rounding may turn the gradient of a deep network round. What is said of batch norm's statistics is not said of
     parameters, whose changes are far smaller."""
