@@ -185,6 +185,13 @@ def test_a_stack_whose_lanes_do_not_agree_is_refused(monkeypatch):
     assert launcher._graph is not None
 
 
+def test_every_trial_is_the_first_step(monkeypatch):
+    launcher, after = trained(), []
+    Recording(launcher, monkeypatch, lambda lanes: after.append(int(launcher._counter)))
+    launcher._capture()
+    assert after == [1] * TRIALS
+
+
 def test_a_way_whose_lanes_do_not_agree_leaves_the_others(monkeypatch):
     launcher = trained()
     recording = Recording(launcher, monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan))
