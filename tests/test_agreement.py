@@ -209,6 +209,30 @@ def test_a_way_whose_lanes_do_not_agree_leaves_the_others(monkeypatch):
         launcher._fastest(ways[:1])
 
 
+def test_a_way_that_was_kept_and_errs_now_is_measured_anew(monkeypatch):
+    launcher, written = trained(), []
+    recording = Recording(launcher, monkeypatch)
+    ways, made = [{"a": "slices"}, {"a": "grouped"}], launcher._make_step
+
+    def make_step(way):
+        recording.spoil = nothing if way == ways[1] else lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan)
+        return made({})
+
+    monkeypatch.setattr(launcher, "_make_step", make_step)
+    monkeypatch.setattr("covey.runtimes.stacked.engine.Engine.for_speed", True)
+    monkeypatch.setattr("covey.runtimes.stacked.engine.Engine.signatures", lambda engine, batch: str)
+    for name, value in {
+        "convolutions": lambda module: {"a": None},
+        "candidate_ways": lambda module, kernels, exact: ways,
+        "read_cache": lambda kind: {"6": ways[0]},
+        "write_cache": lambda kind, known: written.append(known),
+    }.items():
+        monkeypatch.setattr(f"covey.runtimes.stacked.launcher.{name}", value)
+    launcher._capture()
+    assert launcher.ways == ways[1] and launcher._graph is not None
+    assert written == [{"6": ways[1]}]
+
+
 def test_a_stack_that_fills_the_memory_is_not_looked_at(monkeypatch):
     launcher = trained()
 

@@ -1,5 +1,6 @@
 """Launches of the stacked runtime: lanes moved step by step, each step on a GPU one CUDA graph."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -227,7 +228,10 @@ class Launcher:
             if known is not None and known[1] in candidates:
                 self.ways = known[1]
                 self._step = self._make_step(self.ways)
-            else:
+                # Found on this machine, but perhaps before something else changed there.
+                with contextlib.suppress(Refusal):
+                    self._graph = self._record()
+            if self._graph is None:
                 self._graph = self._fastest(candidates)
                 write_cache("ways", {**read_cache("ways"), place(self.count): self.ways})
         if self._graph is None:
