@@ -254,6 +254,11 @@ def test_how_evenly_clients_are_served_and_who_is_fast_is_said_in_words():
     ) in even
     assert "with loss softmax" not in even
     assert "times FedAvg's with FedDRL for sets (one seed, no interval)." in section(page(runs[0], runs[2]), "Figure 6")
+    # Of a run under way, no more of the other's rounds count than it has.
+    short = made(
+        0.82, "feddrl-set", rounds=500, client_loss={name: [3.0] * 100 for name in ("mean", "variance", "gap")}
+    )
+    assert "is 0.33 times FedAvg's with FedDRL for sets (one" in section(page(runs[0], short), "Figure 6")
     fast = section(page(*runs), "Figure 10")
     assert "CE: the fastest on average is FedDRL for sets (50 rounds); FedAvg takes 2.0 times as many." in fast
     assert "CE: the fastest on average is FedAvg (100 rounds).\n" in section(page(runs[0], runs[4]), "Figure 10")

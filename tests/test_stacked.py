@@ -375,6 +375,7 @@ def of_steps(*steps):
         ([100, 90, 40, 40, 30], [], 4, 0),
         # A client without a whole batch has nothing to do.
         ([0], [], 1, 0),
+        ([0, 0], [2], 2, 0),
     ],
 )
 def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected, lost):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from covey.comparison import Estimate
 from covey.environments import FloatArray
@@ -33,8 +34,7 @@ def best(result: Result, at: int | None = None) -> float:
 
 def usual(result: Result, at: int | None = None) -> float:
     """Mean accuracy over the second half of the rounds up to `at`: that of a model which is taken at any time."""
-    end = reached(result) if at is None else at
-    inside = (result.evaluations <= end) & (result.evaluations > end / 2)
+    inside = _second_half(result, at)
     return float(result.accuracy[inside].mean()) if inside.any() else float(result.accuracy[0])
 
 
@@ -42,10 +42,15 @@ def uneven(result: Result, at: int | None = None) -> float:
     """Mean variance of clients' losses over the second half of the rounds up to `at`; NaN where there is none."""
     if not result.client_loss:
         return float("nan")
-    end = reached(result) if at is None else at
-    inside = (result.evaluations <= end) & (result.evaluations > end / 2)
-    variance = numbers(result.client_loss["variance"])[inside]
+    variance = numbers(result.client_loss["variance"])[_second_half(result, at)]
     return float(np.nanmean(variance)) if np.isfinite(variance).any() else float("nan")
+
+
+def _second_half(result: Result, at: int | None) -> npt.NDArray[np.bool_]:
+    """Which evaluations are in the second half of the rounds up to `at`, by default of all."""
+    end = reached(result) if at is None else at
+    inside: npt.NDArray[np.bool_] = (result.evaluations <= end) & (result.evaluations > end / 2)
+    return inside
 
 
 Figure = Callable[[Result, int | None], float]
@@ -53,12 +58,18 @@ Figure = Callable[[Result, int | None], float]
 
 
 def paired(line: Line, base: Line, figure: Figure = best) -> Estimate | None:
-    """A figure less that of `base`, seed by seed, each pair up to the last round that both have come to."""
-    values = []
+    """A figure less that of `base`, seed by seed."""
+    values = [one - other for one, other in pairs(line, base, figure)]
+    return Estimate.of(values) if values else None
+
+
+def pairs(line: Line, base: Line, figure: Figure) -> list[tuple[float, float]]:
+    """A figure and that of `base`, seed by seed, each pair up to the last round that both have come to."""
+    found = []
     for seed in common_seeds(line, base):
         at = min(reached(line[seed]), reached(base[seed]))
-        values.append(figure(line[seed], at) - figure(base[seed], at))
-    return Estimate.of(values) if values else None
+        found.append((figure(line[seed], at), figure(base[seed], at)))
+    return found
 
 
 class DRLLines(Lines):

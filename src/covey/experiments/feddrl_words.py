@@ -16,7 +16,7 @@ from covey.experiments.feddrl import (
     Data,
     environment_name,
 )
-from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, called, paired, uneven, usual
+from covey.experiments.feddrl_lines import CLUSTERED, DRLLines, best, called, paired, pairs, uneven, usual
 from covey.experiments.feddrl_printed import printed
 from covey.experiments.openings import NO_INTERVALS, WHICH_SEEDS, made_by
 from covey.experiments.pages import Part, bullets, clearness, counted, every_text, joined
@@ -92,8 +92,8 @@ def _gain_of_the_paper(
         return
     gain = paper[OURS] - paper[BASELINE]
     for method in (OURS, SET):
-        pairs = {name: paired(lines[method], lines[BASELINE], figure) for name, figure in _FIGURES.items()}
-        there = {name: pair for name, pair in pairs.items() if pair is not None}
+        gains = {name: paired(lines[method], lines[BASELINE], figure) for name, figure in _FIGURES.items()}
+        there = {name: pair for name, pair in gains.items() if pair is not None}
         if there:
             reached = [name for name, pair in there.items() if 100 * pair.mean >= gain]
             alone = " alone" if len(reached) < len(there) else ""
@@ -113,10 +113,9 @@ def evenness_in_words(about: DRLLines, places: Sequence[tuple[Data, str, int]]) 
             line = _measured(about.line(name, method))
             pair = paired(line, base, uneven)
             if pair is not None:
-                both = sorted(set(line) & set(base))
-                times = np.mean([uneven(line[seed]) for seed in both]) / np.mean([uneven(base[seed]) for seed in both])
+                own, others = np.mean(pairs(line, base, uneven), axis=0)
                 worth = clearness(pair) if apart(pair) is None else f"a difference {clearness(pair)}"
-                found.append(f"{times:.2f} times FedAvg's with {TITLES[method]} ({worth})")
+                found.append(f"{own / others:.2f} times FedAvg's with {TITLES[method]} ({worth})")
         if found:
             where = called(data, clients, split)
             said.append(

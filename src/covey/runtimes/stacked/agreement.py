@@ -1,8 +1,8 @@
 """Whether the lanes of a stack agree: all are given the same to do, and must come to much the same.
 
 A compiler or a library that errs on a GPU (threads that do not wait for each other, blocks that nobody computes) often
-errs in some lanes and not in others. Both have happened: the gradient of batch norm as PyTorch 2.11 compiles it, and
-batched products of a process that MPS had limited to a part of an H200's processors.
+errs in some lanes and not in others. It has happened twice: to the gradient of batch norm as PyTorch 2.11 compiles it,
+and to two networks in processes that MPS had limited to a part of an H200's processors.
 """
 
 import os
@@ -128,7 +128,7 @@ def _unlike_others(values: Tensor, off: Tensor) -> Tensor:
 def verdict(odd: Odd, lanes: int, name: str) -> str:
     """What to say of a stack whose lanes do not agree."""
     share = os.environ.get(SHARE, "")
-    likely = f" {SHARE} is {share}: unset it, as some batched products are wrong under it." if share else ""
+    likely = f" {SHARE} is {share}: unset it, as models have come out as NaN under it." if share else ""
     return (
         f"On this GPU {len(odd.lanes)} of {lanes} models of {name} come to something else with the same data (numbers "
         f"{_some(odd.lanes)}; in {_some(odd.places)}), so results would be wrong: PyTorch {torch.__version__}, the "
