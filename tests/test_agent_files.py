@@ -87,7 +87,7 @@ def test_what_is_not_an_agent_is_refused(tmp_path):
     with pytest.raises(Refusal, match=r"nothing\.safetensors cannot be read"):
         run(agent_run(agent=str(tmp_path / "nothing.safetensors")), out=tmp_path / "run")
     save_file({"x": torch.zeros(1)}, str(tmp_path / "other.safetensors"))
-    with pytest.raises(Refusal, match="Give a file that covey train-agent has written"):
+    with pytest.raises(Refusal, match=r"other\.safetensors holds no agent"):
         run(agent_run(agent=str(tmp_path / "other.safetensors")), out=tmp_path / "run")
     path = small_agent(tmp_path / "agent.safetensors")
     with safe_open(str(path), framework="pt") as file:

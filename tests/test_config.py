@@ -97,6 +97,7 @@ def test_naming_another_part_drops_the_options_of_the_old_one():
         ({"model": {"name": "mlp", "hidden": "64,x"}}, "model.hidden must be a whole number, not 'x'."),
         ({"cohort": 0}, "cohort must be from 1 to the number of clients, 60, not 0."),
         ({"clients": 5, "cohort": 6}, "cohort must be from 1 to the number of clients, 5, not 6."),
+        ({"cohort": "few"}, "cohort must be a count or a fraction, not 'few'."),
         ({"cohort": 0.0}, "neither a whole number of clients nor a fraction in (0, 1]"),
         ({"cohort": "1.5"}, "neither a whole number of clients nor a fraction in (0, 1]"),
         ({"cohort": "-0.5"}, "neither a whole number of clients nor a fraction in (0, 1]"),

@@ -41,10 +41,11 @@ def test_own_table():
     [
         ["--dataset", "rings:load", "--environment", "dirichlet"],
         ["--model", "narrow:Narrow", "--set", "environment.samples=50"],
+        ["--selector", "fair:LeastInvited", "--aggregator", "fair:Median", "--set", "environment.samples=50"],
         ["--model", "narrow:Narrow", "--set", "model.width=8", "--set", "environment.samples=50"],
     ],
 )
-def test_own_dataset_and_model_by_name(flags, tmp_path):
+def test_own_data_models_and_algorithms_by_name(flags, tmp_path):
     command = [
         sys.executable,
         "-m",

@@ -68,6 +68,38 @@ def test_a_line_without_its_checkpoint_and_half_a_line_are_computed_again(tmp_pa
     assert without_timings(resume(result.folder).metrics) == without_timings(whole.metrics)
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_run_that_has_lost_records_is_not_gone_on_with(tmp_path, kept):
+    result = run(SMALL, rounds=3, out=tmp_path / "run")
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (result.folder / "metrics.jsonl").write_text("".join(lines[:kept]))
+    with pytest.raises(Refusal, match=f"its checkpoint is of round 3, and metrics.jsonl has {kept} of its rounds"):
+        resume(result.folder)
+    assert (result.folder / "metrics.jsonl").read_text() == "".join(lines[:kept])
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_once_there_is_room(tmp_path):
+    # After the first round no file may grow beyond 3,000 bytes, which a checkpoint does.
+    code = f"""
+import resource
+import covey
+covey.run({SMALL!r}, rounds=3, model="mlp", out="run", on_round=lambda row: resource.setrlimit(
+    resource.RLIMIT_FSIZE, (3_000, 3_000)))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = answer.stderr.strip().split("\n")[-1]
+    assert "covey.errors.Refusal: The run folder run cannot be written" in said
+    assert said.endswith("Once it can, go on with: covey resume run")
+    whole = run(SMALL, rounds=3, model="mlp", out=tmp_path / "whole")
+    assert without_timings(resume(tmp_path / "run").metrics) == without_timings(whole.metrics)
+
+
+def test_a_file_in_the_place_of_the_folder_is_said_to_be_one(tmp_path):
+    (tmp_path / "own.py").write_text("")
+    with pytest.raises(Refusal, match=r"The output folder .*own\.py is a file; choose another\."):
+        run(SMALL, out=tmp_path / "own.py")
+
+
 def test_a_run_that_never_finished_a_round_starts_from_the_beginning(tmp_path):
     Records.create(tmp_path / "run", Config.of(SMALL)).close()
     whole = run(SMALL, out=tmp_path / "whole")

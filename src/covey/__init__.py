@@ -9,10 +9,11 @@ from covey.errors import Refusal
 from covey.experiment import Experiment, Run, resume, run
 from covey.federations import Federation
 from covey.manymodel import manymodels
+from covey.messages import Replies
 from covey.methods import Recipe, methods
 from covey.models import models
 from covey.own import federation
-from covey.roles import Aggregator, Selector, aggregators, selectors
+from covey.roles import Aggregator, Selector, Setting, State, aggregators, selectors
 from covey.tailoring import OnDemand, ondemand
 
 __version__ = "0.1.0"
@@ -30,8 +31,11 @@ __all__ = [
     "OnDemand",
     "Recipe",
     "Refusal",
+    "Replies",
     "Run",
     "Selector",
+    "Setting",
+    "State",
     "aggregators",
     "analyze",
     "compare",

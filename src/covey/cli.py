@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -34,6 +35,8 @@ app.command("list")(list_)
 def main() -> NoReturn:
     """Entry point: refusals become one sentence and exit code 2, warnings one sentence, said once."""
     warnings.formatwarning = _SayOnce()
+    # Parts of one's own (package.module:name) are looked for in the current folder too, after everything else.
+    sys.path.append(str(Path.cwd()))
     try:
         app()
     except Refusal as refusal:

@@ -167,6 +167,13 @@ class Config:
 
         return resolve({**(given or {}), **more})
 
+    @classmethod
+    def stored(cls, mapping: Mapping[str, Any]) -> "Config":
+        """The configuration of a run folder; its selector, aggregator and method need not be here."""
+        from covey.resolution import resolve
+
+        return resolve(mapping, stored=True)
+
     def as_mapping(self) -> dict[str, Any]:
         """A mapping that `Config.of` turns into this configuration again."""
         mapping: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from covey.aggregation import aggregators
-from covey.config import Config, nested, overlay
+from covey.config import Choice, Config, nested, overlay
 from covey.errors import Refusal, require
 from covey.evaluation import on_mix, summary, untested_notes
 from covey.federations import GIVEN, Federation, Truth, altered_federation, build_federation
@@ -202,6 +202,10 @@ class Run:
             raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
         # What a live fleet trained is looked at here, whether the fleet is there or not.
         config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
+        if config.many is None:
+            # Nobody is invited any more: whose parts decided that, and where they are, does not matter.
+            config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"))
+            state = {"model": state["model"], "selector": {}, "aggregator": {}}
         experiment = Experiment.of(config, self.given, resumed=True)
         require(
             self.config.runtime != "fleet" or not experiment.method.resident,

@@ -1,13 +1,16 @@
 """Methods: names for combinations of a selector, an aggregator and a local objective."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from covey.environments import IntArray
+from covey.errors import Refusal, require
 from covey.federations import Federation
 from covey.messages import Order, Replies
 from covey.registry import Registry
@@ -25,6 +28,9 @@ class OneModel:
         self.selector = selector
         self.aggregator = aggregator
         self.resident = resident
+        self._kept = False
+        _require_role(selector, Selector)
+        _require_role(aggregator, Aggregator)
         selector.begin(setting)
         aggregator.begin(setting)
 
@@ -40,7 +46,7 @@ class OneModel:
         self.selector.surveyed(round, replies)
 
     def order(self, round: int, candidates: IntArray) -> Order:
-        cohort = np.sort(self.selector.select(round, candidates))
+        cohort = self._cohort(self.selector.select(round, candidates), candidates)
         wanted = (*self.selector.probes(round), *self.aggregator.probes(round))
         probes = tuple({probe.name: probe for probe in wanted}.values())
         gate = self.aggregator.gate(round)
@@ -50,10 +56,47 @@ class OneModel:
         self.selector.observe(round, replies)
         self.aggregator.observe(round, replies)
         if len(replies):
-            self.model = self.aggregator.combine(round, self.model, replies)
+            self.model = self._sound(round, self.aggregator.combine(round, self.model, replies))
+
+    def _cohort(self, chosen: Any, candidates: IntArray) -> IntArray:
+        """What the selector answered, ascending; refused where it is no choice among the candidates."""
+        name, most = type(self.selector).__name__, self.setting.cohort
+        numbers = np.asarray(chosen)
+        require(
+            numbers.ndim == 1 and (numbers.size == 0 or numbers.dtype.kind in "iu"),
+            f"The selector {name} must return an array of client numbers, not {_shown(chosen)}.",
+        )
+        clients = np.unique(numbers.astype(np.int64))
+        strangers = np.setdiff1d(clients, candidates)
+        if len(strangers):
+            raise Refusal(
+                f"The selector {name} chose client {strangers[0]}, which is none of the round's {len(candidates)} "
+                "candidates."
+            )
+        require(len(clients) == len(numbers), f"The selector {name} chose a client more than once: {_shown(chosen)}.")
+        require(
+            len(clients) <= most, f"The selector {name} chose {len(clients)} clients for a cohort of at most {most}."
+        )
+        return clients
+
+    def _sound(self, round: int, found: Any) -> Tensor:
+        """What the aggregator came to; where that is not finite, the model that there is."""
+        name, shape = type(self.aggregator).__name__, tuple(self.model.shape)
+        require(
+            isinstance(found, Tensor) and tuple(found.shape) == shape,
+            f"The aggregator {name} must return the next model, a tensor of the shape {shape}, not {_shown(found)}.",
+        )
+        kept_before, self._kept = self._kept, not bool(torch.isfinite(found).all())
+        if self._kept and not kept_before:
+            warnings.warn(
+                f"The aggregator {name} came to NaN or infinity in round {round}: the model stays as it was.",
+                stacklevel=2,
+            )
+        return self.model if self._kept else found.to(self.model.dtype)
 
     def figures(self) -> dict[str, object]:
-        return {**self.selector.figures(), **self.aggregator.figures()}
+        kept = {"model_kept": True} if self._kept else {}
+        return {**self.selector.figures(), **self.aggregator.figures(), **kept}
 
     def models(self) -> Tensor:
         return self.model.unsqueeze(0)
@@ -73,6 +116,18 @@ class OneModel:
         self.model = state["model"]
         self.selector.load_state_dict(state["selector"])
         self.aggregator.load_state_dict(state["aggregator"])
+
+
+def _require_role(part: object, role: type) -> None:
+    name = role.__name__
+    require(isinstance(part, role), f"{_shown(part)} is no {name.lower()}: one of your own derives from covey.{name}.")
+
+
+def _shown(value: Any) -> str:
+    """A part's answer in a refusal."""
+    if isinstance(value, Tensor):
+        return f"one of the shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r:.60}" if value is not None else "None"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from covey.config import Config
 from covey.environments import FloatArray
-from covey.errors import Refusal
+from covey.errors import Refusal, require
 from covey.evaluation import finite
 from covey.messages import Fault, Order, Replies
 from covey.roles import State
@@ -141,7 +141,8 @@ class Records:
     def create(cls, folder: Path, config: Config) -> "Records":
         """A new run folder. Refuses one that holds anything already."""
         try:
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            require(not folder.exists() or folder.is_dir(), f"The output folder {folder} is a file; choose another.")
+            if folder.exists() and any(folder.iterdir()):
                 raise Refusal(
                     f"The output folder {folder} is not empty. Choose another, or go on with: covey resume {folder}"
                 )
@@ -159,6 +160,11 @@ class Records:
         done, state = read_checkpoint(folder)
         try:
             rows = [row for row in read_metrics(folder) if int(row["round"]) <= done]
+            require(
+                len(rows) == done,
+                f"The run folder {folder} has lost records: its checkpoint is of round {done}, and metrics.jsonl has "
+                f"{len(rows)} of its rounds. Put that file back, or begin another run.",
+            )
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             replace_file(folder / "metrics.jsonl", text.encode())
             return cls(folder, done, float(rows[-1]["clock"]) if rows else 0.0), state
@@ -167,6 +173,15 @@ class Records:
 
     def write(self, record: Mapping[str, object], state: Callable[[], State], *, now: bool = True) -> None:
         """Keep a finished round: its line, then (`now`, or when it is time again) the state to go on from."""
+        try:
+            self._write(record, state, now)
+        except (OSError, SafetensorError) as error:
+            raise Refusal(
+                f"The run folder {self.folder} cannot be written: {error}. Once it can, go on with: "
+                f"covey resume {self.folder}"
+            ) from error
+
+    def _write(self, record: Mapping[str, object], state: Callable[[], State], now: bool) -> None:
         self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
         self._metrics.flush()
         self.rounds_done = int(str(record["round"]))
@@ -195,7 +210,7 @@ def read_config(folder: Path) -> Config:
         raise Refusal(f"{folder} is not a run folder: its config.json cannot be read ({error}).") from error
     if found > FORMAT:
         raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
-    return Config.of(mapping)
+    return Config.stored(mapping)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from covey.errors import Refusal
+from covey.errors import Refusal, require
 
 T = TypeVar("T")
 
@@ -117,6 +117,14 @@ class Registry(Generic[T]):
                 raise Refusal(self._unknown(name))
         return self._entries[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a part, and it can be imported."""
+        try:
+            self[name]
+        except Refusal:
+            return False
+        return True
+
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """`given`, checked against the part's options and completed with its defaults."""
         known = self[name].options
@@ -146,17 +154,20 @@ class Registry(Generic[T]):
     def _unknown(self, name: str) -> str:
         close = difflib.get_close_matches(name, self.names(), n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        return f"There is no {self.kind} '{name}'.{hint} Known {self.plural}: {', '.join(self.names())}."
+        own = " Your own goes by package.module:name." if self._parts_of_users else ""
+        return f"There is no {self.kind} '{name}'.{hint} Known {self.plural}: {', '.join(self.names())}.{own}"
 
 
 def import_path(path: str, kind: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
-        return getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+        part = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
         raise Refusal(
             f"The {kind} '{path}' cannot be imported: {error}. Give it as package.module:name, importable from here."
         ) from error
+    require(callable(part), f"The {kind} '{path}' must be a class or a function, not {part!r:.60}.")
+    return part
 
 
 def _unknown_option(kind: str, name: str, option: str, known: Sequence[str]) -> str:
@@ -205,9 +216,9 @@ def _coerce_union(value: Any, arguments: tuple[Any, ...], annotation: Any, where
         if type(None) in arguments:
             return None
     # int | float means "a count or a fraction": which one is meant is in how it is written.
-    elif int in arguments and float in arguments:
+    elif int in arguments and float in arguments and _number(value) is not None:
         if isinstance(value, str):
-            value = float(value) if _number(value) is not None and not value.strip().lstrip("+-").isdigit() else value
+            value = float(value) if not value.strip().lstrip("+-").isdigit() else value
         return coerce(value, float if isinstance(value, float) else int, where)
     else:
         for choice in arguments:
@@ -236,6 +247,8 @@ def _number(value: Any) -> float | int | None:
 def _spell(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
+        if int in arguments and float in arguments:
+            return "a count or a fraction"
         return " or ".join(_spell(argument) for argument in arguments)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))

@@ -31,12 +31,15 @@ from covey.runtimes import runtimes
 from covey.selection import selectors
 
 
-def resolve(given: Mapping[str, Any]) -> Config:
-    """Check every key, name, option and bound of `given`, and fill in what it leaves open."""
+def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
+    """Check every key, name, option and bound of `given`, and fill in what it leaves open.
+
+    What was `stored` is complete, and may name selectors, aggregators and methods of somebody's own that are not here.
+    """
     for key in given:
         if key not in known_keys():
             raise Refusal(unknown_key(key, known_keys()))
-    method, recipe = _recipe(given)
+    method, recipe = _recipe(given, stored)
     dataset = _choice(datasets, given.get("dataset"), "digits")
     environment = _choice(environments, given.get("environment"), "uniform")
     plain = {
@@ -52,8 +55,8 @@ def resolve(given: Mapping[str, Any]) -> Config:
         dataset=dataset,
         environment=environment,
         model=_choice(models, given.get("model"), "mlp"),
-        selector=_choice(selectors, given.get("selector"), recipe.selector),
-        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator),
+        selector=_choice(selectors, given.get("selector"), recipe.selector, stored),
+        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator, stored),
         many=_many(method, recipe, given.get("many")),
         local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
         altered=Alterations(**section_values("altered", given.get("altered") or {})),
@@ -70,7 +73,7 @@ def resolve(given: Mapping[str, Any]) -> Config:
     return config
 
 
-def _recipe(given: Mapping[str, Any]) -> tuple[str, Recipe]:
+def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
     """The method's name and recipe; a selector or aggregator named without a method makes one of its own."""
     selector, _ = chosen("selector", given.get("selector"))
     aggregator, _ = chosen("aggregator", given.get("aggregator"))
@@ -83,6 +86,8 @@ def _recipe(given: Mapping[str, Any]) -> tuple[str, Recipe]:
         raise Refusal(f"method must be a name, not {name!r}.")
     if name not in methods.names() and "+" in name and selector and aggregator:
         return f"{selector}+{aggregator}", Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator)
+    if stored and name not in methods and selector and aggregator:
+        return name, Recipe("A method that is not here.", selector=selector, aggregator=aggregator)
     recipe = methods[name].part
     for section, given_name, own in (
         ("selector", selector, recipe.selector),
@@ -109,10 +114,12 @@ def _many(method: str, recipe: Recipe, given: Any) -> Choice | None:
     return choice
 
 
-def _choice(registry: Registry[Any], given: Any, default: str | None) -> Any:
+def _choice(registry: Registry[Any], given: Any, default: str | None, stored: bool = False) -> Any:
     """The part that was chosen, or the default one, with all of its options; None where there is no such part."""
     name, options = chosen(registry.section, given)
     name = name or default
+    if stored and name is not None and name not in registry:
+        return Choice(name, options)
     return None if name is None else Choice(name, registry.options(name, options))
 
 

@@ -2,7 +2,8 @@
 
 A method is a selector and an aggregator with the probes they need; any selector goes with any
 aggregator, on any runtime. To write an algorithm, subclass `Selector` or `Aggregator` in a file of
-its own, register it, and (for a method of its own name) add a `Recipe` to `methods.py`.
+its own, and name it as package.module:Class or register it. For a method of its own name, register a
+`Recipe` as well: `covey.methods.add("mine")(covey.Recipe("What it does.", selector="mine"))`.
 """
 
 from abc import ABC, abstractmethod
@@ -97,8 +98,8 @@ class Aggregator(Part):
         """The next model `[d]` from the present one and at least one sound reply."""
 
 
-selectors: Registry[Callable[..., Selector]] = Registry("selector", "selectors")
-aggregators: Registry[Callable[..., Aggregator]] = Registry("aggregator", "aggregators")
+selectors: Registry[Callable[..., Selector]] = Registry("selector", "selectors", parts_of_users=True)
+aggregators: Registry[Callable[..., Aggregator]] = Registry("aggregator", "aggregators", parts_of_users=True)
 
 
 class Method(Protocol):

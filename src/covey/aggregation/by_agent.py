@@ -215,9 +215,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What an agent's file says of it, and its tensors."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {})["agent"])
+            described = (file.metadata() or {}).get("agent")
+            require(described is not None, f"{path} holds no agent. Give a file that covey train-agent has written.")
+            about: dict[str, Any] = json.loads(str(described))
             about = {**about, "kind": about["kind"], "meaning": dict(about["meaning"])}
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except Refusal:
+        raise
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise Refusal(
             f"The agent {path} cannot be read ({error}). Give a file that covey train-agent has written."

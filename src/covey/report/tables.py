@@ -263,7 +263,9 @@ def _needed(config: Config) -> dict[str, Any]:
         named[section] = getattr(config, section).name
     # Data that come with their clients would have to be read to count them.
     counted = {"clients": config.clients} if config.environment.name == NATURAL else {}
-    implied = settings(Config.of({**named, **counted}))
+    # Parts of somebody's own may be gone since: then nothing but their names is implied.
+    parts = {name: part.name for name in ("selector", "aggregator") if (part := getattr(config, name))}
+    implied = settings(Config.stored({**parts, **named, **counted}))
     own = settings(config)
     more = {key: value for key, value in own.items() if key not in implied or implied[key] != value}
     # The first seed is the default, yet a command that names it is clearer.

@@ -1,0 +1,193 @@
+"""Algorithms of users: found by name, checked in what they answer, and not needed to look at what they made."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import covey
+from covey import Aggregator, Refusal, Run, Selector
+from covey.config import Choice
+from covey.report import report as write_report
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own" / "fair.py"
+SMALL = {"clients": 6, "cohort": 2, "rounds": 2, "workers": 1, "environment.samples": 20}
+FAIR = {"selector": "fair:LeastInvited", "aggregator": {"name": "fair:Median", "step": 0.5}}
+
+
+class Chosen(Selector):
+    """Whatever it is told."""
+
+    answer: object = None
+
+    def select(self, round, candidates):
+        return self.answer
+
+
+class Found(Aggregator):
+    """Whatever it is told."""
+
+    answer: object = None
+
+    def combine(self, round, model, replies):
+        return self.answer(model) if callable(self.answer) else self.answer
+
+
+class Neither:
+    """No part of anything."""
+
+
+def own(name: str) -> str:
+    return f"{__name__}:{name}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ([0, 0], "The selector Chosen chose a client more than once: list [0, 0]."),
+        ([0, 1, 2], "The selector Chosen chose 3 clients for a cohort of at most 2."),
+        ([0, 9], "The selector Chosen chose client 9, which is none of the round's 6 candidates."),
+        ([-1], "The selector Chosen chose client -1, which"),
+        ([0.0, 1.0], "The selector Chosen must return an array of client numbers, not list [0.0, 1.0]."),
+        ([[0, 1]], "The selector Chosen must return an array of client numbers, not list [[0, 1]]."),
+        (None, "The selector Chosen must return an array of client numbers, not None."),
+    ],
+)
+def test_a_selectors_answer_is_a_choice_among_the_candidates(tmp_path, monkeypatch, answer, sentence):
+    monkeypatch.setattr(Chosen, "answer", answer)
+    with pytest.raises(Refusal) as refused:
+        covey.run(SMALL, selector=own("Chosen"), out=tmp_path / "run")
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("answer", [[3, 1], (3, 1), torch.tensor([3, 1]), np.array([3, 1], dtype=np.int32)])
+def test_a_cohort_may_come_in_any_order_and_kind(tmp_path, monkeypatch, answer):
+    monkeypatch.setattr(Chosen, "answer", answer)
+    run = covey.run(SMALL, selector=own("Chosen"), out=tmp_path / "run")
+    assert [row["clients"] for row in run.metrics] == [[1, 3], [1, 3]]
+
+
+def test_nobody_may_be_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(Chosen, "answer", [])
+    run = covey.run(SMALL, selector=own("Chosen"), out=tmp_path / "run")
+    assert [row["clients"] for row in run.metrics] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("answer", "given"),
+    [
+        (None, "None"),
+        (lambda model: model[:3], "one of the shape (3,)"),
+        (lambda model: model.numpy()[:1], "ndarray array("),
+    ],
+)
+def test_an_aggregators_answer_is_a_model(tmp_path, monkeypatch, answer, given):
+    monkeypatch.setattr(Found, "answer", staticmethod(answer) if callable(answer) else answer)
+    with pytest.raises(
+        Refusal, match="The aggregator Found must return the next model, a tensor of the shape"
+    ) as refused:
+        covey.run(SMALL, aggregator=own("Found"), out=tmp_path / "run")
+    assert f"not {given}" in str(refused.value)
+
+
+def test_a_model_that_is_not_finite_is_not_taken_and_no_client_is_blamed(tmp_path, monkeypatch):
+    spoilt = [True, True, False, True]
+
+    def combine(model):
+        return model + (torch.inf if spoilt.pop(0) else 1.0)
+
+    monkeypatch.setattr(Found, "answer", staticmethod(combine))
+    with pytest.warns(UserWarning, match="The aggregator Found came to NaN or infinity in round") as told:
+        run = covey.run(SMALL, aggregator=own("Found"), rounds=4, out=tmp_path / "run")
+    assert [str(one.message).split("round ")[1][0] for one in told] == ["1", "4"]
+    assert not any(row["dropped"] for row in run.metrics)
+    assert [row.get("figures", {}).get("model_kept", False) for row in run.metrics] == [True, True, False, True]
+    assert run.metrics[0]["loss"] == run.metrics[1]["loss"] != run.metrics[2]["loss"] == run.metrics[3]["loss"]
+
+
+def test_a_model_keeps_its_precision(tmp_path, monkeypatch):
+    monkeypatch.setattr(Found, "answer", staticmethod(lambda model: model.double()))
+    run = covey.run(SMALL, aggregator=own("Found"), out=tmp_path / "run")
+    first, second = run.metrics
+    assert first["bytes_down"] == second["bytes_down"]
+
+
+@pytest.mark.parametrize(("kind", "role"), [("selector", "Selector"), ("aggregator", "Aggregator")])
+def test_something_else_than_the_role_is_refused(tmp_path, kind, role):
+    with pytest.raises(Refusal, match=f"is no {kind}: one of your own derives from covey.{role}"):
+        covey.run(SMALL, **{kind: own("Neither")}, out=tmp_path / "run")
+    with pytest.raises(Refusal, match=f"The {kind} '{own('EXAMPLE')}' must be a class or a function"):
+        covey.run(SMALL, **{kind: own("EXAMPLE")}, out=tmp_path / "run")
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`covey` as it is installed, which does not have the current folder on its path by itself."""
+    code = "import sys; sys.path = [one for one in sys.path if one]; from covey.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_an_algorithm_in_the_current_folder_goes_by_name_and_is_not_needed_to_look_at_its_run(tmp_path):
+    shutil.copy(EXAMPLE, tmp_path / "fair.py")
+    flags = ["--selector", "fair:LeastInvited", "--aggregator", "fair:Median", "--set", "aggregator.step=0.5"]
+    size = ["--clients", "6", "--cohort", "2", "--rounds", "3", "--workers", "1", "--set", "environment.samples=20"]
+    made = command(tmp_path, "run", *flags, *size, "--out", "run")
+    assert made.returncode == 0, made.stderr
+    run = Run.open(tmp_path / "run")
+    assert [row["clients"] for row in run.metrics] == [[0, 1], [2, 3], [4, 5]]
+    assert run.config.aggregator == Choice("fair:Median", {"step": 0.5})
+
+    (tmp_path / "fair.py").unlink()
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    scored = command(tmp_path, "evaluate", "run", "--json")
+    assert json.loads(scored.stdout)["accuracy"] == run.metrics[-1]["accuracy"]
+    for words in (["report", "run"], ["export", "run"]):
+        looked = command(tmp_path, *words)
+        assert looked.returncode == 0, looked.stderr
+    assert "fair:LeastInvited" in (tmp_path / "run" / "report.html").read_text()
+    refused = command(tmp_path, "resume", "run")
+    assert refused.returncode == 2
+    assert "The selector 'fair:LeastInvited' cannot be imported" in refused.stderr
+
+
+def test_the_readmes_algorithm_runs_as_it_stands_there(tmp_path):
+    text = (EXAMPLE.parents[2] / "README.md").read_text()
+    shown = re.search(r"```python\n(# turns\.py\n.*?)```\n\n```\n(covey run [^#]*)", text, re.DOTALL)
+    assert shown
+    (tmp_path / "turns.py").write_text(shown[1])
+    few = ["--rounds", "4", "--clients", "8", "--cohort", "3", "--set", "devices.availability=0.25", "--out", "run"]
+    made = command(tmp_path, *shown[2].split()[1:], *few)
+    assert made.returncode == 0, made.stderr
+    assert [len(row["clients"]) for row in Run.open(tmp_path / "run").metrics] == [2, 2, 2, 2]
+
+
+def test_a_run_of_registered_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(Chosen, "answer", [1, 2])
+    covey.selectors.add("chosen")(Chosen)
+    covey.methods.add("choosing")(covey.Recipe("Whoever is told.", selector="chosen"))
+    run = covey.run(SMALL, method="choosing", out=tmp_path / "run")
+    for registry, name in ((covey.selectors, "chosen"), (covey.methods, "choosing")):
+        del registry._entries[name]
+    later = Run.open(tmp_path / "run")
+    assert later.config.method == "choosing"
+    assert later.evaluate()["accuracy"] == run.metrics[-1]["accuracy"]
+    assert "choosing" in write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    with pytest.raises(Refusal, match="There is no selector 'chosen'"):
+        covey.resume(tmp_path / "run")
+    with pytest.raises(Refusal, match="There is no method 'choosing'"):
+        covey.run(SMALL, method="choosing", out=tmp_path / "another")
+
+
+def test_the_example_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    whole = covey.run(SMALL, **FAIR, rounds=4, out=tmp_path / "whole")
+    part = covey.run(SMALL, **FAIR, rounds=2, out=tmp_path / "part")
+    config = json.loads((part.folder / "config.json").read_text())
+    config["config"]["rounds"] = 4
+    (part.folder / "config.json").write_text(json.dumps(config))
+    assert [row["loss"] for row in covey.resume(part.folder).metrics] == [row["loss"] for row in whole.metrics]
