@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,36 @@ def test_labels_outside_the_classes_are_refused():
         Dataset("mine", x, y, x, y, ("a", "b"))
     with pytest.raises(Refusal, match="4 training samples but 3 labels"):
         Dataset("mine", x, y[:3], x, y, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64])
+def test_arrays_become_tensors_and_labels_of_any_width_int64(kind):
+    x, y = np.eye(4), np.array([0, 1, 1, 0], dtype=kind)
+    data = Dataset("mine", x, y, x[::-1], torch.from_numpy(y), ("a", "b"), groups=y)
+    assert torch.equal(data.x, torch.eye(4, dtype=torch.float64))
+    assert torch.equal(data.test_x, torch.eye(4, dtype=torch.float64).flip(0))
+    for numbers in (data.y, data.test_y, data.groups):
+        assert numbers.dtype == torch.int64 and numbers.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"y": torch.zeros(4)}, "mine: y must be whole numbers, not float32."),
+        ({"test_y": np.array([0, 1, np.nan, 0])}, "mine: test_y must be whole numbers, not float64."),
+        ({"y": np.zeros((4, 1), dtype=int)}, "mine: y must be one number per sample, not of shape [4, 1]."),
+        ({"y": np.array(list("abba"))}, "mine: y must be a tensor or an array of numbers, not <U1."),
+        ({"x": None}, "mine: x must be a tensor or an array of numbers, not NoneType."),
+        ({"y": np.array([0, 1, 0])}, "mine: 4 training samples but 3 labels."),
+        ({"test_y": np.array([0, 1, -1, 0])}, "mine: test labels run from -1 to 1, but there are 2 classes (0 to 1)."),
+        ({"groups": np.array([0, 1])}, "mine: groups must be the client of each of the 4 training samples, from 0."),
+    ],
+)
+def test_what_is_no_data_set_is_refused_in_a_sentence(changes, sentence):
+    x, y = torch.eye(4), torch.tensor([0, 1, 1, 0])
+    with pytest.raises(Refusal) as caught:
+        Dataset(**{"name": "mine", "x": x, "y": y, "test_x": x, "test_y": y, "class_names": ("a", "b"), **changes})
+    assert str(caught.value) == sentence
 
 
 def test_a_loader_that_returns_something_else_is_refused():

@@ -6,10 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from covey.errors import require
+from covey.errors import Refusal, require
 from covey.registry import Registry
 
 DatasetLoader = Callable[..., "Dataset"]
@@ -38,7 +39,7 @@ class Samples:
 class Dataset:
     """Samples and labels. Images live as uint8 `[n, channels, height, width]` and are normalised in the batch.
 
-    Tokens are int64 `[n, length]`, and go to the model as they are.
+    Tokens are int64 `[n, length]`, and go to the model as they are. NumPy arrays become tensors, and labels int64.
 
     `mean` and `deviation` are per channel, in the unit of the stored values (0-255 for most images).
     """
@@ -63,6 +64,11 @@ class Dataset:
     """Whether the test samples are such blanks, too."""
 
     def __post_init__(self) -> None:
+        for field in ("x", "test_x"):
+            object.__setattr__(self, field, _tensor(getattr(self, field), f"{self.name}: {field}"))
+        for field in ("y", "test_y", "groups"):
+            if getattr(self, field) is not None:
+                object.__setattr__(self, field, _whole_numbers(getattr(self, field), f"{self.name}: {field}"))
         for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
             require(len(x) == len(y), f"{self.name}: {len(x)} {part} samples but {len(y)} labels.")
             require(len(x) > 0, f"{self.name}: there are no {part} samples.")
@@ -71,6 +77,11 @@ class Dataset:
                 low >= 0 and high < self.classes,
                 f"{self.name}: {part} labels run from {low} to {high}, but there are {self.classes} classes "
                 f"(0 to {self.classes - 1}).",
+            )
+        if self.groups is not None:
+            require(
+                len(self.groups) == len(self.x) and int(self.groups.min()) >= 0,
+                f"{self.name}: groups must be the client of each of the {len(self.x)} training samples, from 0.",
             )
 
     def require_tests(self) -> None:
@@ -89,6 +100,26 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    """A tensor as it is, and an array as a tensor, on the same memory where it can be."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(np.ascontiguousarray(values))
+    except (TypeError, ValueError):
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise Refusal(f"{what} must be a tensor or an array of numbers, not {kind}.") from None
+
+
+def _whole_numbers(values: Any, what: str) -> Tensor:
+    """One whole number for each sample, int64 `[n]`."""
+    numbers = _tensor(values, what)
+    require(numbers.ndim == 1, f"{what} must be one number per sample, not of shape {list(numbers.shape)}.")
+    whole = not numbers.is_floating_point() and not numbers.is_complex()
+    require(whole, f"{what} must be whole numbers, not {str(numbers.dtype).removeprefix('torch.')}.")
+    return numbers.to(torch.int64)
 
 
 def load_dataset(name: str, data_dir: Path | None, options: dict[str, Any]) -> Dataset:
