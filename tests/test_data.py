@@ -102,6 +102,16 @@ def test_what_is_no_data_set_is_refused_in_a_sentence(changes, sentence):
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("part", ["x", "test_x"])
+def test_a_value_that_is_not_finite_is_found_in_samples_of_any_number(part, kind, monkeypatch):
+    monkeypatch.setattr("covey.data.dataset._PIECE", 30)
+    parts = {"x": torch.zeros(100, 2, 3, dtype=kind), "test_x": torch.zeros(40, 2, 3, dtype=kind)}
+    parts[part][37:, 1, 2] = torch.inf
+    with pytest.raises(Refusal, match=rf"mine: {part}\[37\] holds a value that is not a finite float"):
+        Dataset("mine", parts["x"], torch.arange(100) % 2, parts["test_x"], torch.arange(40) % 2, ("a", "b"))
+
+
 def test_a_loader_that_returns_something_else_is_refused():
     with pytest.raises(Refusal, match="not a Dataset"):
         load_dataset("tests.test_data:not_a_dataset", None, {})

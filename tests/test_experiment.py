@@ -109,10 +109,10 @@ def test_local_only_is_the_same_as_each_client_run_alone(tmp_path):
 
 
 def spoiled(data_dir, /) -> Dataset:
-    """Digits of which one sample is infinitely bright."""
+    """Digits of which one sample is as bright as a number can say."""
     clean = digits(None)
     x = clean.x.float()
-    x[17] = float("inf")
+    x[17] = torch.finfo(torch.float32).max
     return Dataset("spoiled", x, clean.y, clean.test_x.float(), clean.test_y, clean.class_names)
 
 

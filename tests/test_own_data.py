@@ -119,7 +119,8 @@ def test_a_csv_file_with_a_client_column_runs_from_the_command_line(tmp_path, co
         (None, {"client": "town"}, "has no column 'town' \\(it has: a, b, outcome, site\\)"),
         ([(1, "x", "up", "kiel")], {}, "line 2, column 'b': 'x' is not a number"),
         ([(1, 2, "up")], {}, "line 2: 3 values for 4 columns"),
-        ([(1, "nan", "up", "kiel"), (1, 2, "down", "kiel")], {}, "not finite"),
+        ([(1, 2, "up", "kiel"), (1, "nan", "down", "kiel")], {}, "line 3, column 'b': 'nan' is not a finite float32"),
+        ([(1, 2, "up", "kiel"), (), ("1e39", 2, "down", "kiel")], {}, "line 4, column 'a': '1e39' is not a finite"),
         ([], {}, "has no rows"),
     ],
 )
@@ -139,6 +140,18 @@ def test_an_npz_file_is_read_and_pickles_in_it_are_not(tmp_path):
     np.savez(tmp_path / "bad.npz", x=X, y=np.array([object()] * 300), client=SITES)
     with pytest.raises(Refusal, match="cannot be read as NPZ"):
         Config.of(dataset={"name": "npz", "path": str(tmp_path / "bad.npz")}, environment="natural")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+@pytest.mark.parametrize("part", ["x", "test_x"])
+def test_samples_that_are_not_finite_are_refused_with_the_first_row(tmp_path, part, value):
+    arrays = {"x": X.copy(), "y": Y, "client": SITES, "test_x": X[:20].copy(), "test_y": Y[:20]}
+    arrays[part][[7, 13], 2] = value
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(Refusal, match=rf"own\.npz: {part}\[7\] holds a value that is not a finite float32 number"):
+        Config.of(dataset={"name": "npz", "path": str(tmp_path / "own.npz")}, environment="natural")
+    with pytest.raises(Refusal, match=rf"own data: {part}\[7\] holds a value that is not a finite float32 number"):
+        covey.federation(arrays["x"], Y, SITES, test=(arrays["test_x"], arrays["test_y"]))
 
 
 def test_natural_clients_need_data_that_names_them():

@@ -69,7 +69,7 @@ class Dataset:
         for field in ("y", "test_y", "groups"):
             if getattr(self, field) is not None:
                 object.__setattr__(self, field, _whole_numbers(getattr(self, field), f"{self.name}: {field}"))
-        for part, x, y in (("training", self.x, self.y), ("test", self.test_x, self.test_y)):
+        for part, field, x, y in (("training", "x", self.x, self.y), ("test", "test_x", self.test_x, self.test_y)):
             require(len(x) == len(y), f"{self.name}: {len(x)} {part} samples but {len(y)} labels.")
             require(len(x) > 0, f"{self.name}: there are no {part} samples.")
             low, high = int(y.min()), int(y.max())
@@ -78,6 +78,7 @@ class Dataset:
                 f"{self.name}: {part} labels run from {low} to {high}, but there are {self.classes} classes "
                 f"(0 to {self.classes - 1}).",
             )
+            require_finite(x, f"{self.name}: {field}")
         if self.groups is not None:
             require(
                 len(self.groups) == len(self.x) and int(self.groups.min()) >= 0,
@@ -120,6 +121,23 @@ def _whole_numbers(values: Any, what: str) -> Tensor:
     whole = not numbers.is_floating_point() and not numbers.is_complex()
     require(whole, f"{what} must be whole numbers, not {str(numbers.dtype).removeprefix('torch.')}.")
     return numbers.to(torch.int64)
+
+
+_PIECE = 1 << 22
+"""Values that are looked at together, so that looking takes little memory however large the data are."""
+
+
+def require_finite(x: Tensor, what: str) -> None:
+    """Refuse samples `[n, ...]` that hold NaN or an infinity, with the first of them."""
+    if not x.is_floating_point():
+        return
+    rows = max(1, _PIECE * len(x) // max(1, x.numel()))
+    for number, piece in enumerate(torch.split(x, rows)):
+        sound = torch.isfinite(piece)
+        if not sound.all():
+            row = number * rows + int(torch.nonzero(~sound)[0, 0])
+            kind = str(x.dtype).removeprefix("torch.")
+            raise Refusal(f"{what}[{row}] holds a value that is not a finite {kind} number.")
 
 
 def load_dataset(name: str, data_dir: Path | None, options: dict[str, Any]) -> Dataset:

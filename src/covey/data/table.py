@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.data.dataset import Dataset, channel_statistics, datasets
+from covey.data.dataset import Dataset, channel_statistics, datasets, require_finite
 from covey.errors import Refusal, require
 from covey.randomness import generator
 
@@ -25,7 +25,7 @@ def csv(
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv_module.reader(lines)
             header = next(reader, [])
-            rows = [row for row in reader if row]
+            rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv_module.Error) as error:
         raise Refusal(f"{file} cannot be read as CSV: {error}.") from error
     for column in (label, client):
@@ -38,19 +38,23 @@ def csv(
     features = [place for place, name in enumerate(header) if name not in (label, client)]
     require(len(features) > 0, f"{file} has no columns beside '{label}' and '{client}'.")
     x = np.empty((len(rows), len(features)), dtype=np.float32)
-    for number, row in enumerate(rows, 2):
-        require(len(row) == len(header), f"{file}, line {number}: {len(row)} values for {len(header)} columns.")
-        for place, column_number in enumerate(features):
-            try:
-                x[number - 2, place] = float(row[column_number])
-            except ValueError:
-                raise Refusal(
-                    f"{file}, line {number}, column '{header[column_number]}': '{row[column_number]}' is not a number."
-                ) from None
-    require(bool(np.isfinite(x).all()), f"{file} holds values that are not finite numbers.")
-    labels = np.array([row[header.index(label)] for row in rows])
-    clients = np.array([row[header.index(client)] for row in rows])
-    return from_arrays(file.stem, x, labels, clients, test=test)
+
+    def cell(number: int, place: int) -> str:
+        line, row = rows[number]
+        return f"{file}, line {line}, column '{header[features[place]]}': '{row[features[place]]}'"
+
+    with np.errstate(over="ignore"):
+        for number, (line, row) in enumerate(rows):
+            require(len(row) == len(header), f"{file}, line {line}: {len(row)} values for {len(header)} columns.")
+            for place, feature in enumerate(features):
+                try:
+                    x[number, place] = float(row[feature])
+                except ValueError:
+                    raise Refusal(f"{cell(number, place)} is not a number.") from None
+    for number, place in np.argwhere(~np.isfinite(x))[:1]:
+        raise Refusal(f"{cell(number, place)} is not a finite float32 number.")
+    labels, clients = (np.array([row[header.index(column)] for _, row in rows]) for column in (label, client))
+    return from_arrays(file.stem, x, labels, clients, test=test, source=str(file))
 
 
 @datasets.add("npz")
@@ -65,7 +69,9 @@ def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Datas
     for name in ("x", "y", "client"):
         require(name in arrays, f"{file} has no array '{name}' (it has: {', '.join(sorted(arrays))}).")
     held_out = (arrays["test_x"], arrays["test_y"]) if {"test_x", "test_y"} <= set(arrays) else None
-    return from_arrays(file.stem, arrays["x"], arrays["y"], arrays["client"], test=test, held_out=held_out)
+    return from_arrays(
+        file.stem, arrays["x"], arrays["y"], arrays["client"], test=test, held_out=held_out, source=str(file)
+    )
 
 
 def from_arrays(
@@ -78,36 +84,41 @@ def from_arrays(
     held_out: tuple[Any, Any] | None = None,
     class_names: Sequence[str] | None = None,
     tokens: bool = False,
+    source: str | None = None,
 ) -> Dataset:
     """A data set from arrays: samples `[n, ...]`, labels `[n]` of any kind, and the client of each sample.
 
     Labels and clients may be numbers or words. Where `held_out` gives no test samples, the share `test` of each
     client's is held out (of all samples where clients are not named). uint8 samples stay as they are; others
     become float32 and are standardised per feature or channel; `tokens`, numbers of words, stay whole numbers.
+    `source` is what refusals call the data, where that is not its name.
     """
-    x, labels = _samples(x, name, tokens), np.asarray(y)
-    require(labels.ndim == 1, f"{name}: labels must be one per sample, not of shape {list(labels.shape)}.")
-    require(len(x) == len(labels), f"{name}: {len(x)} samples but {len(labels)} labels.")
+    where = source or name
+    x, labels = _samples(x, where, tokens), np.asarray(y)
+    require_finite(x, f"{where}: x")
+    require(labels.ndim == 1, f"{where}: labels must be one per sample, not of shape {list(labels.shape)}.")
+    require(len(x) == len(labels), f"{where}: {len(x)} samples but {len(labels)} labels.")
     every_label = labels if held_out is None else np.concatenate([labels, np.asarray(held_out[1])])
     if class_names is None:
         words, codes = np.unique(every_label, return_inverse=True)
         names = tuple(str(word) for word in words)
     else:
         require(
-            np.issubdtype(every_label.dtype, np.integer), f"{name}: with class names, labels must be whole numbers."
+            np.issubdtype(every_label.dtype, np.integer), f"{where}: with class names, labels must be whole numbers."
         )
         names, codes = tuple(class_names), every_label
-    require(len(names) >= 2, f"{name}: there is only one class, '{names[0] if names else ''}'.")
+    require(len(names) >= 2, f"{where}: there is only one class, '{names[0] if names else ''}'.")
     target = torch.from_numpy(codes.astype(np.int64).reshape(-1))
-    groups, group_names = _groups(clients, len(x), name)
+    groups, group_names = _groups(clients, len(x), where)
     if held_out is None:
-        held = _held_out(groups, test, name)
+        held = _held_out(groups, test, where)
         train_x, train_y, train_groups = x[~held], target[: len(x)][~held], groups[~held]
         test_x, test_y = x[held], target[: len(x)][held]
     else:
         train_x, train_y, train_groups = x, target[: len(x)], groups
-        test_x, test_y = _samples(held_out[0], name, tokens), target[len(x) :]
-        require(test_x.shape[1:] == x.shape[1:], f"{name}: test samples have another shape than training samples.")
+        test_x, test_y = _samples(held_out[0], where, tokens), target[len(x) :]
+        require_finite(test_x, f"{where}: test_x")
+        require(test_x.shape[1:] == x.shape[1:], f"{where}: test samples have another shape than training samples.")
     mean, deviation = ((0.0,), (1.0,)) if tokens else channel_statistics(train_x)
     return Dataset(
         name, train_x, train_y, test_x, test_y, names, mean, deviation,
@@ -128,7 +139,8 @@ def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    with np.errstate(over="ignore"):  # What is too large for float32 becomes an infinity, and is refused as one.
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
 def _groups(clients: NDArray[Any] | Tensor | None, count: int, name: str) -> tuple[Tensor, tuple[str, ...]]:
