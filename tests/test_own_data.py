@@ -87,6 +87,8 @@ def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
         ((X, Y, [[0, 1], [999]]), "parts gives client 1 samples outside 0 to 299"),
         ((X, Y, [[0, 1], [2]]), "give test samples too"),
         ((np.array([["a", "b"]] * 300), Y, SITES), "samples must be numbers"),
+        ((X, np.array([*Y[:9], *range(291)], dtype=object), SITES), "labels must be all numbers or all words"),
+        ((X, Y[:, None], SITES), "labels must be one per sample"),
     ],
 )
 def test_impossible_arrays_are_refused(arguments, sentence):
@@ -121,6 +123,8 @@ def test_a_csv_file_with_a_client_column_runs_from_the_command_line(tmp_path, co
         ([(1, 2, "up")], {}, "line 2: 3 values for 4 columns"),
         ([(1, 2, "up", "kiel"), (1, "nan", "down", "kiel")], {}, "line 3, column 'b': 'nan' is not a finite float32"),
         ([(1, 2, "up", "kiel"), (), ("1e39", 2, "down", "kiel")], {}, "line 4, column 'a': '1e39' is not a finite"),
+        ([(1, 2, "up", "kiel"), (1, 2, " ", "kiel")], {}, "line 3: the column 'outcome' is empty"),
+        ([(1, 2, "up", "kiel"), (1, 2, "down", "")], {}, "line 3: the column 'site' is empty"),
         ([], {}, "has no rows"),
     ],
 )
@@ -152,6 +156,33 @@ def test_samples_that_are_not_finite_are_refused_with_the_first_row(tmp_path, pa
         Config.of(dataset={"name": "npz", "path": str(tmp_path / "own.npz")}, environment="natural")
     with pytest.raises(Refusal, match=rf"own data: {part}\[7\] holds a value that is not a finite float32 number"):
         covey.federation(arrays["x"], Y, SITES, test=(arrays["test_x"], arrays["test_y"]))
+
+
+NUMBERS = np.arange(300) % 3
+MISSING = [
+    np.where(np.arange(300) < 7, NUMBERS, np.nan),
+    np.array([*Y[:7], "", *Y[8:]]),
+    [*Y[:7], float("nan"), *Y[8:]],
+    [*NUMBERS[:7], None, *NUMBERS[8:]],
+]
+
+
+@pytest.mark.parametrize("gaps", MISSING, ids=["nan", "empty", "nan among words", "none"])
+def test_a_sample_without_a_label_or_a_client_is_refused(gaps):
+    for y, parts, test, sentence in (
+        (gaps, SITES, 0.2, r"own data: x\[7\] has no label"),
+        (Y, SITES, (X, gaps), r"own data: test_x\[7\] has no label"),
+        (Y, gaps, 0.2, r"own data: x\[7\] has no client"),
+    ):
+        with pytest.raises(Refusal, match=sentence):
+            covey.federation(X, y, parts, test=test)
+
+
+@pytest.mark.parametrize(("array", "lacking"), [("y", "label"), ("client", "client")])
+def test_an_npz_file_with_a_gap_is_refused(tmp_path, array, lacking):
+    np.savez(tmp_path / "own.npz", **{"x": X, "y": NUMBERS, "client": NUMBERS, array: MISSING[0]})
+    with pytest.raises(Refusal, match=rf"own\.npz: x\[7\] has no {lacking}"):
+        Config.of(dataset={"name": "npz", "path": str(tmp_path / "own.npz")}, environment="natural")
 
 
 def test_natural_clients_need_data_that_names_them():

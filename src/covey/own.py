@@ -33,9 +33,7 @@ def federation(
     held_out = test if isinstance(test, tuple) else None
     share = test if isinstance(test, float) else 0.2
     if len(parts) == count and np.ndim(parts[0]) == 0:
-        dataset = from_arrays(
-            name, x, y, np.asarray(parts), test=share, held_out=held_out, class_names=class_names, tokens=tokens
-        )
+        dataset = from_arrays(name, x, y, parts, test=share, held_out=held_out, class_names=class_names, tokens=tokens)
         assert dataset.groups is not None
         members = [torch.nonzero(dataset.groups == group).flatten() for group in range(len(dataset.group_names))]
         return Federation(dataset, members, shared=False, names=dataset.group_names)

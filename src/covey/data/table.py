@@ -53,8 +53,16 @@ def csv(
                     raise Refusal(f"{cell(number, place)} is not a number.") from None
     for number, place in np.argwhere(~np.isfinite(x))[:1]:
         raise Refusal(f"{cell(number, place)} is not a finite float32 number.")
-    labels, clients = (np.array([row[header.index(column)] for _, row in rows]) for column in (label, client))
+    labels, clients = (_column(file, header, rows, column) for column in (label, client))
     return from_arrays(file.stem, x, labels, clients, test=test, source=str(file))
+
+
+def _column(file: Path, header: list[str], rows: list[tuple[int, list[str]]], name: str) -> NDArray[Any]:
+    """Labels or clients, which every row has to have."""
+    place = header.index(name)
+    for line, row in rows:
+        require(row[place].strip() != "", f"{file}, line {line}: the column '{name}' is empty.")
+    return np.array([row[place] for _, row in rows])
 
 
 @datasets.add("npz")
@@ -77,8 +85,8 @@ def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Datas
 def from_arrays(
     name: str,
     x: NDArray[Any] | Tensor,
-    y: NDArray[Any] | Tensor,
-    clients: NDArray[Any] | Tensor | None,
+    y: NDArray[Any] | Tensor | Sequence[Any],
+    clients: NDArray[Any] | Tensor | Sequence[Any] | None,
     *,
     test: float = 0.2,
     held_out: tuple[Any, Any] | None = None,
@@ -94,14 +102,14 @@ def from_arrays(
     `source` is what refusals call the data, where that is not its name.
     """
     where = source or name
-    x, labels = _samples(x, where, tokens), np.asarray(y)
+    x, labels = _samples(x, where, tokens), _words(y, where, "label", "x")
     require_finite(x, f"{where}: x")
-    require(labels.ndim == 1, f"{where}: labels must be one per sample, not of shape {list(labels.shape)}.")
     require(len(x) == len(labels), f"{where}: {len(x)} samples but {len(labels)} labels.")
-    every_label = labels if held_out is None else np.concatenate([labels, np.asarray(held_out[1])])
+    every_label = labels
+    if held_out is not None:
+        every_label = np.concatenate([labels, _words(held_out[1], where, "label", "test_x")])
     if class_names is None:
-        words, codes = np.unique(every_label, return_inverse=True)
-        names = tuple(str(word) for word in words)
+        names, codes = _numbered(every_label, where, "labels")
     else:
         require(
             np.issubdtype(every_label.dtype, np.integer), f"{where}: with class names, labels must be whole numbers."
@@ -143,14 +151,46 @@ def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
-def _groups(clients: NDArray[Any] | Tensor | None, count: int, name: str) -> tuple[Tensor, tuple[str, ...]]:
+def _groups(
+    clients: NDArray[Any] | Tensor | Sequence[Any] | None, count: int, where: str
+) -> tuple[Tensor, tuple[str, ...]]:
     """The client of each sample as numbers, and the clients' names; one client where none are named."""
     if clients is None:
         return torch.zeros(count, dtype=torch.int64), ()
-    given = np.asarray(clients)
-    require(given.shape == (count,), f"{name}: {count} samples but clients of shape {list(given.shape)}.")
-    words, codes = np.unique(given, return_inverse=True)
-    return torch.from_numpy(codes.astype(np.int64)), tuple(str(word) for word in words)
+    given = _words(clients, where, "client", "x")
+    require(len(given) == count, f"{where}: {count} samples but {len(given)} clients.")
+    names, codes = _numbered(given, where, "clients")
+    return torch.from_numpy(codes.astype(np.int64)), names
+
+
+def _words(given: Any, where: str, what: str, samples: str) -> NDArray[Any]:
+    """Labels or clients `[n]`, numbers or words, of which none may be missing."""
+    words = np.asarray(given)
+    require(words.ndim == 1, f"{where}: {what}s must be one per sample, not of shape {list(words.shape)}.")
+    if words.dtype.kind in "biu":
+        return words
+    if words.dtype.kind == "f":
+        missing = np.isnan(words)
+    else:
+        # As they were given: in an array of words, NumPy spells NaN out.
+        missing = np.array([_is_missing(word) for word in np.asarray(given, dtype=object)], dtype=bool)
+    for place in np.flatnonzero(missing)[:1]:
+        raise Refusal(f"{where}: {samples}[{place}] has no {what}.")
+    return words
+
+
+def _is_missing(word: object) -> bool:
+    """Whether a label or a client is blank, or a None, NaN or NaT of Python or pandas."""
+    return not word.strip() if isinstance(word, (str, bytes)) else str(word) in ("None", "nan", "NaT", "<NA>")
+
+
+def _numbered(words: NDArray[Any], where: str, what: str) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """The different words in their order, and the number of each."""
+    try:
+        different, codes = np.unique(words, return_inverse=True)
+    except TypeError:
+        raise Refusal(f"{where}: {what} must be all numbers or all words.") from None
+    return tuple(str(word) for word in different), codes
 
 
 def _held_out(groups: Tensor, share: float, name: str) -> Tensor:
