@@ -119,7 +119,12 @@ def test_a_csv_file_with_a_client_column_runs_from_the_command_line(tmp_path, co
     ("rows", "settings", "sentence"),
     [
         (None, {"client": "town"}, "has no column 'town' \\(it has: a, b, outcome, site\\)"),
-        ([(1, "x", "up", "kiel")], {}, "line 2, column 'b': 'x' is not a number"),
+        ([(1, "x", "up", "kiel")], {}, "line 2, column 'b': 'x' is not a number.$"),
+        (
+            None,
+            {"client": "client"},
+            "column 'site': 'hamburg' is not a number; if its column names the clients, say so",
+        ),
         ([(1, 2, "up")], {}, "line 2: 3 values for 4 columns"),
         ([(1, 2, "up", "kiel"), (1, "nan", "down", "kiel")], {}, "line 3, column 'b': 'nan' is not a finite float32"),
         ([(1, 2, "up", "kiel"), (), ("1e39", 2, "down", "kiel")], {}, "line 4, column 'a': '1e39' is not a finite"),
@@ -188,6 +193,21 @@ def test_an_npz_file_with_a_gap_is_refused(tmp_path, array, lacking):
 def test_natural_clients_need_data_that_names_them():
     with pytest.raises(Refusal, match="does not say which client a sample belongs to"):
         Config.of(dataset="digits", environment="natural")
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_only_natural_clients_need_a_file_that_names_them(tmp_path, kind):
+    file = tmp_path / f"own.{kind}"
+    if kind == "csv":
+        file.write_text("a,b,label\n" + "\n".join(f"{a},{b},{y}" for (a, b), y in zip(X[:, :2], Y, strict=True)))
+    else:
+        np.savez(file, x=X[:, :2], y=Y)
+    dataset = {"name": kind, "path": str(file)}
+    federation = build_federation(Config.of(dataset=dataset, environment="dirichlet", clients=6))
+    assert federation.clients == 6
+    assert len(federation.dataset.y) == 240
+    with pytest.raises(Refusal, match=r"'natural' cannot deal it; .* \(dataset.client=COLUMN\), .* an array 'client'"):
+        Config.of(dataset=dataset, environment="natural")
 
 
 def test_another_environment_deals_own_data_anew(tmp_path):

@@ -156,7 +156,8 @@ def natural_clients(dataset: Dataset) -> int:
     require(
         dataset.groups is not None,
         f"The dataset '{dataset.name}' does not say which client a sample belongs to, so the environment "
-        f"'{NATURAL}' cannot deal it; choose another environment.",
+        f"'{NATURAL}' cannot deal it; choose another environment, or name the clients: a CSV file in a column "
+        "(dataset.client=COLUMN), an NPZ file in an array 'client', a Dataset in groups.",
     )
     assert dataset.groups is not None
     return int(dataset.groups.max()) + 1

@@ -1,4 +1,4 @@
-"""A user's own files: a CSV table or an NPZ archive with a column that says which client a row belongs to."""
+"""A user's own files: a CSV table or an NPZ archive, perhaps with a column that says which client a row belongs to."""
 
 import csv as csv_module
 from collections.abc import Sequence
@@ -14,12 +14,18 @@ from covey.data.dataset import Dataset, channel_statistics, datasets, require_fi
 from covey.errors import Refusal, require
 from covey.randomness import generator
 
+Row = tuple[int, list[str]]
+"""A line of a CSV file: its number, and what is in it."""
+
+CLIENT = "client"
+"""The column or array that says which client a sample belongs to, unless another one is named."""
+
 
 @datasets.add("csv")
 def csv(
-    data_dir: Path | None, /, *, path: str = "", label: str = "label", client: str = "client", test: float = 0.2
+    data_dir: Path | None, /, *, path: str = "", label: str = "label", client: str = CLIENT, test: float = 0.2
 ) -> Dataset:
-    """A CSV file with a header: a label and a client column, all others numbers; a share of each client is `test`."""
+    """A CSV file with a header: a label, perhaps a client column, all others numbers; `test`, a share, is held out."""
     file = _find(path, data_dir, "csv")
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
@@ -28,36 +34,45 @@ def csv(
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv_module.Error) as error:
         raise Refusal(f"{file} cannot be read as CSV: {error}.") from error
-    for column in (label, client):
+    # Only natural clients need a column that names them, so the one of the usual name may be missing.
+    named = [label, client] if client in header or client != CLIENT else [label]
+    for column in named:
         require(
             column in header,
             f"{file} has no column '{column}' (it has: {', '.join(header)}); say which with dataset.label and "
             "dataset.client.",
         )
     require(len(rows) > 0, f"{file} has no rows.")
-    features = [place for place, name in enumerate(header) if name not in (label, client)]
-    require(len(features) > 0, f"{file} has no columns beside '{label}' and '{client}'.")
-    x = np.empty((len(rows), len(features)), dtype=np.float32)
+    features = [place for place, name in enumerate(header) if name not in named]
+    require(len(features) > 0, f"{file} has no columns beside {' and '.join(map(repr, named))}.")
+    hint = "" if client in named else "; if its column names the clients, say so with dataset.client"
+    x = _numbers(file, header, rows, features, hint)
+    words = {column: _column(file, header, rows, column) for column in named}
+    return from_arrays(file.stem, x, words[label], words.get(client), test=test, source=str(file))
 
-    def cell(number: int, place: int) -> str:
+
+def _numbers(file: Path, header: list[str], rows: list[Row], places: list[int], hint: str) -> NDArray[np.float32]:
+    """The columns at these places, `[rows, places]`; `hint` ends the sentence about one that holds something else."""
+    x = np.empty((len(rows), len(places)), dtype=np.float32)
+
+    def cell(number: int, column: int) -> str:
         line, row = rows[number]
-        return f"{file}, line {line}, column '{header[features[place]]}': '{row[features[place]]}'"
+        return f"{file}, line {line}, column '{header[places[column]]}': '{row[places[column]]}'"
 
     with np.errstate(over="ignore"):
         for number, (line, row) in enumerate(rows):
             require(len(row) == len(header), f"{file}, line {line}: {len(row)} values for {len(header)} columns.")
-            for place, feature in enumerate(features):
+            for column, place in enumerate(places):
                 try:
-                    x[number, place] = float(row[feature])
+                    x[number, column] = float(row[place])
                 except ValueError:
-                    raise Refusal(f"{cell(number, place)} is not a number.") from None
-    for number, place in np.argwhere(~np.isfinite(x))[:1]:
-        raise Refusal(f"{cell(number, place)} is not a finite float32 number.")
-    labels, clients = (_column(file, header, rows, column) for column in (label, client))
-    return from_arrays(file.stem, x, labels, clients, test=test, source=str(file))
+                    raise Refusal(f"{cell(number, column)} is not a number{hint}.") from None
+    for number, column in np.argwhere(~np.isfinite(x))[:1]:
+        raise Refusal(f"{cell(number, column)} is not a finite float32 number.")
+    return x
 
 
-def _column(file: Path, header: list[str], rows: list[tuple[int, list[str]]], name: str) -> NDArray[Any]:
+def _column(file: Path, header: list[str], rows: list[Row], name: str) -> NDArray[Any]:
     """Labels or clients, which every row has to have."""
     place = header.index(name)
     for line, row in rows:
@@ -67,18 +82,18 @@ def _column(file: Path, header: list[str], rows: list[tuple[int, list[str]]], na
 
 @datasets.add("npz")
 def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Dataset:
-    """An NPZ file with arrays `x`, `y`, `client`, and `test_x`, `test_y` (or else a share of each client is `test`)."""
+    """An NPZ file with arrays `x`, `y`, perhaps `client`, and `test_x`, `test_y` (or `test`, a share to hold out)."""
     file = _find(path, data_dir, "npz")
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError) as error:
         raise Refusal(f"{file} cannot be read as NPZ: {error}.") from error
-    for name in ("x", "y", "client"):
+    for name in ("x", "y"):
         require(name in arrays, f"{file} has no array '{name}' (it has: {', '.join(sorted(arrays))}).")
     held_out = (arrays["test_x"], arrays["test_y"]) if {"test_x", "test_y"} <= set(arrays) else None
     return from_arrays(
-        file.stem, arrays["x"], arrays["y"], arrays["client"], test=test, held_out=held_out, source=str(file)
+        file.stem, arrays["x"], arrays["y"], arrays.get(CLIENT), test=test, held_out=held_out, source=str(file)
     )
 
 
