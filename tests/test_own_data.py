@@ -1,5 +1,7 @@
 """The user's own data: arrays, tables, and federations whose clients are altered."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,11 @@ def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
     ("arguments", "sentence"),
     [
         ((X, Y[:10], SITES), "300 samples but 10 labels"),
-        ((X, Y, SITES[:3].tolist()), "parts must say the client of each of the 300 samples"),
+        ((X, Y, SITES[:3].tolist()), "client of each of the 300 samples, .*; it says the client of 3 samples"),
+        ((X, Y, np.arange(200)), "client of each of the 300 samples, .*; it says the client of 200 samples"),
+        ((X, Y, [["kiel"], ["hamburg"]]), "parts must say .*; it has 2 entries that are neither"),
+        ((X, Y, []), "parts names no client"),
+        ((X[:0], Y[:0], SITES[:0]), "own data: there are no samples"),
         ((X[:, 0], Y, SITES), "samples must be an array"),
         ((X, np.zeros(300), SITES), "there is only one class"),
         ((X, Y, [[0, 1], []]), "parts gives client 1 no sample"),
@@ -147,8 +153,39 @@ def test_an_npz_file_is_read_and_pickles_in_it_are_not(tmp_path):
     assert federation.sizes.tolist() == [50, 150, 100]
     assert len(federation.dataset.test_y) == 20
     np.savez(tmp_path / "bad.npz", x=X, y=np.array([object()] * 300), client=SITES)
-    with pytest.raises(Refusal, match="cannot be read as NPZ"):
+    with pytest.raises(Refusal, match="cannot be read as NPZ: its array 'y' is damaged, or holds Python objects"):
         Config.of(dataset={"name": "npz", "path": str(tmp_path / "bad.npz")}, environment="natural")
+
+
+def saved(save, *arrays, **named) -> bytes:
+    stream = io.BytesIO()
+    save(stream, *arrays, **named)
+    return stream.getvalue()
+
+
+WHOLE = saved(np.savez, x=X, y=Y)
+NOT_WHOLE = " is not an NPZ file, or not a whole one: numpy.savez(file, x=..., y=...) writes them."
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"junk", NOT_WHOLE),
+        (b"", NOT_WHOLE),
+        (saved(np.save, X), NOT_WHOLE),
+        (WHOLE[:-9], NOT_WHOLE),
+        (WHOLE[:900] + b"damaged" + WHOLE[907:], " cannot be read as NPZ: its array 'x' is damaged, or holds Python "),
+        (saved(np.savez), " has no array 'x' (it has: none)."),
+        (saved(np.savez, x=X[:0], y=Y[:0]), ": there are no samples."),
+    ],
+    ids=["junk", "empty", "npy", "cut off", "damaged", "no array", "no sample"],
+)
+def test_what_is_no_npz_file_with_samples_is_refused_in_a_sentence(tmp_path, content, sentence):
+    path = tmp_path / "own.npz"
+    path.write_bytes(content)
+    with pytest.raises(Refusal) as caught:
+        Config.of(dataset={"name": "npz", "path": str(path)}, environment="natural")
+    assert str(caught.value).startswith(f"{path}{sentence}")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])

@@ -30,9 +30,16 @@ def federation(
     """
     count = len(y)
     require(len(x) == count, f"{name}: {len(x)} samples but {count} labels.")
+    require(count > 0, f"{name}: there are no samples.")
     held_out = test if isinstance(test, tuple) else None
     share = test if isinstance(test, float) else 0.2
-    if len(parts) == count and np.ndim(parts[0]) == 0:
+    require(len(parts) > 0, "parts names no client.")
+    if np.ndim(next(iter(parts))) == 0:
+        require(
+            len(parts) == count,
+            f"parts must say the client of each of the {count} samples, or list each client's sample numbers; it says "
+            f"the client of {len(parts)} samples.",
+        )
         dataset = from_arrays(name, x, y, parts, test=share, held_out=held_out, class_names=class_names, tokens=tokens)
         assert dataset.groups is not None
         members = [torch.nonzero(dataset.groups == group).flatten() for group in range(len(dataset.group_names))]
@@ -44,7 +51,6 @@ def federation(
             f"parts must say the client of each of the {count} samples, or list each client's sample numbers; "
             f"it has {len(parts)} entries that are neither."
         ) from None
-    require(len(hands) > 0, "parts names no client.")
     for client, hand in enumerate(hands):
         require(len(hand) > 0, f"parts gives client {client} no sample.")
         inside = bool((hand >= 0).all() and (hand < count).all())

@@ -1,9 +1,11 @@
 """A user's own files: a CSV table or an NPZ archive, perhaps with a column that says which client a row belongs to."""
 
 import csv as csv_module
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covey.data.dataset import Dataset, channel_statistics, datasets, require_finite
+from covey.data.files import reason
 from covey.errors import Refusal, require
 from covey.randomness import generator
 
@@ -84,17 +87,35 @@ def _column(file: Path, header: list[str], rows: list[Row], name: str) -> NDArra
 def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Dataset:
     """An NPZ file with arrays `x`, `y`, perhaps `client`, and `test_x`, `test_y` (or `test`, a share to hold out)."""
     file = _find(path, data_dir, "npz")
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise Refusal(f"{file} cannot be read as NPZ: {error}.") from error
+    arrays = _arrays(file)
     for name in ("x", "y"):
-        require(name in arrays, f"{file} has no array '{name}' (it has: {', '.join(sorted(arrays))}).")
+        require(name in arrays, f"{file} has no array '{name}' (it has: {', '.join(sorted(arrays)) or 'none'}).")
     held_out = (arrays["test_x"], arrays["test_y"]) if {"test_x", "test_y"} <= set(arrays) else None
     return from_arrays(
         file.stem, arrays["x"], arrays["y"], arrays.get(CLIENT), test=test, held_out=held_out, source=str(file)
     )
+
+
+def _arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an NPZ file; Python objects, which can run code when they are loaded, are not taken."""
+    arrays: dict[str, NDArray[Any]] = {}
+    try:
+        with file.open("rb") as stream:
+            whole = is_zipfile(stream)
+            require(
+                whole, f"{file} is not an NPZ file, or not a whole one: numpy.savez(file, x=..., y=...) writes them."
+            )
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                for name in archive.files:
+                    try:
+                        arrays[name] = archive[name]
+                    except (ValueError, EOFError, BadZipFile, zlib.error):
+                        fault = "is damaged, or holds Python objects instead of numbers or words"
+                        raise Refusal(f"{file} cannot be read as NPZ: its array '{name}' {fault}.") from None
+    except OSError as error:
+        raise Refusal(f"{file} cannot be read: {reason(error)}.") from error
+    return arrays
 
 
 def from_arrays(
@@ -120,6 +141,7 @@ def from_arrays(
     x, labels = _samples(x, where, tokens), _words(y, where, "label", "x")
     require_finite(x, f"{where}: x")
     require(len(x) == len(labels), f"{where}: {len(x)} samples but {len(labels)} labels.")
+    require(len(x) > 0, f"{where}: there are no samples.")
     every_label = labels
     if held_out is not None:
         every_label = np.concatenate([labels, _words(held_out[1], where, "label", "test_x")])
