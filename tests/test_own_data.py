@@ -59,6 +59,15 @@ def test_a_run_on_passed_in_data_resumes_with_the_same_data_only(tmp_path):
     assert again.metrics == whole.metrics
 
 
+@pytest.mark.parametrize("work", [run, covey.analyze])
+def test_another_number_of_clients_than_the_federation_has_is_refused(tmp_path, work):
+    federation = covey.federation(X, Y, SITES)
+    for given, settings in (({"clients": 50}, {}), ({}, {"clients": 50})):
+        with pytest.raises(Refusal, match="passed in has 3 clients, and clients asks for 50"):
+            work(given, federation=federation, **settings)
+    assert run({"clients": "3"}, federation=federation, rounds=1, workers=1, out=tmp_path / "run").finished
+
+
 def test_crops_and_flips_are_for_images(tmp_path):
     for local in ({"flip": True}, {"crop": 2}):
         with pytest.raises(Refusal, match="are for images, and samples of 'own data' have the shape 5"):

@@ -28,6 +28,7 @@ from covey.mixes import Target, wanted
 from covey.models import build_model
 from covey.noticing import noticing
 from covey.records import Records, has_checkpoint, read_checkpoint, read_config, read_metrics
+from covey.registry import coerce
 from covey.roles import Method, Runtime, Setting
 from covey.runtimes import runtimes
 from covey.runtimes.devices import OnDevices
@@ -243,7 +244,7 @@ def run(
     `covey.run(method="fedprox", rounds=20, local={"rate": 0.05}, **{"environment.alpha": 0.1})`.
     """
     if federation is not None:
-        settings = {**settings, **describing(federation)}
+        settings = with_federation(given, settings, federation)
     config = given if isinstance(given, Config) and not settings else as_config(given, settings)
     folder = Path(out) if out is not None else default_folder(config)
     experiment = Experiment.of(config, federation)
@@ -351,6 +352,21 @@ def describing(federation: Federation) -> dict[str, Any]:
         "environment": GIVEN,
         "clients": federation.clients,
     }
+
+
+def with_federation(
+    given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any], federation: Federation
+) -> dict[str, Any]:
+    """Settings with those for a federation that was passed in, which has as many clients as it has."""
+    for asked in (given, settings):
+        if isinstance(asked, Mapping) and asked.get("clients") is not None:
+            clients = coerce(asked["clients"], int, "clients")
+            require(
+                clients == federation.clients,
+                f"The federation passed in has {federation.clients} clients, and clients asks for {clients}: leave "
+                "clients out, or pass in another federation.",
+            )
+    return {**settings, **describing(federation)}
 
 
 def as_configured(given: Federation, config: Config) -> Federation:

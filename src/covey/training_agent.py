@@ -16,7 +16,7 @@ from covey.aggregation.replay import Replay
 from covey.comparison import Interrupted
 from covey.config import Config
 from covey.errors import Refusal, require
-from covey.experiment import Experiment, Run, as_config, describing, resume, run, run_together
+from covey.experiment import Experiment, Run, as_config, resume, run, run_together, with_federation
 from covey.federations import Federation
 from covey.methods import OneModel
 from covey.records import read_checkpoint, read_config
@@ -124,7 +124,7 @@ def train_agent(
     of the workers, of `rounds` rounds each, are kept beside `out`; those of a training that was stopped go on.
     """
     if federation is not None:
-        settings = {**settings, **describing(federation)}
+        settings = with_federation(given, settings, federation)
     config = as_config(given, {**settings, "rounds": rounds})
     training = Training(config, Path(out), workers, offline or Offline())
     if federation is None:

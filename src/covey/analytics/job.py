@@ -17,7 +17,7 @@ from covey.config import Config, overlay
 from covey.data.dataset import Dataset
 from covey.environments import IntArray
 from covey.errors import Refusal, require
-from covey.experiment import Run, as_config, as_configured, describing, expand, holdings_known
+from covey.experiment import Run, as_config, as_configured, expand, holdings_known, with_federation
 from covey.federations import GIVEN, Federation, build_federation
 from covey.insight import Insight
 from covey.layout import Layout
@@ -126,7 +126,7 @@ def _configured(
 ) -> tuple[Config, Federation]:
     """The configuration and the federation that it speaks of; a run's settings are what others are laid over."""
     if own is not None:
-        settings = {**settings, **describing(own)}
+        settings = with_federation(given, settings, own)
     if run is None:
         config = as_config(given, settings)
     else:
