@@ -129,13 +129,13 @@ _PIECE = 1 << 22
 
 def require_finite(x: Tensor, what: str) -> None:
     """Refuse samples `[n, ...]` that hold NaN or an infinity, with the first of them."""
-    if not x.is_floating_point():
+    if not x.is_floating_point() or x.numel() == 0:
         return
-    rows = max(1, _PIECE * len(x) // max(1, x.numel()))
+    rows = max(1, _PIECE * len(x) // x.numel())
     for number, piece in enumerate(torch.split(x, rows)):
-        sound = torch.isfinite(piece)
-        if not sound.all():
-            row = number * rows + int(torch.nonzero(~sound)[0, 0])
+        # NaN is both the least and the greatest value of what it is in; this is many times faster than to ask each.
+        if not torch.isfinite(torch.stack(torch.aminmax(piece))).all():
+            row = number * rows + int(torch.nonzero(~torch.isfinite(piece))[0, 0])
             kind = str(x.dtype).removeprefix("torch.")
             raise Refusal(f"{what}[{row}] holds a value that is not a finite {kind} number.")
 
