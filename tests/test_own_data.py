@@ -162,7 +162,7 @@ def test_an_npz_file_is_read_and_pickles_in_it_are_not(tmp_path):
     assert federation.sizes.tolist() == [50, 150, 100]
     assert len(federation.dataset.test_y) == 20
     np.savez(tmp_path / "bad.npz", x=X, y=np.array([object()] * 300), client=SITES)
-    with pytest.raises(Refusal, match="cannot be read as NPZ: its array 'y' is damaged, or holds Python objects"):
+    with pytest.raises(Refusal, match="cannot be read: its array 'y' is damaged, or holds Python objects"):
         Config.of(dataset={"name": "npz", "path": str(tmp_path / "bad.npz")}, environment="natural")
 
 
@@ -183,11 +183,13 @@ NOT_WHOLE = " is not an NPZ file, or not a whole one: numpy.savez(file, x=..., y
         (b"", NOT_WHOLE),
         (saved(np.save, X), NOT_WHOLE),
         (WHOLE[:-9], NOT_WHOLE),
-        (WHOLE[:900] + b"damaged" + WHOLE[907:], " cannot be read as NPZ: its array 'x' is damaged, or holds Python "),
+        (b"junk" + WHOLE, NOT_WHOLE),
+        (WHOLE.replace(b"PK\1\2", b"junk"), NOT_WHOLE),
+        (WHOLE[:900] + b"damaged" + WHOLE[907:], " cannot be read: its array 'x' is damaged, or holds Python objects"),
         (saved(np.savez), " has no array 'x' (it has: none)."),
         (saved(np.savez, x=X[:0], y=Y[:0]), ": there are no samples."),
     ],
-    ids=["junk", "empty", "npy", "cut off", "damaged", "no array", "no sample"],
+    ids=["junk", "empty", "npy", "cut off", "begun with junk", "no index", "damaged", "no array", "no sample"],
 )
 def test_what_is_no_npz_file_with_samples_is_refused_in_a_sentence(tmp_path, content, sentence):
     path = tmp_path / "own.npz"

@@ -5,10 +5,11 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,20 +100,17 @@ def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Datas
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an NPZ file; Python objects, which can run code when they are loaded, are not taken."""
     arrays: dict[str, NDArray[Any]] = {}
+    fault = "is not an NPZ file, or not a whole one: numpy.savez(file, x=..., y=...) writes them"
     try:
-        with file.open("rb") as stream:
-            whole = is_zipfile(stream)
-            require(
-                whole, f"{file} is not an NPZ file, or not a whole one: numpy.savez(file, x=..., y=...) writes them."
-            )
-            stream.seek(0)
-            with np.load(stream, allow_pickle=False) as archive:
-                for name in archive.files:
-                    try:
-                        arrays[name] = archive[name]
-                    except (ValueError, EOFError, BadZipFile, zlib.error):
-                        fault = "is damaged, or holds Python objects instead of numbers or words"
-                        raise Refusal(f"{file} cannot be read as NPZ: its array '{name}' {fault}.") from None
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, NpzFile):
+            raise BadZipFile("It is one array alone.")
+        with archive:
+            for name in archive.files:
+                fault = f"cannot be read: its array '{name}' is damaged, or holds Python objects, not numbers or words"
+                arrays[name] = archive[name]
+    except (ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise Refusal(f"{file} {fault}.") from error
     except OSError as error:
         raise Refusal(f"{file} cannot be read: {reason(error)}.") from error
     return arrays
