@@ -140,6 +140,7 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
         ({"seeds": [1, 1]}, "not all different"),
         ({"target": 1.5}, r"target is a fraction in \(0, 1\]"),
         ({"vary": {"local.rat": [1]}}, "There is no setting 'local.rat'"),
+        ({"vary": {"seed": [1, 2]}}, r"does not vary seed; give seeds instead \(--seeds A,B\)"),
         (
             {"methods": ["feddrl"], "vary": {"aggregator.beta": [0.1, 1.5]}},
             r"aggregator.beta is a fraction in \[0, 1\]",

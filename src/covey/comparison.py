@@ -207,11 +207,17 @@ def compare(
     """
     base = overlay(expand(given or {}), expand(settings))
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    plan = {"methods": list(methods), "seeds": numbers, "vary": {k: list(v) for k, v in (vary or {}).items()}}
+    plan: dict[str, Any] = {
+        "methods": list(methods),
+        "seeds": numbers,
+        "vary": {k: list(v) for k, v in (vary or {}).items()},
+    }
     plan |= {"agents": dict(agents)} if agents else {}
     require(len(numbers) >= 1, f"seeds must be at least 1, not {seeds}.")
     require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
     require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
+    for key in ("seed", "method"):
+        require(key not in plan["vary"], f"A comparison does not vary {key}; give {key}s instead (--{key}s A,B).")
     plan |= {"fairness": True} if fairness else {}
     contenders = contenders_of(plan, base)
     for contender in contenders:
