@@ -7,6 +7,7 @@ from scipy import stats
 import covey
 from covey import Refusal, compare
 from covey.comparison import Comparison, Contender, Curve, Estimate, Interrupted, resume_comparison
+from covey.display import difference, verdicts
 from tests.conftest import SMALL, without_timings
 
 
@@ -49,6 +50,15 @@ def test_differences_are_paired_by_seed():
     assert other["difference"] == pytest.approx((0.01 + 0.01 + 0.012) / 3)
     assert other["difference_low"] > 0
     assert other["terminal_low"] < first["terminal_high"]
+
+
+def test_a_difference_that_is_the_same_in_every_seed_has_no_interval_and_is_not_called_clear_of_zero():
+    result = made_up({"fedavg": [[0.5], [0.6]], "other": [[0.503], [0.603]], "better": [[0.51], [0.6101]]}, target=1.0)
+    assert verdicts(result) == [
+        "other ends 0.3 points above fedavg (the same in every seed, which gives no interval).",
+        "better ends 1.0 points above fedavg (clear of zero).",
+    ]
+    assert [difference(row) for row in result.rows] == ["-", "+0.3", "+1.0 ± 0.1"]
 
 
 def test_rounds_bytes_and_speed_up_to_a_target():

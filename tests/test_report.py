@@ -113,6 +113,15 @@ def test_the_headline_says_what_skew_costs(tmp_path):
     assert f"{rows['fedavg']['terminal_accuracy']:.1%}" in headline
 
 
+def test_the_headline_does_not_take_seeds_that_agree_to_the_sample_for_certainty(compared, tmp_path):
+    folder = Path(shutil.copytree(compared, tmp_path / "same"))
+    for name, accuracy in (("fedavg", 0.5), ("iid", 0.51), ("local-only", 0.503)):
+        for seed in (0, 1):
+            rewrite(folder / name / f"seed-{seed}", lambda row, accuracy=accuracy: {**row, "accuracy": accuracy})
+    headline = page_of(gather([folder])).headline
+    assert "0.3 points above fedavg (the same in every seed, which gives no interval)" in headline
+
+
 def test_the_headline_of_one_run_is_its_accuracy(faulty):
     accuracy = covey.Run.open(faulty).metrics[-1]["accuracy"]
     assert page_of(gather([faulty])).headline == f"fedavg ends at {accuracy:.1%} test accuracy after 3 rounds."

@@ -1,6 +1,6 @@
 """What the command line shows: progress on standard error, results on standard output."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,12 @@ from covey.waiting import listening
 
 _MOST_SKEWED, _LEAST_SKEWED = 15, 5
 """Clients of an analysis that are shown, from either end."""
+
+ONE_SEED, CLEAR = "one seed", "clear of zero"
+"""What may be left unsaid of a difference."""
+
+_NO_WIDTH = 1e-9
+"""Width of an interval, as a fraction, below which seeds differ by rounding only."""
 
 console = Console()
 _progress = Console(stderr=True)
@@ -198,11 +204,9 @@ def verdicts(result: Comparison) -> list[str]:
     for row in result.rows[1:]:
         points = 100 * row["difference"]
         direction = "above" if points >= 0 else "below"
-        sure = ""
-        if row["difference_low"] is not None:
-            clear = row["difference_low"] > 0 or row["difference_high"] < 0
-            sure = " (clear of zero)" if clear else " (within the noise of these seeds)"
-        sentence = f"{row['name']} ends {abs(points):.1f} points {direction} {first['name']}{sure}"
+        sure = certainty(row)
+        sentence = f"{row['name']} ends {abs(points):.1f} points {direction} {first['name']}"
+        sentence += "" if sure == ONE_SEED else f" ({sure})"
         if abs(points) < 0.05:
             sentence = f"{row['name']} ends level with {first['name']}"
         own, others = row["rounds_to_target"], first["rounds_to_target"]
@@ -210,6 +214,16 @@ def verdicts(result: Comparison) -> list[str]:
             sentence += f", and reaches {result.target:.1%} after {own:.0f} rounds against {others:.0f}"
         sentences.append(sentence + ".")
     return sentences
+
+
+def certainty(row: Mapping[str, Any]) -> str:
+    """What seeds say of a difference. An interval without width shows how coarse accuracy is, not how sure it is."""
+    low, high = row["difference_low"], row["difference_high"]
+    if low is None or high is None:
+        return ONE_SEED
+    if high - low < _NO_WIDTH:
+        return "the same in every seed, which gives no interval"
+    return CLEAR if low > 0 or high < 0 else "within the noise of these seeds"
 
 
 def evaluation(result: dict[str, Any]) -> None:
@@ -309,13 +323,12 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def difference(row: dict[str, Any]) -> str:
-    """A paired difference in points, with its half-width."""
+    """A paired difference in points, with the half-width of its interval where it has one."""
     if row["difference"] is None:
         return "-"
     text = f"{100 * row['difference']:+.1f}"
-    if row["difference_low"] is not None:
-        text += f" ± {50 * (row['difference_high'] - row['difference_low']):.1f}"
-    return text
+    width = 0.0 if row["difference_low"] is None else row["difference_high"] - row["difference_low"]
+    return text if width < _NO_WIDTH else f"{text} ± {50 * width:.1f}"
 
 
 def size(count: float | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.comparison import REFERENCE
-from covey.display import percent, verdicts
+from covey.display import CLEAR, certainty, percent, verdicts
 from covey.report.gathering import Group, Study
 
 
@@ -113,10 +113,8 @@ def _against(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def _sure(row: Mapping[str, Any]) -> str:
-    if row["difference_low"] is None:
-        return " (one seed)"
-    clear = row["difference_low"] > 0 or row["difference_high"] < 0
-    return "" if clear else " (within the noise of these seeds)"
+    sure = certainty(row)
+    return "" if sure == CLEAR else f" ({sure})"
 
 
 def _interval(row: Mapping[str, Any]) -> str:
