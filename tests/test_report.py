@@ -341,7 +341,7 @@ def test_the_command_that_reproduces_a_run_makes_the_same_run(faulty, tmp_path, 
 def test_the_command_that_reproduces_a_comparison_makes_the_same_one(tmp_path, covey_command):
     given = {**SMALL, "rounds": 1, "environment": "uniform", "local": {"epochs": 1, "batch": 0}}
     made = covey.compare(
-        ["fedprox"], [7], given=given, vary={"local.rate": [0.1, 0.5]}, target=0.05, out=tmp_path / "a"
+        ["fedprox"], [7], given=given, vary={"local.rate": [0.1, 0.5]}, target=0.05, fairness=True, out=tmp_path / "a"
     )
     command = shlex.split(reproduced_by(tmp_path / "a"))
     assert covey_command(*command[1:], "--out", tmp_path / "b").code == 0

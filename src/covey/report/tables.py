@@ -249,6 +249,7 @@ def _compare_command(plan: Mapping[str, Any]) -> str:
         words += ["--vary", f"{key}={','.join(map(spell, values))}"]
     if plan.get("target") is not None:
         words += ["--target", spell(plan["target"])]
+    words += ["--fairness"] if plan.get("fairness") else []
     for file in plan.get("agents", {}).values():
         words += ["--agent", file]
     return shlex.join([*words, *_arguments(_flat(expand(plan["given"])))])
