@@ -208,9 +208,11 @@ def test_a_comparison_gives_the_agent_to_the_methods_that_it_is_for(covey_comman
     path = train_agent(given, rounds=10, out=tmp_path / "agent.safetensors", offline=Offline(epochs=1, batch=8))
     flags = ["--seeds", "1", "--clients", "8", "--cohort", "4", "--rounds", "2", "--workers", "1", "--agent", path]
     out = tmp_path / "all"
-    answer = covey_command("compare", "--methods", "fedavg,feddrl-set", *flags, "--out", out, "--json")
+    kept = ["--set", "aggregator.learn=false"]
+    answer = covey_command("compare", "--methods", "fedavg,feddrl-set", *flags, *kept, "--out", out, "--json")
     assert answer.code == 0, answer.err
-    assert Run.open(out / "feddrl-set/seed-0").config.aggregator.options["agent"] == str(path)
+    options = Run.open(out / "feddrl-set/seed-0").config.aggregator.options
+    assert (options["agent"], options["learn"]) == (str(path), False)
     assert f"--agent {path}" in reproduced_by(out)
     assert covey_command("resume", out, "--json").code == 0
     answer = covey_command("compare", "--methods", "fedavg,feddrl", *flags, "--out", tmp_path / "other")

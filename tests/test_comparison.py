@@ -8,6 +8,7 @@ import covey
 from covey import Refusal, compare
 from covey.comparison import Comparison, Contender, Curve, Estimate, Interrupted, resume_comparison
 from covey.display import difference, verdicts
+from covey.report.tables import reproduced_by
 from tests.conftest import SMALL, without_timings
 
 
@@ -150,6 +151,15 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
         ({"seeds": [1, 1]}, "not all different"),
         ({"target": 1.5}, r"target is a fraction in \(0, 1\]"),
         ({"vary": {"local.rat": [1]}}, "There is no setting 'local.rat'"),
+        ({"given": {"aggregator.beta": 1}}, "The aggregator 'average' has no option 'beta'. It takes: fairness, weigh"),
+        (
+            {"methods": ["fedavg", "feddrl", "cfl"], "given": {"aggregator.bet": 1}},
+            "'average' has no option 'bet'. It takes: .* 'feddrl' has no option 'bet'. Did you mean 'beta'?",
+        ),
+        (
+            {"methods": ["fedavg", "feddrl"], "given": {"aggregator": {"name": "feddrl", "beta": 1}}},
+            "The method 'fedavg' has the aggregator 'average'",
+        ),
         ({"vary": {"seed": [1, 2]}}, r"does not vary seed; give seeds instead \(--seeds A,B\)"),
         (
             {"methods": ["feddrl"], "vary": {"aggregator.beta": [0.1, 1.5]}},
@@ -160,8 +170,21 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
 )
 def test_impossible_comparisons_are_refused_before_anything_is_written(tmp_path, arguments, sentence):
     with pytest.raises(Refusal, match=sentence):
-        compare(**{"methods": ["fedavg"], "seeds": 1, **arguments}, given=SMALL, out=tmp_path / "cmp")
+        compare(**{"methods": ["fedavg"], "seeds": 1, "given": SMALL, **arguments}, out=tmp_path / "cmp")
     assert not (tmp_path / "cmp").exists()
+
+
+def test_an_option_goes_to_the_methods_that_have_it(tmp_path):
+    given = {**SMALL, "rounds": 1, "aggregator": {"weighted": False, "beta": 0.5}, "many": {"warm_up": 7}}
+    made = compare(["fedavg", "feddrl", "cfl"], seeds=1, given=given, out=tmp_path / "a")
+    fedavg, feddrl, cfl = (made.runs[name][0].config for name in ("fedavg", "feddrl", "cfl"))
+    assert fedavg.aggregator.options["weighted"] is False
+    assert feddrl.aggregator.options["beta"] == 0.5
+    assert cfl.many.options["warm_up"] == 7
+    assert resume_comparison(tmp_path / "a").rows == made.rows
+    assert "--set aggregator.weighted=false --set aggregator.beta=0.5 --set many.warm_up=7" in reproduced_by(
+        tmp_path / "a"
+    )
 
 
 def test_fairness_is_measured_by_all_methods_that_can(tmp_path):

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from covey.config import Config, overlay
+from covey.config import Config, chosen, overlay
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
 from covey.experiment import Experiment, Run, as_config, data_frame, expand, resume, run, run_together
 from covey.loop import OnRound
+from covey.manymodel import manymodels
 from covey.methods import methods as recipes
 from covey.records import FORMAT, write_json
-from covey.roles import aggregators
+from covey.registry import Registry
+from covey.roles import aggregators, selectors
 
 if TYPE_CHECKING:
     import pandas
@@ -36,6 +38,9 @@ OnRun = Callable[[str, int | None, int], None]
 
 REFERENCE = "iid"
 """The method whose accuracy is what a federation without skew would reach."""
+
+_PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggregators, "many": manymodels}
+"""Parts that methods of a comparison differ in."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,8 @@ def compare(
 
     `seeds` is a number (0, 1, …) or a list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files
     of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients
-    of all methods measure the loss of the model that they receive, which records and reports then compare.
+    of all methods measure the loss of the model that they receive, which records and reports then compare. An option
+    of a selector or aggregator (`aggregator={"learn": False}`) goes to the methods that have it.
     An `out` folder that holds part of the same comparison is gone on with.
     """
     base = overlay(expand(given or {}), expand(settings))
@@ -243,20 +249,40 @@ def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Con
     require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
     keys = list(plan["vary"])
     contenders = []
-    for method in plan["methods"]:
+    for method, given in zip(plan["methods"], _given_to(plan["methods"], base), strict=True):
         for values in itertools.product(*(plan["vary"][key] for key in keys)):
             varied = dict(zip(keys, values, strict=True))
             label = " ".join([method, *(f"{key}={value}" for key, value in varied.items())])
-            aggregator = recipes[method].part.aggregator if method in recipes.names() else None
+            aggregator = recipes[method].part.aggregator
             agent = plan.get("agents", {}).get(aggregator)
             own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
             if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
                 own["aggregator.fairness"] = True
-            configs = tuple(as_config(base, {**own, "seed": seed}) for seed in plan["seeds"])
+            configs = tuple(as_config(given, {**own, "seed": seed}) for seed in plan["seeds"])
             contenders.append(Contender(label, method, configs))
     labels = [contender.label for contender in contenders]
     require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
     return tuple(contenders)
+
+
+def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each method: options of a part that is not named go to the methods whose part has them."""
+    given = [dict(base) for _ in methods]
+    for section, registry in _PARTS.items():
+        name, options = chosen(section, base.get(section))
+        parts = [getattr(recipes[method].part, section) for method in methods]
+        takes = {part: registry[part].options for part in parts if part is not None}
+        # One part for all, or none at all, is refused by itself where it lacks an option.
+        if name is not None or not takes or len(set(parts)) == 1:
+            continue
+        for option in options:
+            if not any(option in known for known in takes.values()):
+                raise Refusal(" ".join(registry.unknown_option(part, option) for part in takes))
+        for own, part in zip(given, parts, strict=True):
+            own.pop(section, None)
+            kept = {option: value for option, value in options.items() if option in takes.get(part, ())}
+            own |= {section: kept} if kept else {}
+    return given
 
 
 def _possible(config: Config) -> None:

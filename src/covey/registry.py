@@ -14,7 +14,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -130,12 +130,21 @@ class Registry(Generic[T]):
         known = self[name].options
         for option in given:
             if option not in known:
-                raise Refusal(_unknown_option(self.kind, name, option, sorted(known)))
+                raise Refusal(self.unknown_option(name, option))
         where = self.section
         return {
             option: coerce(given[option], spec.annotation, f"{where}.{option}") if option in given else spec.default
             for option, spec in known.items()
         }
+
+    def unknown_option(self, name: str, option: str) -> str:
+        """The sentence that says that a part lacks an option, and which it has."""
+        known = sorted(self[name].options)
+        if not known:
+            return f"The {self.kind} '{name}' has no option '{option}'; it takes none."
+        close = difflib.get_close_matches(option, known, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        return f"The {self.kind} '{name}' has no option '{option}'.{hint} It takes: {', '.join(known)}."
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:
@@ -168,14 +177,6 @@ def import_path(path: str, kind: str) -> Any:
         ) from error
     require(callable(part), f"The {kind} '{path}' must be a class or a function, not {part!r:.60}.")
     return part
-
-
-def _unknown_option(kind: str, name: str, option: str, known: Sequence[str]) -> str:
-    if not known:
-        return f"The {kind} '{name}' has no option '{option}'; it takes none."
-    close = difflib.get_close_matches(option, known, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"The {kind} '{name}' has no option '{option}'.{hint} It takes: {', '.join(known)}."
 
 
 def coerce(value: Any, annotation: Any, where: str) -> Any:
