@@ -147,6 +147,17 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
         ({"methods": []}, "There is no method to compare"),
         ({"methods": ["fedavg", "nothing"]}, "There is no method 'nothing'"),
         ({"methods": ["fedavg", "fedavg"]}, "asked for twice"),
+        (
+            {"methods": ["fedavg", {"selector": "oort"}]},
+            r"'selector\+aggregator' such as .*, not \{'selector': 'oort'\}",
+        ),
+        ({"methods": ["fedacs+nothing"]}, "There is no aggregator 'nothing'"),
+        ({"seeds": 1.5}, "seeds must be a whole number such as 3, or a list .*, not 1.5"),
+        ({"seeds": "12"}, "seeds must be a whole number"),
+        ({"seeds": [0, 1.5]}, "seeds must be a whole number"),
+        ({"vary": {"local.rate": "0.1"}}, r"vary takes a list of values for local.rate, such as .*, not '0.1'"),
+        ({"vary": {"local.rate": 0.1}}, "vary takes a list of values"),
+        ({"vary": {"local.rate": []}}, "vary takes a list of values"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"seeds": [1, 1]}, "not all different"),
         ({"target": 1.5}, r"target is a fraction in \(0, 1\]"),
@@ -172,6 +183,22 @@ def test_impossible_comparisons_are_refused_before_anything_is_written(tmp_path,
     with pytest.raises(Refusal, match=sentence):
         compare(**{"methods": ["fedavg"], "seeds": 1, "given": SMALL, **arguments}, out=tmp_path / "cmp")
     assert not (tmp_path / "cmp").exists()
+
+
+def test_one_method_may_be_a_name_alone(tmp_path):
+    assert list(compare("fedavg", seeds=1, given=SMALL, rounds=1, out=tmp_path / "cmp").runs) == ["fedavg"]
+
+
+def test_a_mix_is_compared_under_the_names_of_its_parts(tmp_path):
+    options = {"selector": {"clip": 0.9}, "aggregator": {"weighted": False}}
+    made = compare(["fedavg", "oort+loss-softmax"], seeds=1, given={**SMALL, **options}, rounds=1, out=tmp_path / "a")
+    mix = made.runs["oort+loss-softmax"][0].config
+    assert (mix.method, mix.selector.name, mix.aggregator.name) == ("oort+loss-softmax", "oort", "loss-softmax")
+    assert mix == covey.Config.of(
+        {**SMALL, "rounds": 1}, selector={"name": "oort", "clip": 0.9}, aggregator="loss-softmax"
+    )
+    assert resume_comparison(tmp_path / "a").rows == made.rows
+    assert "--methods fedavg,oort+loss-softmax" in reproduced_by(tmp_path / "a")
 
 
 def test_an_option_goes_to_the_methods_that_have_it(tmp_path):

@@ -7,9 +7,10 @@ seed before they are averaged.
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from covey.errors import Refusal, require
 from covey.experiment import Experiment, Run, as_config, data_frame, expand, resume, run, run_together
 from covey.loop import OnRound
 from covey.manymodel import manymodels
-from covey.methods import methods as recipes
+from covey.methods import recipe_of
 from covey.records import FORMAT, write_json
 from covey.registry import Registry
 from covey.roles import aggregators, selectors
@@ -190,7 +191,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[str] = ("fedavg", "iid"),
+    methods: str | Sequence[str] = ("fedavg", "iid"),
     seeds: int | Sequence[int] = 3,
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
@@ -205,18 +206,26 @@ def compare(
 ) -> Comparison:
     """Run every method with every varied setting on every seed, and compare.
 
-    `seeds` is a number (0, 1, …) or a list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files
-    of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients
-    of all methods measure the loss of the model that they receive, which records and reports then compare. An option
-    of a selector or aggregator (`aggregator={"learn": False}`) goes to the methods that have it.
+    A method is a name, or `"selector+aggregator"` for any other mix, such as `"fedacs+feddrl"`; an option of a selector
+    or aggregator (`aggregator={"learn": False}`) goes to the methods that have it. `seeds` is a number (0, 1, …) or a
+    list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files of trained agents by the aggregator
+    that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients of all methods measure the loss of
+    the model that they receive, which records and reports then compare.
     An `out` folder that holds part of the same comparison is gone on with.
     """
     base = overlay(expand(given or {}), expand(settings))
-    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    names = [methods] if isinstance(methods, str) else list(methods)
+    for name in names:
+        require(
+            isinstance(name, str),
+            "A method to compare is a name such as 'fedavg', or 'selector+aggregator' such as 'fedacs+feddrl', "
+            f"not {name!r}; options are settings of the comparison, such as aggregator={{...}}.",
+        )
+    numbers = _numbers(seeds)
     plan: dict[str, Any] = {
-        "methods": list(methods),
+        "methods": names,
         "seeds": numbers,
-        "vary": {k: list(v) for k, v in (vary or {}).items()},
+        "vary": {key: _values(key, values) for key, values in (vary or {}).items()},
     }
     plan |= {"agents": dict(agents)} if agents else {}
     require(len(numbers) >= 1, f"seeds must be at least 1, not {seeds}.")
@@ -228,9 +237,22 @@ def compare(
     contenders = contenders_of(plan, base)
     for contender in contenders:
         _possible(contender.configs[0])
-    folder = Path(out) if out is not None else Path("runs") / ("compare-" + "-".join(methods))
+    folder = Path(out) if out is not None else Path("runs") / ("compare-" + "-".join(names))
     _claim(folder, {**plan, "given": base, "target": target})
     return _advance(folder, contenders, target, on_run, on_round)
+
+
+def _numbers(seeds: int | Sequence[int]) -> list[int]:
+    try:
+        return [index(seed) for seed in seeds] if isinstance(seeds, Iterable) else list(range(index(seeds)))
+    except TypeError:
+        raise Refusal(f"seeds must be a whole number such as 3, or a list such as [0, 4, 7], not {seeds!r}.") from None
+
+
+def _values(key: str, values: Sequence[Any]) -> list[Any]:
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    require(len(listed) > 0, f"vary takes a list of values for {key}, such as [0.1, 0.01], not {values!r}.")
+    return listed
 
 
 def resume_comparison(
@@ -253,7 +275,7 @@ def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Con
         for values in itertools.product(*(plan["vary"][key] for key in keys)):
             varied = dict(zip(keys, values, strict=True))
             label = " ".join([method, *(f"{key}={value}" for key, value in varied.items())])
-            aggregator = recipes[method].part.aggregator
+            aggregator = recipe_of(method).aggregator
             agent = plan.get("agents", {}).get(aggregator)
             own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
             if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
@@ -270,7 +292,7 @@ def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str,
     given = [dict(base) for _ in methods]
     for section, registry in _PARTS.items():
         name, options = chosen(section, base.get(section))
-        parts = [getattr(recipes[method].part, section) for method in methods]
+        parts = [getattr(recipe_of(method), section) for method in methods]
         takes = {part: registry[part].options for part in parts if part is not None}
         # One part for all, or none at all, is refused by itself where it lacks an option.
         if name is not None or not takes or len(set(parts)) == 1:

@@ -241,3 +241,11 @@ for _name, _recipe in {
     ),
 }.items():
     methods.add(_name)(_recipe)
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe called `name`; `fedacs+feddrl` is a selector and an aggregator by their names."""
+    if name not in methods.names() and "+" in name:
+        selector, _, aggregator = name.partition("+")
+        return Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator)
+    return methods[name].part

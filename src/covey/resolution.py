@@ -24,7 +24,7 @@ from covey.environments.alterations import Alterations
 from covey.errors import Refusal, require
 from covey.federations import NATURAL, natural_clients
 from covey.manymodel import manymodels
-from covey.methods import Recipe, methods
+from covey.methods import Recipe, methods, recipe_of
 from covey.models import models
 from covey.registry import Registry, coerce
 from covey.runtimes import runtimes
@@ -78,17 +78,15 @@ def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
     selector, _ = chosen("selector", given.get("selector"))
     aggregator, _ = chosen("aggregator", given.get("aggregator"))
     name = given.get("method")
-    if name is None and (selector or aggregator):
-        composed = Recipe("Parts chosen by name.", selector=selector or "uniform", aggregator=aggregator or "average")
-        return f"{composed.selector}+{composed.aggregator}", composed
-    name = "fedavg" if name is None else name
+    if name is None:
+        name = f"{selector or 'uniform'}+{aggregator or 'average'}" if selector or aggregator else "fedavg"
     if not isinstance(name, str):
         raise Refusal(f"method must be a name, not {name!r}.")
     if name not in methods.names() and "+" in name and selector and aggregator:
-        return f"{selector}+{aggregator}", Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator)
+        name = f"{selector}+{aggregator}"
     if stored and name not in methods and selector and aggregator:
         return name, Recipe("A method that is not here.", selector=selector, aggregator=aggregator)
-    recipe = methods[name].part
+    recipe = recipe_of(name)
     for section, given_name, own in (
         ("selector", selector, recipe.selector),
         ("aggregator", aggregator, recipe.aggregator),

@@ -29,7 +29,7 @@ from covey.commands.flags import (
 )
 from covey.config import Config, chosen, overlay
 from covey.errors import Refusal, require
-from covey.methods import methods as known
+from covey.methods import recipe_of
 from covey.training_agent import Offline
 from covey.training_agent import train_agent as train
 
@@ -56,7 +56,7 @@ def agents_for(methods: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
     agents: dict[str, str] = {}
     for file in files:
         kind = agent_kind(file)
-        wanting = [name for name in methods if name in known.names() and known[name].part.aggregator == kind]
+        wanting = [name for name in methods if recipe_of(name).aggregator == kind]
         require(
             bool(wanting), f"--agent {file} is for the aggregator '{kind}', which none of {', '.join(methods)} has."
         )

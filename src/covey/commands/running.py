@@ -117,7 +117,12 @@ def run(
 
 def compare(
     methods: Annotated[
-        str, typer.Option("--methods", help="Methods, separated by commas; the first is the yardstick.")
+        str,
+        typer.Option(
+            "--methods",
+            help="Methods, or mixes such as fedacs+feddrl (selector+aggregator), separated by commas; "
+            "the first is the yardstick.",
+        ),
     ],
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N", help="How many seeds (0, 1, …), or a list such as 3,7.")
