@@ -61,6 +61,14 @@ def test_compare_prints_a_table_and_what_it_says(covey_command, tmp_path):
     assert covey_command("resume", tmp_path / "cmp", "--json").json == again.json
 
 
+def test_compare_shows_rows_that_say_something(covey_command, tmp_path):
+    flags = ["compare", "--methods", "fedavg,loss-softmax", "--seeds", "1", "--target", "1", *QUICK]
+    fair = covey_command(*flags, "--fairness", "--out", tmp_path / "fair").out
+    assert all(name in fair for name in ("clients' mean loss", "variance", "gap", "rounds to 100.0%"))
+    plain = covey_command(*[*flags, "--methods", "fedavg"], "--out", tmp_path / "plain").out
+    assert not any(name in plain for name in ("clients' mean loss", "gap to IID closed", "speed-up", "95 % interval"))
+
+
 def test_compare_sweeps_a_setting(covey_command, tmp_path):
     said = covey_command(
         "compare", "--methods", "fedavg", "--seeds", "1", "--vary", "local.rate=0.1,0.01", *QUICK,

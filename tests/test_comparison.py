@@ -219,6 +219,9 @@ def test_fairness_is_measured_by_all_methods_that_can(tmp_path):
     result = compare(methods, seeds=1, given=SMALL, rounds=2, fairness=True, out=tmp_path / "cmp")
     told = {label: ["client_loss" in row for row in runs[0].metrics] for label, runs in result.runs.items()}
     assert told == {"fedavg": [True, True], "loss-softmax": [True, True], "cfl": [False, False]}
+    last = result.runs["fedavg"][0].metrics[-1]["client_loss"]
+    assert {name: result.rows[0][f"client_loss_{name}"] for name in last} == pytest.approx(last)
+    assert result.rows[2]["client_loss_mean"] is None
     again = compare(methods, seeds=1, given=SMALL, rounds=2, fairness=True, out=tmp_path / "cmp")
     assert again.rows == result.rows
 

@@ -95,8 +95,7 @@ class Curve:
     @property
     def terminal(self) -> float:
         """Mean accuracy over the last 5 % of the rounds (at least the last evaluation)."""
-        last = self.rounds[-1]
-        return float(self.accuracy[self.rounds > last - max(1.0, TERMINAL_SHARE * last)].mean())
+        return float(self.accuracy[self.rounds > _before_the_end(self.rounds[-1])].mean())
 
     @property
     def best(self) -> float:
@@ -106,6 +105,11 @@ class Curve:
         """Position of the first evaluation that reaches `target`."""
         reached = np.flatnonzero(self.accuracy >= target)
         return int(reached[0]) if len(reached) else None
+
+
+def _before_the_end(last: float) -> float:
+    """The round after which the last 5 % of `last` rounds begin, at least one."""
+    return last - max(1.0, TERMINAL_SHARE * last)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +170,19 @@ class Comparison:
             "seconds_to_target": self._to_target(curves, "clock"),
             "speed_up": first_rounds / own_rounds if own_rounds and first_rounds else None,
             "gap_recovered": self._recovered(contender, terminal),
+            **{f"client_loss_{figure}": self._served(contender, figure) for figure in ("mean", "variance", "gap")},
         }
+
+    def _served(self, contender: Contender, figure: str) -> float | None:
+        """Mean, variance or gap of clients' losses, mean over the last 5 % of the rounds and seeds, where all say."""
+        ends = []
+        for one in self.runs[contender.label]:
+            begin = _before_the_end(one.metrics[-1]["round"])
+            last = [row for row in one.metrics if row["round"] > begin and "client_loss" in row]
+            if not last:
+                return None
+            ends.append(np.mean([row["client_loss"][figure] for row in last]))
+        return float(np.mean(ends))
 
     def _to_target(self, curves: Sequence[Curve], figure: str) -> float | None:
         """Mean rounds, bytes or simulated seconds to the target over seeds, where all seeds reached it."""

@@ -165,17 +165,25 @@ def comparison(result: Comparison) -> None:
     """The table: one column a method, as many beside each other as fit."""
     rows = result.rows
     yardstick = rows[0]["name"]
+    to_target = f"rounds to {result.target:.1%}"
     figures: dict[str, Callable[[dict[str, Any]], str]] = {
         "terminal accuracy": lambda row: percent(row["terminal_accuracy"]),
         "  95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"]),
         "  median": lambda row: percent(row["terminal_median"]),
         "best accuracy": lambda row: percent(row["best_accuracy"]),
         f"points against {yardstick}": difference,
-        f"rounds to {result.target:.1%}": lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
+        to_target: lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
         "  bytes": lambda row: size(row["bytes_to_target"]),
         "  simulated time": lambda row: _or_dash(row["seconds_to_target"], "{:,.3g} s"),
         "  speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}x"),
         "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
+        "clients' mean loss": lambda row: _or_dash(row["client_loss_mean"], "{:.3f}"),
+        "  variance": lambda row: _or_dash(row["client_loss_variance"], "{:.3g}"),
+        "  gap": lambda row: _or_dash(row["client_loss_gap"], "{:.3f}"),
+    }
+    # A target that nobody reached is worth a row of dashes; what does not arise is not.
+    shown = {
+        name: figure for name, figure in figures.items() if name == to_target or any(figure(row) != "-" for row in rows)
     }
     say(_seeds(rows[0]["seeds"]))
     width = max(14, *(len(row["name"]) for row in rows)) + 3
@@ -185,7 +193,7 @@ def comparison(result: Comparison) -> None:
         table.add_column("", no_wrap=True)
         for row in rows[at : at + fit]:
             table.add_column(row["name"], justify="right")
-        for name, figure in figures.items():
+        for name, figure in shown.items():
             table.add_row(name, *(figure(row) for row in rows[at : at + fit]))
         console.print(table, highlight=False)
     for sentence in verdicts(result):
