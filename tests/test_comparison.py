@@ -141,6 +141,12 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
         compare(["fedavg"], seeds=2, given=SMALL, rounds=1, out=tmp_path / "cmp")
 
 
+def test_the_default_folder_is_the_first_that_holds_no_other_comparison(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [str(compare("fedavg", given=SMALL, rounds=1, seeds=seeds).folder) for seeds in (1, 2, 1, 2)]
+    assert folders == ["runs/compare-fedavg", "runs/compare-fedavg-2"] * 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -227,7 +227,8 @@ def compare(
     list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files of trained agents by the aggregator
     that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients of all methods measure the loss of
     the model that they receive, which records and reports then compare.
-    An `out` folder that holds part of the same comparison is gone on with.
+    A folder that holds part of the same comparison is gone on with; without `out` it is the first of
+    `runs/compare-<methods>`, `…-2`, … that holds no other.
     """
     base = overlay(expand(given or {}), expand(settings))
     names = [methods] if isinstance(methods, str) else list(methods)
@@ -253,8 +254,9 @@ def compare(
     contenders = contenders_of(plan, base)
     for contender in contenders:
         _possible(contender.configs[0])
-    folder = Path(out) if out is not None else Path("runs") / ("compare-" + "-".join(names))
-    _claim(folder, {**plan, "given": base, "target": target})
+    plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}))
+    folder = Path(out) if out is not None else _default_folder(plan)
+    _claim(folder, plan)
     return _advance(folder, contenders, target, on_run, on_round)
 
 
@@ -331,7 +333,21 @@ def _possible(config: Config) -> None:
 
 def place_of(folder: Path, label: str, seed: int) -> Path:
     """The run folder of one line and seed of a comparison."""
-    return folder / re.sub(r"[^A-Za-z0-9.=+-]+", "-", label) / f"seed-{seed}"
+    return folder / _file_name(label) / f"seed-{seed}"
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
+
+
+def _default_folder(plan: dict[str, Any]) -> Path:
+    """The first of `runs/compare-<methods>`, `…-2`, `…-3`, … that is free or holds this very comparison."""
+    folder = first = Path("runs") / _file_name("-".join(["compare", *plan["methods"]]))
+    number = 2
+    while folder.exists() and not (is_comparison(folder) and read_plan(folder) == plan):
+        folder = first.with_name(f"{first.name}-{number}")
+        number += 1
+    return folder
 
 
 def is_comparison(folder: Path) -> bool:
@@ -351,7 +367,6 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 def _claim(folder: Path, plan: dict[str, Any]) -> None:
     """Make the folder of a comparison, or make sure that it holds the same one."""
-    plan = json.loads(json.dumps({"format": FORMAT, **plan}))
     if is_comparison(folder):
         if read_plan(folder) != plan:
             raise Refusal(f"The folder {folder} holds another comparison; choose another --out.")
