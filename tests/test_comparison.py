@@ -74,6 +74,13 @@ def test_rounds_bytes_and_speed_up_to_a_target():
     assert [row["reached"] for row in never] == [0, 1]
 
 
+def test_mean_rounds_are_told_with_a_decimal_where_they_are_not_whole():
+    curves = {"slow": [[0.1, 0.4], [0.1, 0.1, 0.4]], "fast": [[0.4], [0.1, 0.1, 0.4]], "first": [[0.4], [0.4]]}
+    said = verdicts(made_up(curves))
+    assert said[0].endswith("after 2 rounds against 2.5.")
+    assert said[1].endswith("after 1 round against 2.5.")
+
+
 def test_the_default_target_is_the_highest_accuracy_that_every_run_reached():
     assert made_up({"a": [[0.3, 0.6], [0.5, 0.4]], "b": [[0.9], [0.8]]}).target == 0.5
 

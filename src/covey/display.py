@@ -172,7 +172,7 @@ def comparison(result: Comparison) -> None:
         "  median": lambda row: percent(row["terminal_median"]),
         "best accuracy": lambda row: percent(row["best_accuracy"]),
         f"points against {yardstick}": difference,
-        to_target: lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
+        to_target: lambda row: count(row["rounds_to_target"]),
         "  bytes": lambda row: size(row["bytes_to_target"]),
         "  simulated time": lambda row: _or_dash(row["seconds_to_target"], "{:,.3g} s"),
         "  speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}x"),
@@ -219,7 +219,8 @@ def verdicts(result: Comparison) -> list[str]:
             sentence = f"{row['name']} ends level with {first['name']}"
         own, others = row["rounds_to_target"], first["rounds_to_target"]
         if own and others:
-            sentence += f", and reaches {result.target:.1%} after {own:.0f} rounds against {others:.0f}"
+            noun = "round" if own == 1 else "rounds"
+            sentence += f", and reaches {result.target:.1%} after {count(own)} {noun} against {count(others)}"
         sentences.append(sentence + ".")
     return sentences
 
@@ -337,6 +338,11 @@ def difference(row: dict[str, Any]) -> str:
     text = f"{100 * row['difference']:+.1f}"
     width = 0.0 if row["difference_low"] is None else row["difference_high"] - row["difference_low"]
     return text if width < _NO_WIDTH else f"{text} ± {50 * width:.1f}"
+
+
+def count(mean: float | None) -> str:
+    """A mean of counts: whole, or with one decimal."""
+    return "-" if mean is None else f"{mean:.0f}" if mean == int(mean) else f"{mean:.1f}"
 
 
 def size(count: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from covey.comparison import is_comparison, read_plan
 from covey.config import Config
-from covey.display import difference, interval, percent, run_summary, size
+from covey.display import count, difference, interval, percent, run_summary, size
 from covey.experiment import expand
 from covey.federations import GIVEN, NATURAL
 from covey.report.figures import keys_of
@@ -39,7 +39,7 @@ def results_table(group: Group, bare: bool) -> Markup:
         "median": lambda row: percent(row["terminal_median"]),
         "best accuracy": lambda row: percent(row["best_accuracy"]),
         f"points against {rows[0]['name'] if bare else 'the first'}": difference,
-        f"rounds to {target:.1%}": lambda row: _or_dash(row["rounds_to_target"], "{:.0f}"),
+        f"rounds to {target:.1%}": lambda row: count(row["rounds_to_target"]),
         f"bytes to {target:.1%}": lambda row: size(row["bytes_to_target"]),
         f"{'time' if live else 'simulated time'} to {target:.1%}": lambda row: _seconds(row["seconds_to_target"]),
         "speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}×"),
