@@ -164,6 +164,10 @@ def test_the_default_folder_is_the_first_that_holds_no_other_comparison(tmp_path
             {"methods": ["fedavg", {"selector": "oort"}]},
             r"'selector\+aggregator' such as .*, not \{'selector': 'oort'\}",
         ),
+        (
+            {"methods": ["oort+average"], "given": {"selector": "fedacs", "aggregator": "average"}},
+            r"The method 'oort\+average' cannot be compared with the parts of 'fedacs\+average'",
+        ),
         ({"methods": ["fedacs+nothing"]}, "There is no aggregator 'nothing'"),
         ({"seeds": 1.5}, "seeds must be a whole number such as 3, or a list .*, not 1.5"),
         ({"seeds": "12"}, "seeds must be a whole number"),

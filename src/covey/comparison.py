@@ -299,6 +299,11 @@ def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Con
             if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
                 own["aggregator.fairness"] = True
             configs = tuple(as_config(given, {**own, "seed": seed}) for seed in plan["seeds"])
+            require(
+                configs[0].method == method,
+                f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
+                "beside it; leave either out.",
+            )
             contenders.append(Contender(label, method, configs))
     labels = [contender.label for contender in contenders]
     require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
