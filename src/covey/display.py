@@ -177,10 +177,14 @@ def comparison(result: Comparison) -> None:
         "  simulated time": lambda row: _or_dash(row["seconds_to_target"], "{:,.3g} s"),
         "  speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}x"),
         "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
-        "clients' mean loss": lambda row: _or_dash(row["client_loss_mean"], "{:.3f}"),
-        "  variance": lambda row: _or_dash(row["client_loss_variance"], "{:.3g}"),
-        "  gap": lambda row: _or_dash(row["client_loss_gap"], "{:.3f}"),
     }
+    # Some methods cannot do without clients' losses; there is nothing to hold them against unless the first has them.
+    if rows[0]["client_loss_mean"] is not None:
+        figures |= {
+            "clients' mean loss": lambda row: _or_dash(row["client_loss_mean"], "{:.3f}"),
+            "  variance": lambda row: _or_dash(row["client_loss_variance"], "{:.3g}"),
+            "  gap": lambda row: _or_dash(row["client_loss_gap"], "{:.3f}"),
+        }
     # A target that nobody reached is worth a row of dashes; what does not arise is not.
     shown = {
         name: figure for name, figure in figures.items() if name == to_target or any(figure(row) != "-" for row in rows)
