@@ -9,6 +9,7 @@ import torch
 import covey
 from covey import Config, Refusal, resume, run
 from covey.federations import build_federation
+from covey.report import report as write_report
 from tests.conftest import SMALL
 
 RNG = np.random.default_rng(0)
@@ -300,3 +301,50 @@ def test_references_are_free_of_alterations():
         experiment.runtime.close()
         part = experiment.federation.parts[0]
         assert torch.equal(experiment.federation.samples(0).y, experiment.federation.dataset.y[part])
+
+
+def test_methods_are_compared_on_a_federation_that_is_passed_in(tmp_path):
+    federation = covey.federation(X, Y, SITES)
+    settings = {"rounds": 2, "cohort": 2, "workers": 1, "fairness": True}
+    found = covey.compare(
+        ["fedavg", "uniform+loss-softmax"], 2, federation=federation, out=tmp_path / "all", **settings
+    )
+    alone = covey.run(
+        selector="uniform",
+        aggregator="loss-softmax",
+        seed=1,
+        federation=federation,
+        out=tmp_path / "one",
+        rounds=2,
+        cohort=2,
+        workers=1,
+    )
+    assert found.runs["uniform+loss-softmax"][1].metrics[-1]["loss"] == alone.metrics[-1]["loss"]
+    assert found.runs["fedavg"][0].model() is not None
+    again = covey.Comparison.open(tmp_path / "all", federation)
+    assert again.rows == found.rows
+    page = write_report([tmp_path / "all"]).read_text()
+    assert "covey.compare([&#x27;fedavg&#x27;, &#x27;uniform+loss-softmax&#x27;], [0, 1], federation=..." in page
+
+    (tmp_path / "all" / "fedavg" / "seed-1" / "checkpoint.safetensors").unlink()
+    (tmp_path / "all" / "fedavg" / "seed-1" / "metrics.jsonl").unlink()
+    with pytest.raises(Refusal, match=r"all is not complete yet; go on with: covey resume"):
+        covey.Comparison.open(tmp_path / "all")
+    other = covey.federation(X[:200], Y[:200], SITES[:200])
+    with pytest.raises(Refusal, match=r"The folder .* holds another comparison"):
+        covey.compare(["fedavg", "uniform+loss-softmax"], 2, federation=other, out=tmp_path / "all", **settings)
+    gone_on = covey.compare(
+        ["fedavg", "uniform+loss-softmax"], 2, federation=federation, out=tmp_path / "all", **settings
+    )
+    assert gone_on.rows == found.rows
+
+
+def test_a_lockstep_takes_a_federation_that_is_passed_in(tmp_path):
+    federation = covey.federation(X, Y, SITES)
+    settings = {"rounds": 2, "cohort": 2, "federation": federation, "device": "cpu"}
+    one, other = (
+        covey.compare("fedavg", 2, runtime=runtime, out=tmp_path / runtime, **settings)
+        for runtime in ("local", "stacked")
+    )
+    losses = [[run.metrics[-1]["loss"] for run in found.runs["fedavg"]] for found in (one, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

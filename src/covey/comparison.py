@@ -20,7 +20,18 @@ from scipy import stats
 from covey.config import Config, chosen, overlay
 from covey.environments import FloatArray
 from covey.errors import Refusal, require
-from covey.experiment import Experiment, Run, as_config, data_frame, expand, resume, run, run_together
+from covey.experiment import (
+    Experiment,
+    Run,
+    as_config,
+    data_frame,
+    expand,
+    resume,
+    run,
+    run_together,
+    with_federation,
+)
+from covey.federations import Federation
 from covey.loop import OnRound
 from covey.manymodel import manymodels
 from covey.methods import recipe_of
@@ -122,6 +133,16 @@ class Comparison:
     """Label → one run per seed."""
     wanted_target: float | None = None
 
+    @classmethod
+    def open(cls, folder: Path | str, federation: Federation | None = None) -> "Comparison":
+        """A comparison that is complete, from its folder."""
+        folder = Path(folder)
+        plan = read_plan(folder)
+        contenders = contenders_of(plan, plan["given"])
+        places = [place_of(folder, one.label, config.seed) for one in contenders for config in one.configs]
+        require(all(map(_finished, places)), f"{folder} is not complete yet; go on with: covey resume {folder}")
+        return _read(folder, contenders, plan.get("target"), federation)
+
     @cached_property
     def curves(self) -> dict[str, list[Curve]]:
         return {label: [Curve.of(one.metrics) for one in runs] for label, runs in self.runs.items()}
@@ -212,6 +233,7 @@ def compare(
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
     given: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
     target: float | None = None,
     agents: Mapping[str, str] | None = None,
     fairness: bool = False,
@@ -226,10 +248,13 @@ def compare(
     or aggregator (`aggregator={"learn": False}`) goes to the methods that have it. `seeds` is a number (0, 1, …) or a
     list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files of trained agents by the aggregator
     that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients of all methods measure the loss of
-    the model that they receive, which records and reports then compare.
+    the model that they receive, which records and reports then compare. `federation` is your own data (see
+    `covey.federation`), instead of a data set and an environment by name.
     A folder that holds part of the same comparison is gone on with; without `out` it is the first of
     `runs/compare-<methods>`, `…-2`, … that holds no other.
     """
+    if federation is not None:
+        settings = with_federation(given, settings, federation)
     base = overlay(expand(given or {}), expand(settings))
     names = [methods] if isinstance(methods, str) else list(methods)
     for name in names:
@@ -253,11 +278,11 @@ def compare(
     plan |= {"fairness": True} if fairness else {}
     contenders = contenders_of(plan, base)
     for contender in contenders:
-        _possible(contender.configs[0])
+        _possible(contender.configs[0], federation)
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}))
     folder = Path(out) if out is not None else _default_folder(plan)
     _claim(folder, plan)
-    return _advance(folder, contenders, target, on_run, on_round)
+    return _advance(folder, contenders, target, federation, on_run, on_round)
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:
@@ -276,12 +301,13 @@ def _values(key: str, values: Sequence[Any]) -> list[Any]:
 def resume_comparison(
     folder: Path,
     *,
+    federation: Federation | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
 ) -> Comparison:
     """Go on with a comparison that was stopped."""
     plan = read_plan(folder)
-    return _advance(folder, contenders_of(plan, plan["given"]), plan.get("target"), on_run, on_round)
+    return _advance(folder, contenders_of(plan, plan["given"]), plan.get("target"), federation, on_run, on_round)
 
 
 def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Contender, ...]:
@@ -330,10 +356,10 @@ def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str,
     return given
 
 
-def _possible(config: Config) -> None:
+def _possible(config: Config, given: Federation | None) -> None:
     """Refuse what no run could be made of (an agent for other clients, an option out of its range) before any is."""
     if config.runtime != "fleet":
-        Experiment.of(replace(config, runtime="local", workers=1)).runtime.close()
+        Experiment.of(replace(config, runtime="local", workers=1), given).runtime.close()
 
 
 def place_of(folder: Path, label: str, seed: int) -> Path:
@@ -389,6 +415,7 @@ def _advance(
     folder: Path,
     contenders: tuple[Contender, ...],
     target: float | None,
+    given: Federation | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
 ) -> Comparison:
@@ -403,20 +430,29 @@ def _advance(
     if lockstep:
         if on_run:
             on_run(f"{len(lockstep)} runs in lockstep", None, sum(config.rounds for config, _ in lockstep))
-        run_together(lockstep, _counted(on_round))
+        run_together(lockstep, _counted(on_round), given=given)
     for label, config, place in missing:
         if config.runtime != "stacked":
             if on_run:
                 on_run(label, config.seed, config.rounds)
-            opened = (place / "config.json").is_file()
-            one = resume(place, on_round=on_round) if opened else run(config, out=place, on_round=on_round)
+            if (place / "config.json").is_file():
+                one = resume(place, federation=given, on_round=on_round)
+            else:
+                one = run(config, federation=given, out=place, on_round=on_round)
             if not one.finished:
                 break
     if not all(_finished(place) for _, _, place in places):
         raise Interrupted(folder)
+    return _read(folder, contenders, target, given)
+
+
+def _read(
+    folder: Path, contenders: tuple[Contender, ...], target: float | None, given: Federation | None
+) -> Comparison:
+    """The comparison in a folder that has all of its runs."""
     runs = {
-        contender.label: tuple(Run.open(place) for label, _, place in places if label == contender.label)
-        for contender in contenders
+        one.label: tuple(Run.open(place_of(folder, one.label, config.seed), given) for config in one.configs)
+        for one in contenders
     }
     return Comparison(folder, contenders, runs, target)
 

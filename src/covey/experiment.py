@@ -313,17 +313,19 @@ def run_together(
     pending: Sequence[tuple[Config, Path]],
     on_round: Callable[[int, dict[str, object]], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    given: Federation | None = None,
 ) -> list[Run]:
     """Run (or go on with) many runs in lockstep: each round, the clients of all of them are trained together.
 
     `on_round(number, record)` is told whose round ended. Each run is kept about once in `LOCKSTEP_CHECKPOINT`
     seconds rather than every round, and less often where that would take more than `LOCKSTEP_CHECKPOINT_SHARE` of the
-    time. Once `stop` says so, every run ends after its round, and is kept.
+    time. Once `stop` says so, every run ends after its round, and is kept. `given` is the federation of all of them,
+    where it was passed in.
     """
     games, opened = [], []
     try:
         for number, (config, folder) in enumerate(pending):
-            experiment = Experiment.of(config, resumed=has_checkpoint(folder))
+            experiment = Experiment.of(config, given, resumed=has_checkpoint(folder))
             if (folder / "config.json").is_file():
                 records = _reopened(experiment, folder)
             else:
@@ -338,7 +340,7 @@ def run_together(
         for experiment, records in opened:
             records.close()
             experiment.runtime.close()
-    return [Run(folder, config) for config, folder in pending]
+    return [Run(folder, config, given) for config, folder in pending]
 
 
 def _numbered(on_round: Callable[[int, dict[str, object]], None] | None, number: int) -> OnRound | None:

@@ -242,6 +242,11 @@ def reproduced_by(folder: Path) -> str:
 
 def _compare_command(plan: Mapping[str, Any]) -> str:
     seeds = list(plan["seeds"])
+    given = _flat(expand(plan["given"]))
+    if given.get("dataset") == GIVEN:
+        own = {key: value for key, value in given.items() if key.split(".")[0] not in _PASSED_IN}
+        asked = {key: plan[key] for key in ("vary", "target", "agents", "fairness") if plan.get(key)}
+        return f"covey.compare({plan['methods']}, {seeds}, federation=..., **{ {**asked, **own} })"
     text = str(len(seeds)) if seeds == list(range(len(seeds))) else ",".join(map(str, seeds))
     words = ["covey", "compare", "--methods", ",".join(plan["methods"])]
     words += ["--seeds", text if "," in text or seeds == list(range(len(seeds))) else f"{text},"]
@@ -252,7 +257,7 @@ def _compare_command(plan: Mapping[str, Any]) -> str:
     words += ["--fairness"] if plan.get("fairness") else []
     for file in plan.get("agents", {}).values():
         words += ["--agent", file]
-    return shlex.join([*words, *_arguments(_flat(expand(plan["given"])))])
+    return shlex.join([*words, *_arguments(given)])
 
 
 def _needed(config: Config) -> dict[str, Any]:
