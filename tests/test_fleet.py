@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -51,6 +52,7 @@ from covey.flower.post import Post
 from covey.flower.roster import Roster
 from covey.manymodel.cfl import CFL
 from covey.messages import checked
+from covey.methods import methods
 from covey.records import read_checkpoint, read_metrics
 from tests.conftest import SMALL
 
@@ -60,6 +62,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern"),
 ]
 
+ROOT = Path(__file__).parents[1]
 SETTINGS: dict[str, Any] = {**SMALL, "clients": 5, "cohort": 5, "rounds": 2}
 TIMEOUT = 8.0
 """Seconds of a round in which somebody will not answer; others wait long, as machines may be busy."""
@@ -462,6 +465,41 @@ def test_the_files_of_a_real_fleet_run_as_its_readme_says(covey_command, tmp_pat
     assert rows[-1]["own_accuracy"] is None
     assert "harbour" not in (folder / "run" / "metrics.jsonl").read_text()
     assert covey.report.report([folder / "run"]).exists()
+
+
+def documented(command: str) -> list[str]:
+    """The arguments of a command as the guide has it."""
+    lines = (ROOT / "docs/fleet.md").read_text().replace("\\\n", " ").splitlines()
+    (found,) = (line for line in lines if line.startswith(f"covey {command}"))
+    return shlex.split(found)[1:]
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if methods[name].part.reshape is None])
+def test_the_documented_fleet_can_run_every_method(covey_command, method, tmp_path):
+    words = documented("fleet init pumps --sites")
+    words[words.index("fedacs")] = method
+    words[words.index("pumps")] = str(tmp_path / "pumps")
+    answer = covey_command(*words)
+    assert answer.code == 0, answer.err
+    written = Fleet.read(tmp_path / "pumps")
+    assert written.run["rounds"] == 50
+    Experiment.of(Config.of({**run_settings(written), "runtime": "local", "workers": 1})).runtime.close()
+
+
+def test_a_fleet_that_could_not_run_is_refused_before_anything_is_made(covey_command, monkeypatch, tmp_path):
+    monkeypatch.setattr("covey.fleet.launch.Loopback.__enter__", lambda self: pytest.fail("started"))
+    init = ("fleet", "init", tmp_path / "x", "--sites", "a,b,c", "--shape", "4", "--classes", "2")
+    for words, said in (
+        ((*init, "--method", "fedacs", "--cohort", 2), "too few for a cohort of 2"),
+        ((*init, "--method", "iid"), "The method 'iid' rearranges clients' data"),
+        ((*init, "--model", "fashion-cnn"), "fashion-cnn"),
+        (("fleet", "up", "--method", "fedacs", "--cohort", 5), "too few for a cohort of 5"),
+        (("fleet", "up", "--method", "iid"), "The method 'iid' rearranges clients' data"),
+    ):
+        answer = covey_command(*words)
+        assert answer.code == 2
+        assert said in " ".join(answer.err.split())
+    assert not (tmp_path / "x").exists()
 
 
 def write_site_samples(described: Fleet) -> None:

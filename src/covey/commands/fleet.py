@@ -5,8 +5,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,6 +72,7 @@ def up(
     """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
     from covey.fleet.folder import Rules
     from covey.fleet.launch import QUICK, Loopback, loopback_fleet
+    from covey.fleet.rehearsal import rehearse
 
     flags = {
         "clients": clients,
@@ -88,12 +90,13 @@ def up(
     if again is None:
         settings = overlay({"clients": _SITES, "cohort": _FEW}, given)
         chosen = Config.of(settings)
+        federation = rehearse(chosen)
     else:
         require(out is None, "A run is gone on with in its own folder: leave out --out.")
         chosen = Run.open(again).config
         settings = chosen.as_mapping()
         require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
-    federation = build_federation(chosen)
+        federation = build_federation(chosen)
     with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
         rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
         drills = {"drill": "drill.txt"} if drill else None
@@ -138,6 +141,7 @@ def init(
     from covey.fleet.certificates import SERVER_DAYS
     from covey.fleet.deployment import write_deployment
     from covey.fleet.folder import Fleet, Rules
+    from covey.fleet.rehearsal import rehearse_own
     from covey.fleet.samples import described
 
     require(bool(shape and classes), "Say what samples look like: --shape 24 --classes 4 (or --classes ok,worn).")
@@ -148,11 +152,16 @@ def init(
     }
     described(data, folder)
     flags = {"method": method, "model": model, "rounds": rounds, "cohort": cohort}
-    usual = {"method": "fedavg", "model": "mlp", "rounds": 20, "cohort": len(names)}
-    settings = overlay(usual, settings_of(None, flags, set_))
-    Config.of({**settings, "clients": len(names)})
+    given = settings_of(None, flags, set_)
+    usual: dict[str, Any] = {"method": "fedavg", "model": "mlp", "rounds": 20}
+    if "cohort" not in given:
+        usual["cohort"] = len(names)
+        # Where all sites are invited, FedACS's pool is all of them, too.
+        usual |= {"selector": {"pool": 1.0}} if given.get("method") == "fedacs" else {}
+    settings = overlay(usual, given)
     rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
     fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
+    fleet = replace(fleet, run=_as_values(settings, rehearse_own(fleet)))
     fleet.write([fleet.host, *(host or [])], poll=coerce(poll, float, "--poll"))
     write_deployment(fleet, SERVER_DAYS)
     display.say(f"Written: {folder}. Begin with {folder / 'README.md'}")
@@ -220,12 +229,14 @@ def run_(
 ) -> None:
     """Run a fleet's job, or go on with it from the last finished round, with the settings that it was begun with."""
     from covey.fleet.samples import settings
+    from covey.flower.references import require_live
 
     fleet = _fleet(folder)
     given = overlay(settings(fleet), settings_of(None, {}, set_))
     place = out or fleet.folder / "run"
     begun = place if (place / "config.json").is_file() else None
     chosen = Config.of(given)
+    require_live(chosen.method)
     if begun:
         require_same(Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
     _tell(_played(fleet, chosen, begun, place), json_)
@@ -236,6 +247,18 @@ def use(folder: Path) -> dict[str, Any]:
     from covey.fleet.samples import settings
 
     return settings(_fleet(folder))
+
+
+def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
+    """Settings that were typed as the numbers that they stand for, in the form that they were given in."""
+
+    def value(given: Any, meant: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(meant, Mapping):
+            return {name: value(one, meant.get(name)) for name, one in given.items()}
+        return given if meant is None or isinstance(meant, Mapping) else meant
+
+    meant = resolved.as_mapping()
+    return {key: value(given, meant.get(key)) for key, given in settings.items()}
 
 
 def _fleet(folder: Path) -> "Fleet":

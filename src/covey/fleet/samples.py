@@ -12,6 +12,7 @@ import torch
 
 from covey.data.dataset import Dataset
 from covey.errors import Refusal, require
+from covey.federations import Federation
 from covey.fleet.folder import Fleet
 from covey.registry import coerce
 
@@ -31,7 +32,17 @@ def settings(fleet: Fleet) -> dict[str, Any]:
 
 def load(data_dir: Path | None, /, *, folder: str = "") -> Dataset:
     """The samples of a live fleet, as its server sees them: not at all."""
-    fleet = Fleet.read(folder)
+    return _seen(Fleet.read(folder))
+
+
+def federation_of(fleet: Fleet) -> Federation:
+    """The sites of a fleet with data of its own, as its server sees them."""
+    dataset = _seen(fleet)
+    parts = torch.arange(len(dataset.y)).view(len(fleet.sites), dataset.classes)
+    return Federation(dataset, list(parts), shared=False, names=fleet.sites)
+
+
+def _seen(fleet: Fleet) -> Dataset:
     shape, classes = described(fleet.data, fleet.folder)
     channels = shape[0] if len(shape) > 1 else 1
     blank = torch.zeros(len(classes), *shape)

@@ -26,6 +26,7 @@ from covey.flower.app import Named
 from covey.flower.folder import RunFolder
 from covey.flower.health import Health
 from covey.flower.post import Configure, Post, reported
+from covey.flower.references import require_live
 from covey.flower.roster import Roster
 from covey.layout import Layout
 from covey.manymodel import manymodels
@@ -103,12 +104,8 @@ class Strategy(FlowerStrategy):
         self._done = 0
         self.evaluate = evaluate
         self.config = self._configured(1)
+        require_live(self.config.method)
         recipe = methods[self.config.method].part if self.config.method in methods.names() else None
-        require(
-            recipe is None or recipe.reshape is None,
-            f"The method '{self.config.method}' rearranges clients' data, which only a simulation can: "
-            f"covey run --runtime flower --method {self.config.method}.",
-        )
         self._resident = bool(recipe and recipe.resident)
         self.layout = Layout.of(self._module)
         self.history: list[dict[str, Any]] = []
