@@ -37,7 +37,7 @@ from covey.experiment import Experiment
 from covey.federations import build_federation
 from covey.fleet import Fleet, Rules
 from covey.fleet.certificates import write_node_keys
-from covey.fleet.drill import HUGE
+from covey.fleet.drill import HUGE, Drill
 from covey.fleet.folder import write_toml
 from covey.fleet.launch import Loopback, loopback_fleet
 from covey.fleet.link import Link
@@ -278,6 +278,36 @@ def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill
     page = covey.report.report([run.folder]).read_text()
     for said in ("its model holds NaN", "the sensor is unplugged", "larger than", "rested"):
         assert said in page
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5:nan:2", r"'5:nan:2' is for a site that is not there: the sites are 0 to 4\."),
+        ("1:nan:9", r"'1:nan:9' is for a round that will not be played: the rounds are 1 to 4\."),
+        ("1:nan:0", "is for a round that will not be played"),
+        ("1:tea:2", "A drill is SITE:KIND:ROUND"),
+        ("1:nan:soon", "A drill is SITE:KIND:ROUND"),
+    ],
+)
+def test_a_drill_that_cannot_take_place_is_refused(text, said):
+    with pytest.raises(Refusal, match=said):
+        Drill.of(text, clients=5, rounds=range(1, 5))
+
+
+def test_drills_of_the_guide_take_place_and_others_are_named_with_the_reason(tmp_path):
+    words = documented("fleet up --clients 5 --cohort")
+    drills = [Drill.of(words[place + 1], 5, range(1, 5)) for place, word in enumerate(words) if word == "--drill"]
+    chosen = {words[place].removeprefix("--"): int(words[place + 1]) for place in (2, 4, 6)}
+    run = covey.run({**SETTINGS, **chosen}, out=tmp_path / "run")
+    assert [drill.missed(run.metrics) for drill in drills] == [None, None]
+    rows = [{"round": 1, "clients": [0], "dropped": [], "away": [1], "resting": [2]}]
+    told = {client: Drill(client, "nan", 1).missed(rows) for client in range(4)}
+    assert told[0] is None
+    assert told[1] == "The drill nan of site 1 in round 1 did not take place: the site was away."
+    assert told[2] is not None and told[2].endswith("the site was resting.")
+    assert told[3] is not None and told[3].endswith("the site was not invited.")
+    assert str(Drill(0, "nan", 2).missed(rows)).endswith("the run ended before.")
 
 
 @dataclass

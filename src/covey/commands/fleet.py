@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +70,7 @@ def up(
     json_: JsonFlag = False,
 ) -> None:
     """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
+    from covey.fleet.drill import Drill
     from covey.fleet.folder import Rules
     from covey.fleet.launch import QUICK, Loopback, loopback_fleet
     from covey.fleet.rehearsal import rehearse
@@ -97,12 +98,15 @@ def up(
         settings = chosen.as_mapping()
         require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
         federation = build_federation(chosen)
+    done = len(Run.open(again).metrics) if again else 0
+    drills = [Drill.of(text, federation.clients, range(done + 1, chosen.rounds + 1)) for text in drill or []]
     with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
         rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
-        drills = {"drill": "drill.txt"} if drill else None
-        fleet = loopback_fleet(Path(place) / "fleet", federation, settings, rules=rules, node=drills)
-        for text in drill or []:
-            _drill(fleet, text)
+        node = {"drill": "drill.txt"} if drills else None
+        fleet = loopback_fleet(Path(place) / "fleet", federation, settings, rules=rules, node=node)
+        for one in drills:
+            with (fleet.site(fleet.sites[one.client]) / "data" / "drill.txt").open("a", encoding="utf-8") as file:
+                file.write(one.line)
         result: Run | None = None
         try:
             _say(json_, f"Starting a SuperLink at {fleet.address} and {len(fleet.sites)} SuperNodes, over TLS.")
@@ -112,7 +116,8 @@ def up(
             logs = _keep_logs(fleet, result.folder if result else Path(place).parent / f"{Path(place).name}-logs")
         _say(json_, f"Taken down again. Logs: {logs}")
     assert result is not None
-    _tell(result, json_)
+    rows = result.metrics[done:]
+    _tell(result, json_, [said for one in drills if (said := one.missed(rows)) is not None])
 
 
 @app.command()
@@ -289,32 +294,21 @@ def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None
         return run(chosen, out=out or default_folder(chosen), on_round=on_round)
 
 
-def _tell(result: Run, json_: bool) -> None:
+def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
+    """What a run came to; `missed` are drills that did not take place."""
     faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
     if json_:
         lost = [{"round": number, **fault} for number, fault in faults]
-        print_json({**display.run_summary(result), "faults": lost})
+        print_json({**display.run_summary(result), "faults": lost, "missed_drills": list(missed)})
     else:
         display.run_result(result)
         for number, fault in faults[:20]:
             display.say(f"Round {number}: the answer of client {fault['client']} was lost: {fault['reason']}.")
+        for said in missed:
+            display.say(said)
     if not result.finished:
         print(f"covey: Stopped after round {len(result.metrics)}; what is done is in {result.folder}.", file=sys.stderr)
         raise typer.Exit(130)
-
-
-def _drill(fleet: "Fleet", text: str) -> None:
-    from covey.fleet.drill import KINDS
-
-    site, _, rest = text.partition(":")
-    kind, _, when = rest.partition(":")
-    require(
-        site.isdigit() and int(site) < len(fleet.sites) and kind in KINDS,
-        f"A drill is SITE:KIND:ROUND, such as 2:nan:1, with a kind of {', '.join(KINDS)}; not '{text}'.",
-    )
-    path = fleet.site(fleet.sites[int(site)]) / "data" / "drill.txt"
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{kind} {when or '*'}\n")
 
 
 def _keep_logs(fleet: "Fleet", place: Path) -> Path:

@@ -13,6 +13,8 @@ happens in which round (`nan 2`) or in every one (`sleep *`). A site without tha
 import os
 import signal
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from covey.errors import require
 from covey.flower.wire import REPLY, as_array, order_instructions
 
 KINDS = ("nan", "shape", "huge", "negative", "nothing", "garbage", "sleep", "error", "crash")
@@ -28,6 +31,52 @@ HUGE = 100_000_000
 """Bytes of the array that is enclosed."""
 
 _ARRAYS = f"{REPLY}.arrays"
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What is rehearsed: which client misbehaves, how, and in which round (None: in every one)."""
+
+    client: int
+    kind: str
+    round: int | None
+
+    @classmethod
+    def of(cls, text: str, clients: int, rounds: range) -> "Drill":
+        """`SITE:KIND:ROUND`, for a fleet with so many clients and a run with these rounds to come."""
+        site, kind, when = [*text.split(":"), "", ""][:3]
+        every = when in ("", "*")
+        require(
+            text.count(":") <= 2 and site.isdecimal() and kind in KINDS and (every or when.isdecimal()),
+            f"A drill is SITE:KIND:ROUND, such as 2:nan:1, with a kind of {', '.join(KINDS)}; not '{text}'.",
+        )
+        require(
+            int(site) < clients,
+            f"The drill '{text}' is for a site that is not there: the sites are 0 to {clients - 1}.",
+        )
+        require(
+            every or int(when) in rounds,
+            f"The drill '{text}' is for a round that will not be played: the rounds are {rounds.start} to "
+            f"{rounds.stop - 1}.",
+        )
+        return cls(int(site), kind, None if every else int(when))
+
+    @property
+    def line(self) -> str:
+        """What the site's file says of it."""
+        return f"{self.kind} {'*' if self.round is None else self.round}\n"
+
+    def missed(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """Why it did not take place in the rounds of these records; None where it did."""
+        due = [row for row in rows if self.round in (None, row["round"])]
+        if any(self.client in (*row["clients"], *(fault["client"] for fault in row["dropped"])) for row in due):
+            return None
+        why = "the run ended before"
+        if due:
+            why = next((name for name in ("away", "resting") if self.client in due[0][name]), "not invited")
+            why = f"the site was {why}"
+        when = "in any round" if self.round is None else f"in round {self.round}"
+        return f"The drill {self.kind} of site {self.client} {when} did not take place: {why}."
 
 
 def drilled(message: Message, context: Context, answer: Message) -> Message:
