@@ -504,7 +504,7 @@ def test_an_order_that_the_superlink_gave_up_is_an_answer_that_did_not_come(say,
 
 def test_the_server_waits_for_clients_and_says_how_many_came():
     strategy = Strategy("fedavg", model=net(), clients=4, cohort=2, patience=0.1)
-    with pytest.raises(Refusal, match="4 clients are expected, and 3 were there"):
+    with pytest.raises(Refusal, match=r"after 0\.1 seconds 3 have said who they are \(nodes connected: 3\)"):
         strategy.start(InProcessGrid(an_app(), 3), ArrayRecord(net().state_dict()))
 
 
@@ -525,8 +525,41 @@ def test_clients_are_known_by_their_names_whatever_the_order_of_nodes():
 
 def test_a_name_that_is_absent_is_named():
     strategy = Strategy("fedavg", model=net(), names=["harbour", "mill"], cohort=2, patience=0.1)
-    with pytest.raises(Refusal, match=r"Not there after 0.1 seconds: mill\."):
+    with pytest.raises(Refusal, match=r"Not there after 0.1 seconds: mill \(nodes connected: 1\)\."):
         strategy.start(named(["harbour"]), ArrayRecord(net().state_dict()))
+
+
+class Late(InProcessGrid):
+    """A grid on which some nodes say who they are only when they are asked for the sixth time."""
+
+    def __init__(self, *args, late: tuple[int, ...]) -> None:
+        super().__init__(*args)
+        self.late, self.questions = late, 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        sent = list(messages)
+        late = [message for message in sent if message.metadata.dst_node_id in self.late]
+        self.questions += bool(late)
+        return super().send_and_receive([one for one in sent if self.questions > 5 or one not in late])
+
+
+def test_nodes_that_start_slowly_are_asked_until_patience_is_over():
+    grid = Late(an_app(), 4, late=(1000, 1001, 1002, 1003))
+    roster = Roster(4, patience=20.0)
+    roster.wait(grid, 0.1)
+    assert roster.available().tolist() == [0, 1, 2, 3]
+
+
+def test_a_node_that_does_not_say_who_it_is_is_asked_again_less_and_less_often():
+    grid = Late(an_app(), 3, late=(1002,))
+    roster = Roster(3, ["0", "1", "2"], patience=0.0)
+    asked = []
+    for look in range(1, 22):
+        before = grid.questions
+        roster.refresh(grid, 1.0)
+        asked += [look] * (grid.questions - before)
+    assert asked == [1, 2, 4, 7, 12, 21]
+    assert roster.available().tolist() == [0, 1, 2]
 
 
 def test_a_node_that_comes_back_under_another_number_is_the_same_client():

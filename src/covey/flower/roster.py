@@ -5,8 +5,7 @@ their names in order, partitions by themselves; a node that comes back under ano
 """
 
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -14,12 +13,10 @@ from flwr.serverapp import Grid
 
 from covey.environments import IntArray
 from covey.errors import Refusal
+from covey.flower.health import Health
 from covey.flower.wire import WHO
 
 IDENTITY = "covey.identity"
-
-_ATTEMPTS = 3
-"""How often a node is asked who it is."""
 
 
 class Roster:
@@ -40,18 +37,20 @@ class Roster:
         self._said: dict[int, str] = {}
         """Node → what it calls itself."""
         self._numbered: dict[str, int] = {}
-        self._asked: Counter[int] = Counter()
+        self._looks = 0
+        self._silent = Health()
+        """Nodes that do not say who they are; each question costs time, so they are asked less and less often."""
 
     def wait(self, grid: Grid, timeout: float) -> None:
         """Wait until every client is there, and number them; refuse after `patience` seconds."""
         end = time.monotonic() + self.patience
         while True:
-            self._ask(grid, timeout)
+            self._ask(grid, min(timeout, max(end - time.monotonic(), 1.0)))
             seen = set(self._said.values())
             if (self.names and seen >= set(self.names)) or (not self.names and len(seen) >= self.clients):
                 break
             if time.monotonic() > end:
-                raise Refusal(self._absent(seen))
+                raise Refusal(self._absent(seen, len(list(grid.get_node_ids()))))
             time.sleep(0.2)
         if not self.names:
             self.names = sorted(seen, key=_in_order)[: self.clients]
@@ -59,7 +58,10 @@ class Roster:
 
     def refresh(self, grid: Grid, timeout: float) -> None:
         """Look who is there now: nodes come and go."""
-        self._ask(grid, timeout)
+        self._looks += 1
+        resting = self._silent.resting(self._looks)
+        asked = self._ask(grid, min(timeout, max(self.patience, 1.0)), resting)
+        self._silent.note(self._looks, asked, [node for node in asked if node not in self._said])
         self._assign(set(grid.get_node_ids()))
 
     def available(self) -> IntArray:
@@ -79,20 +81,19 @@ class Roster:
             self._numbered = {name: client for client, name in enumerate(self.names)}
         return self._numbered
 
-    def _ask(self, grid: Grid, timeout: float) -> None:
-        """Ask nodes that have not said who they are."""
+    def _ask(self, grid: Grid, limit: float, resting: Collection[int] = ()) -> list[int]:
+        """Ask nodes that have not said who they are, but for those that rest; returns whom it asked."""
         if self.registered:
             self._said = {int(node.node_id): str(node.name) for node in grid.get_nodes()}
-            return
-        unknown = [node for node in grid.get_node_ids() if node not in self._said and self._asked[node] < _ATTEMPTS]
+            return []
+        unknown = [node for node in grid.get_node_ids() if node not in self._said and node not in resting]
         if not unknown:
-            return
-        self._asked.update(unknown)
-        limit = min(timeout, max(self.patience, 1.0))
+            return []
         asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit) for node in unknown]
         for answer in grid.send_and_receive(asked, timeout=limit):
             if answer.has_content() and IDENTITY in answer.content.config_records:
                 self._said[answer.metadata.src_node_id] = str(answer.content.config_records[IDENTITY]["name"])
+        return unknown
 
     def _assign(self, present: set[int]) -> None:
         numbers = self._numbers
@@ -100,13 +101,14 @@ class Roster:
         reached = [(numbers[name], node) for node, name in self._said.items() if node in present and name in numbers]
         self._nodes = dict(reached)
 
-    def _absent(self, seen: set[str]) -> str:
+    def _absent(self, seen: set[str], connected: int) -> str:
+        after, there = f"after {self.patience:g} seconds", f"(nodes connected: {connected})"
         if self.names:
             absent = [name for name in self.names if name not in seen]
-            return f"Not there after {self.patience:g} seconds: {', '.join(absent[:10])}{' …' * (len(absent) > 10)}."
+            return f"Not there {after}: {', '.join(absent[:10])}{' …' * (len(absent) > 10)} {there}."
         return (
-            f"{self.clients} clients are expected, and {len(seen)} were there after {self.patience:g} seconds: start "
-            "more nodes, or expect fewer."
+            f"{self.clients} clients are expected, and {after} {len(seen)} have said who they are {there}: start more "
+            "nodes, expect fewer, or wait longer (patience)."
         )
 
 
