@@ -751,6 +751,17 @@ def test_a_run_that_is_gone_on_with_keeps_its_settings_or_says_that_they_differ(
     assert covey_command("fleet", "run", fleet.folder, "--out", fleet.folder / "another").code == 0
 
 
+def test_sites_are_called_by_their_names(own_data, covey_command):
+    fleet = own_data()
+    (fleet.site("mill") / "data" / "train.npz").write_bytes(b"gone")
+    answer = covey_command("fleet", "run", fleet.folder)
+    assert answer.code == 0, answer.err
+    assert "Round 2: the answer of mill was lost: it answered with an error" in answer.out
+    page = covey.report.report([fleet.folder / "run"]).read_text()
+    assert page.count("<td>mill</td>") == 2
+    assert [fault["client"] for row in read_metrics(fleet.folder / "run") for fault in row["dropped"]] == [1, 1]
+
+
 def test_a_run_on_a_new_fleet_keeps_its_settings_too(covey_command, tmp_path):
     run = covey.run({**SETTINGS, "rounds": 1}, out=tmp_path / "run")
     for flags, said in (

@@ -53,6 +53,7 @@ from covey.manymodel.mocha import LocalSubproblem
 from covey.messages import Order, checked
 from covey.methods import methods
 from covey.models import build_model
+from covey.names import read_names
 from covey.predictor import PredictorProbe, PrivatePredictorProbe
 from covey.probes import Losses, Probe, Utility
 from covey.records import Records, read_metrics
@@ -919,6 +920,7 @@ def test_a_strategys_folder_says_who_failed_and_can_be_reported(tmp_path):
     assert all(0 <= row["accuracy"] <= 1 for row in rows)
     page = covey.report.report([tmp_path / "run"]).read_text()
     assert "the disk is full" in page
+    assert read_names(tmp_path / "run") == {0: "0", 1: "1", 2: "2"}
     again = Strategy("fedavg", model=net(), clients=3, cohort=3, folder=tmp_path / "run")
     again.start(grid, ArrayRecord(net().state_dict()), num_rounds=4)
     assert [row["round"] for row in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]

@@ -23,6 +23,7 @@ from covey.config import Config, overlay, require_same
 from covey.errors import Refusal, require
 from covey.experiment import Run, default_folder, resume, run
 from covey.federations import build_federation
+from covey.names import read_names, write_names
 from covey.registry import coerce
 
 if TYPE_CHECKING:
@@ -288,10 +289,16 @@ def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None
     """A run on a live fleet, with its progress."""
     fleet = _fleet(fleet.folder)
     done = len(Run.open(begun).metrics) if begun else 0
-    with display.run_progress(chosen.method, chosen.rounds, done) as on_round:
+    place = begun or out or default_folder(chosen)
+    with display.run_progress(chosen.method, chosen.rounds, done) as progress:
+
+        def on_round(record: dict[str, Any]) -> None:
+            write_names(place, fleet.sites)
+            progress(record)
+
         if begun is not None:
             return resume(begun, on_round=on_round)
-        return run(chosen, out=out or default_folder(chosen), on_round=on_round)
+        return run(chosen, out=place, on_round=on_round)
 
 
 def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
@@ -302,8 +309,10 @@ def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
         print_json({**display.run_summary(result), "faults": lost, "missed_drills": list(missed)})
     else:
         display.run_result(result)
+        names = read_names(result.folder)
         for number, fault in faults[:20]:
-            display.say(f"Round {number}: the answer of client {fault['client']} was lost: {fault['reason']}.")
+            who = names.get(fault["client"], f"client {fault['client']}")
+            display.say(f"Round {number}: the answer of {who} was lost: {fault['reason']}.")
         for said in missed:
             display.say(said)
     if not result.finished:

@@ -32,6 +32,7 @@ from covey.layout import Layout
 from covey.manymodel import manymodels
 from covey.messages import Order, Replies, checked
 from covey.methods import OneModel, methods
+from covey.names import write_names
 from covey.randomness import generator
 from covey.records import has_checkpoint
 from covey.roles import Method, Setting
@@ -169,6 +170,7 @@ class Strategy(FlowerStrategy):
         if self._place is None:
             return initial
         self._folder = RunFolder(self._place, config, self.layout)
+        write_names(self._place, self._post.roster.names)
         if self._folder.state is None:
             return initial
         self._ready().load_state_dict(self._folder.state)

@@ -12,6 +12,7 @@ from covey.config import Config
 from covey.display import count, difference, interval, percent, run_summary, size
 from covey.experiment import expand
 from covey.federations import GIVEN, NATURAL
+from covey.names import read_names
 from covey.report.figures import keys_of
 from covey.report.gathering import Group, Line, Study, federation_of, runs_of, settings, spell
 from covey.report.page import Markup, escape, folded, swatch, table
@@ -90,20 +91,30 @@ def runs_table(study: Study) -> Markup:
     return found if len(rows) <= _OPEN_UP_TO else folded(f"All {len(rows)} runs", found)
 
 
+_Who = tuple[int, str]
+"""A client's number, and its name or else the number again."""
+
+
+def _who(client: int, names: Mapping[int, str]) -> _Who:
+    return client, names.get(client, str(client))
+
+
 def dropped_table(study: Study) -> Markup | None:
     """Why replies were dropped, and whose."""
-    reasons: dict[tuple[str, str], list[int]] = {}
+    reasons: dict[tuple[str, str], list[_Who]] = {}
     for line in study.lines:
         for run in line.runs:
+            names = read_names(run.folder)
             for row in run.metrics:
                 for fault in row["dropped"]:
-                    reasons.setdefault((line.label, fault["reason"]), []).append(int(fault["client"]))
+                    who = _who(int(fault["client"]), names)
+                    reasons.setdefault((line.label, fault["reason"]), []).append(who)
     if not reasons:
         return None
     rows = []
     for (label, reason), clients in sorted(reasons.items(), key=lambda item: -len(item[1])):
         different = sorted(set(clients))
-        whose = ", ".join(map(str, different[:12])) + (
+        whose = ", ".join(name for _, name in different[:12]) + (
             f" and {len(different) - 12} more" if len(different) > 12 else ""
         )
         rows.append([label, f"{len(clients):,}", reason, whose])
@@ -112,22 +123,24 @@ def dropped_table(study: Study) -> Markup | None:
 
 def absence_table(study: Study) -> Markup | None:
     """Of runs on a live fleet: whose answers were lost, who was away, and who was rested, and in which rounds."""
-    found: dict[tuple[str, int], dict[str, list[int]]] = {}
+    found: dict[tuple[str, _Who], dict[str, list[int]]] = {}
     for line in study.lines:
         for run in line.runs:
+            names = read_names(run.folder)
             for row in run.metrics:
                 if "away" not in row:
                     continue
                 lost = [int(fault["client"]) for fault in row["dropped"]]
                 for kind, clients in (("lost", lost), ("away", row["away"]), ("rested", row["resting"])):
                     for client in clients:
-                        kinds = found.setdefault((line.label, client), {"lost": [], "away": [], "rested": []})
+                        key = (line.label, _who(client, names))
+                        kinds = found.setdefault(key, {"lost": [], "away": [], "rested": []})
                         kinds[kind].append(int(row["round"]))
     if not found:
         return None
     rows = [
-        [label, str(client), *(_in_rounds(rounds) for rounds in kinds.values())]
-        for (label, client), kinds in sorted(found.items(), key=lambda item: (item[0][0], item[0][1]))
+        [label, name, *(_in_rounds(rounds) for rounds in kinds.values())]
+        for (label, (_, name)), kinds in sorted(found.items(), key=lambda item: item[0])
     ]
     return table(["method", "client", "answer lost", "away", "rested"], rows, "Faults by client, with their rounds")
 
