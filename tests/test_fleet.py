@@ -751,6 +751,28 @@ def test_a_run_that_is_gone_on_with_keeps_its_settings_or_says_that_they_differ(
     assert covey_command("fleet", "run", fleet.folder, "--out", fleet.folder / "another").code == 0
 
 
+def test_resume_takes_the_fleet_that_a_run_needs(own_data, covey_command, monkeypatch, tmp_path):
+    fleet = own_data()
+    with pytest.raises(KeyboardInterrupt):
+        covey.run(run_settings(fleet), out=tmp_path / "run", on_round=AfterRound({1: interrupt}))
+    monkeypatch.delenv(FLEET)
+    assert "Say which fleet: --fleet FOLDER" in covey_command("resume", tmp_path / "run").err
+    answer = covey_command("resume", tmp_path / "run", "--fleet", fleet.folder)
+    assert answer.code == 0, answer.err
+    assert covey.Run.open(tmp_path / "run").finished
+    other = covey.run({**SETTINGS, "rounds": 1}, out=tmp_path / "other")
+    assert "not one of a fleet" in covey_command("resume", other.folder, "--fleet", fleet.folder).err
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_help_says_how_many_sites_are_invited(covey_command):
+    said = " ".join(covey_command("fleet", "up", "--help").out.replace("│", " ").split())
+    assert "by default 0.4 (covey run invites 0.1)" in said
+
+
 def test_sites_are_called_by_their_names(own_data, covey_command):
     fleet = own_data()
     (fleet.site("mill") / "data" / "train.npz").write_bytes(b"gone")

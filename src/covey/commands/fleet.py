@@ -50,7 +50,12 @@ def up(
     ] = None,
     method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
     rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
-    cohort: Annotated[str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share.")] = None,
+    cohort: Annotated[
+        str | None,
+        typer.Option(
+            "--cohort", metavar="N", help=f"Sites a round: count or share; by default {_FEW} (covey run invites 0.1)."
+        ),
+    ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is dealt to the sites.")] = None,
     environment: Annotated[str | None, typer.Option("--environment", help="Who holds what.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
@@ -136,7 +141,9 @@ def init(
     method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
     rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
-    cohort: Annotated[str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share.")] = None,
+    cohort: Annotated[
+        str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share; by default all.")
+    ] = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
     ] = None,
@@ -253,6 +260,13 @@ def use(folder: Path) -> dict[str, Any]:
     from covey.fleet.samples import settings
 
     return settings(_fleet(folder))
+
+
+def go_on(folder: Path, begun: Path, json_: bool) -> None:
+    """Go on with a run on a live fleet, for `covey resume --fleet`."""
+    chosen = Run.open(begun).config
+    require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
+    _tell(_played(_fleet(folder), chosen, begun, None), json_)
 
 
 def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from covey.commands.flags import (
     print_json,
     settings,
 )
+from covey.commands.fleet import go_on as go_on_live
+from covey.commands.fleet import use
 from covey.commands.ondemand import go_on
 from covey.comparison import Comparison, is_comparison, resume_comparison
 from covey.errors import Refusal
@@ -190,9 +192,12 @@ def compare(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a comparison.")],
     workers: WorkersFlag = None,
+    fleet: Annotated[Path | None, typer.Option("--fleet", help="Folder of the live fleet that it runs on.")] = None,
     json_: JsonFlag = False,
 ) -> None:
     """Go on with a run or a comparison that was stopped, from its last finished round."""
+    if fleet is not None:
+        use(fleet)
     if is_ondemand(folder):
         go_on(folder, json_)
         return
@@ -200,6 +205,9 @@ def resume(
         with display.comparison_progress() as (on_run, on_round):
             comparison = resume_comparison(folder, on_run=on_run, on_round=on_round)
         _tell_comparison(comparison, json_)
+        return
+    if fleet is not None:
+        go_on_live(fleet, folder, json_)
         return
     before = Run.open(folder)
     count = None if workers is None else covey.Config.of(workers=workers).workers
