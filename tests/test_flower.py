@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import json
+import logging
 import os
 import re
 import shutil
@@ -580,6 +581,14 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client():
 # The strategy
 
 
+@pytest.fixture
+def flower_log(caplog):
+    """What is said on Flower's log, which hands nothing on."""
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    yield caplog
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+
+
 def a_local_experiment(method: str, rounds: int, **settings) -> Experiment:
     """The federation of the tests' clients, played on the local runtime."""
     clients = settings.pop("clients", 3)
@@ -687,18 +696,31 @@ def test_a_loader_of_batches_is_as_good_as_tensors():
         assert torch.equal(samples.y, y)
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+def test_a_run_goes_on_from_its_checkpoint(tmp_path, flower_log):
+    scored: list[int] = []
+
+    def score(round: int, arrays: ArrayRecord) -> MetricRecord:
+        scored.append(round)
+        return MetricRecord({"round": round})
+
     def started(rounds: int, folder: Path | None):
         strategy = Strategy("power-of-choice", model=net(), clients=5, cohort=2, local={"epochs": 1}, folder=folder)
-        return strategy, strategy.start(InProcessGrid(an_app(), 5), ArrayRecord(net().state_dict()), num_rounds=rounds)
+        grid, begin = InProcessGrid(an_app(), 5), ArrayRecord(net().state_dict())
+        scored.clear()
+        return strategy, strategy.start(grid, begin, num_rounds=rounds, evaluate_fn=score)
 
     started(2, tmp_path)
     resumed, result = started(4, tmp_path)
+    assert scored == [2, 3, 4] == list(result.evaluate_metrics_serverapp)
+    assert [3, 4] == list(result.train_metrics_clientapp) == list(result.evaluate_metrics_clientapp)
     whole, wanted = started(4, None)
     assert [entry["round"] for entry in resumed.history] == [3, 4]
     assert [entry["invited"] for entry in resumed.history] == [entry["invited"] for entry in whole.history[2:]]
     for name, value in wanted.arrays.to_torch_state_dict().items():
         assert torch.equal(result.arrays.to_torch_state_dict()[name], value)
+    started(1, tmp_path)
+    assert "Nothing is left to do (rounds asked for: 1, done: 4)." in flower_log.text
+    assert covey.Run.open(tmp_path).config.rounds == 4
 
 
 @pytest.mark.parametrize("method", ["local-only", "mocha"])

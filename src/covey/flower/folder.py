@@ -41,6 +41,7 @@ class RunFolder:
         if (folder / "config.json").is_file():
             self._require_same(Config.of(about), tensors)
         self.done, self.state = read_checkpoint(folder)
+        about["rounds"] = max(config.rounds, self.done)
         write_json(folder / "config.json", {"format": FORMAT, "config": about, "tensors": tensors})
         if not (folder / "environment.json").exists():
             write_json(folder / "environment.json", describe_machine())

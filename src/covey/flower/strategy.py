@@ -154,12 +154,18 @@ class Strategy(FlowerStrategy):
         self._health = Health(self._strikes or 1 << 30)
         self.method = self._made(config, setting, state)
         arrays = self._resumed(initial_arrays, config)
-        rounds = num_rounds - self._done
+        done, rounds = self._done, num_rounds - self._done
+        if rounds <= 0:
+            _log.info("Nothing is left to do (rounds asked for: %d, done: %d).", num_rounds, done)
+        score = evaluate_fn and (lambda number, model: evaluate_fn(number + done, model))
         try:
-            result = super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
+            result = super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, score)
         finally:
             if self._folder is not None:
                 self._folder.close()
+        # Flower counts the rounds of this call.
+        for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, kind, {number + done: record for number, record in getattr(result, kind).items()})
         if not result.arrays:
             result.arrays = arrays
         return result
