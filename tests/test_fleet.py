@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -502,6 +503,13 @@ def documented(command: str) -> list[str]:
     lines = (ROOT / "docs/fleet.md").read_text().replace("\\\n", " ").splitlines()
     (found,) = (line for line in lines if line.startswith(f"covey {command}"))
     return shlex.split(found)[1:]
+
+
+def test_the_guide_installs_what_an_operators_commands_need():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = (ROOT / "docs/fleet.md").read_text()
+    found = {name for names in re.findall(r"covey\[([a-z,]+)\]", text) for name in names.split(",")}
+    assert found == {"flower", "report"} <= set(extras)
 
 
 @pytest.mark.parametrize("method", [name for name in methods.names() if methods[name].part.reshape is None])

@@ -43,7 +43,7 @@ from covey.flower import InProcessGrid, Strategy, client_app
 from covey.flower.health import Health
 from covey.flower.inprocess import travelled
 from covey.flower.job import app as simulated_app
-from covey.flower.post import Post
+from covey.flower.post import Post, _reason
 from covey.flower.roster import Roster
 from covey.flower.simulation import simulation
 from covey.flower.wire import CARRIED, ORDER, REPLY, describe, digest, rebuild, unpack_order
@@ -252,7 +252,7 @@ def test_a_node_of_the_simulation_that_fails_costs_one_reply(engine):
     odd = np.flatnonzero(experiment.federation.sizes % 2)
     assert 0 < len(odd) < 20
     assert [fault.client for fault in replies.faults] == odd.tolist()
-    assert all("the sensor is unplugged" in fault.reason for fault in replies.faults)
+    assert {fault.reason for fault in replies.faults} == {"it answered with an error: the sensor is unplugged"}
     assert replies.clients.tolist() == np.flatnonzero(experiment.federation.sizes % 2 == 0).tolist()
     assert again.clients.tolist() == list(range(20))
 
@@ -445,6 +445,23 @@ def test_what_only_a_simulation_carries_is_not_taken_from_real_clients():
     assert not (replies.states == 7).any()
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("<class 'builtins.OSError'>:<'the disk is full'>", "OSError: the disk is full"),
+        (
+            "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::run()\n  File \"x.py\"\n"
+            "Exception ClientAppException occurred. Message: the disk isn't there'>",
+            "the disk isn't there",
+        ),
+        ("OSError: the disk is full", "OSError: the disk is full"),
+        (None, "no reason given"),
+    ],
+)
+def test_what_flower_wraps_around_an_error_is_no_part_of_the_reason(said, reason):
+    assert _reason(said) == reason
+
+
 class Silent(InProcessGrid):
     """A grid on which one node does not answer orders."""
 
@@ -583,10 +600,9 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client():
 
 @pytest.fixture
 def flower_log(caplog):
-    """What is said on Flower's log, which hands nothing on."""
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    yield caplog
-    logging.getLogger("flwr").removeHandler(caplog.handler)
+    """What is said on Flower's log, also while a simulation of another test is open."""
+    caplog.set_level(logging.INFO, logger="flwr")
+    return caplog
 
 
 def a_local_experiment(method: str, rounds: int, **settings) -> Experiment:
@@ -635,6 +651,12 @@ def test_the_strategy_is_the_local_run_to_the_bit(method):
             assert digest(row) in arrays
     else:
         assert torch.equal(strategy.method.models(), experiment.method.models())
+
+
+def test_nodes_that_are_left_out_are_named_once(flower_log):
+    strategy = Strategy("fedavg", model=net(), clients=2, cohort=2)
+    strategy.start(InProcessGrid(an_app(), 4), ArrayRecord(net().state_dict()), num_rounds=2)
+    assert flower_log.text.count("Left out, as 2 clients are expected: 2, 3") == 1
 
 
 @pytest.mark.parametrize("method", REFERENCES)
@@ -893,6 +915,12 @@ def test_a_fleet_of_sites_with_folders_of_their_own(monkeypatch, tmp_path, capsy
     said = capsys.readouterr().out
     assert "round 5: harbour, mill, quarry answered; lost: nothing" in said
     assert float(said.split("accuracy at the sites: ")[1]) > 0.8
+
+
+def test_what_the_example_of_a_fleet_writes_is_ignored():
+    example = ROOT / "examples/flower-fleet"
+    written = tomllib.loads((example / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["output"]
+    assert {"sites/", f"{written}/"} <= set((example / ".gitignore").read_text().split())
 
 
 # Clients that fail, and the run folder of a strategy

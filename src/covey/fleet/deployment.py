@@ -29,7 +29,8 @@ exec covey fleet node .
 _README = """\
 # Fleet {title}
 
-Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]'`, of the same version.
+Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]'`, of the same version
+(the server `'covey[flower,report]'`, for `covey report`).
 
 ## Once
 

@@ -4,6 +4,7 @@ A client that answers with an error, with garbage or not at all costs its own re
 """
 
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,7 +214,7 @@ class Post:
             there = self.roster.node_of(client) is not None and code != ErrorCode.NODE_UNAVAILABLE
             return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
         if answer.has_error():
-            return Fault(client, f"it answered with an error: {_short(answer.error.reason)}")
+            return Fault(client, f"it answered with an error: {_reason(answer.error.reason)}")
         if _lacks(answer):
             return Fault(client, "it no longer has what it should hold of earlier rounds")
         try:
@@ -298,6 +299,21 @@ def _lacks(answer: Message) -> bool:
 _EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 """A SuperLink's codes for an order and for an answer whose time is over. Flower's own grid has the first of them for an
 answer that was never uploaded in full, too; that one did not come either."""
+
+
+_WRAPPED = re.compile(r"<class '(?:[^']*\.)?([^'.]+)'>:<'(.*)'>", re.DOTALL)
+"""How Flower reports an exception; that of a simulated node holds the whole trace in place of a message."""
+
+_FROM_APP = "Exception ClientAppException occurred. Message: "
+
+
+def _reason(text: str | None) -> str:
+    """Why a client answered with an error, without Flower's wrapping."""
+    wrapped = _WRAPPED.fullmatch((text or "").strip())
+    if wrapped is None:
+        return _short(text)
+    kind, said = wrapped[1], wrapped[2].strip()
+    return _short(said).removeprefix(_FROM_APP) if "\n" in said else _short(f"{kind}: {said}")
 
 
 def _short(text: str | None) -> str:

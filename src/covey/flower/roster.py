@@ -76,6 +76,11 @@ class Roster:
         return None if name is None else self._numbers.get(name)
 
     @property
+    def strangers(self) -> set[str]:
+        """Names of nodes that are none of the clients."""
+        return set(self._said.values()) - self._numbers.keys()
+
+    @property
     def _numbers(self) -> dict[str, int]:
         if len(self._numbered) != len(self.names):
             self._numbered = {name: client for client, name in enumerate(self.names)}

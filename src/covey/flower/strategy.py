@@ -151,6 +151,7 @@ class Strategy(FlowerStrategy):
             resumed=self._place is not None and has_checkpoint(Path(self._place)),
         )
         self.history = []
+        self._strangers: set[str] = set()
         self._health = Health(self._strikes or 1 << 30)
         self.method = self._made(config, setting, state)
         arrays = self._resumed(initial_arrays, config)
@@ -210,6 +211,7 @@ class Strategy(FlowerStrategy):
         self._grid = grid
         post.settings = dict(config)
         post.roster.refresh(grid, post.timeout)
+        self._tell_strangers(post.roster.strangers)
         there = post.roster.available()
         resting = self._health.resting(server_round) & set(there.tolist())
         # Where nobody else is there, those who are rested are better than none.
@@ -322,6 +324,13 @@ class Strategy(FlowerStrategy):
             name = self._post.roster.names[fault.client]
             entry["faults"].append({"client": name, "reason": fault.reason})
             _log.warning("Client %s: %s", name, fault.reason)
+
+    def _tell_strangers(self, found: set[str]) -> None:
+        """Say once who is there and left out."""
+        if new := sorted(found - self._strangers):
+            expected = "whom names= lists" if self._names else f"{self.config.clients} clients"
+            _log.warning("Left out, as %s are expected: %s", expected, ", ".join(new))
+        self._strangers |= found
 
     def _classes(self) -> int:
         return self.layout.head[0].shape[0]
