@@ -787,6 +787,8 @@ def test_sites_are_called_by_their_names(own_data, covey_command):
     answer = covey_command("fleet", "run", fleet.folder)
     assert answer.code == 0, answer.err
     assert "Round 2: the answer of mill was lost: it answered with an error" in answer.out
+    told = covey_command("fleet", "run", fleet.folder, "--json").json
+    assert [fault["name"] for fault in told["faults"]] == ["mill", "mill"]
     page = covey.report.report([fleet.folder / "run"]).read_text()
     assert page.count("<td>mill</td>") == 2
     assert [fault["client"] for row in read_metrics(fleet.folder / "run") for fault in row["dropped"]] == [1, 1]
@@ -967,6 +969,7 @@ def test_a_fleet_is_never_written_over_and_says_what_it_lacks(covey_command, tmp
     assert "not empty" in covey_command("fleet", "init", tmp_path, *given).err
     assert "samples look like" in covey_command("fleet", "init", tmp_path / "x", "--sites", "a").err
     assert "cannot be a site's name" in covey_command("fleet", "init", tmp_path / "x", "--sites", "a/b", *given[2:]).err
+    assert "A fleet needs sites" in covey_command("fleet", "init", tmp_path / "x", "--sites", ",", *given[2:]).err
     assert "no fleet.toml" in covey_command("fleet", "status", tmp_path).err
     assert covey_command("fleet", "init", tmp_path / "x", *given, "--address", f"127.0.0.1:{free_port()}").code == 0
     assert "cannot be reached" in covey_command("fleet", "status", tmp_path / "x").err

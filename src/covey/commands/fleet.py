@@ -317,13 +317,13 @@ def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None
 
 def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
     """What a run came to; `missed` are drills that did not take place."""
+    names = read_names(result.folder)
     faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
     if json_:
-        lost = [{"round": number, **fault} for number, fault in faults]
+        lost = [{"round": number, **fault, "name": names.get(fault["client"])} for number, fault in faults]
         print_json({**display.run_summary(result), "faults": lost, "missed_drills": list(missed)})
     else:
         display.run_result(result)
-        names = read_names(result.folder)
         for number, fault in faults[:20]:
             who = names.get(fault["client"], f"client {fault['client']}")
             display.say(f"Round {number}: the answer of {who} was lost: {fault['reason']}.")

@@ -165,8 +165,8 @@ class Fleet:
     def secret(self) -> bytes:
         return (self.server / "secret").read_bytes()
 
-    def write(self, hosts: Collection[str], poll: float = 3.0, node: Mapping[str, Any] | None = None) -> None:
-        """The whole folder: settings, certificates, and a folder for each site. Refuses one that is there already."""
+    def check(self) -> None:
+        """Refuse sites and an address that no folder can be written for."""
         for name in self.sites:
             require(bool(_NAME.fullmatch(name)), f"'{name}' cannot be a site's name: letters, digits, '.', '_', '-'.")
         require(len(set(self.sites)) == len(self.sites), "Two sites have the same name.")
@@ -175,6 +175,10 @@ class Fleet:
             bool(re.fullmatch(r".+:\d{1,5}", self.address)),
             f"The address is of the form host:port, not '{self.address}'.",
         )
+
+    def write(self, hosts: Collection[str], poll: float = 3.0, node: Mapping[str, Any] | None = None) -> None:
+        """The whole folder: settings, certificates, and a folder for each site. Refuses one that is there already."""
+        self.check()
         try:
             require(
                 not self.folder.exists() or not any(self.folder.iterdir()),

@@ -20,6 +20,7 @@ def rehearse(config: Config, federation: Federation | None = None) -> Federation
 
 def rehearse_own(fleet: Fleet) -> Config:
     """The same for a fleet with data of its own, whose folder need not be there yet; returns the configuration."""
+    fleet.check()
     federation = federation_of(fleet)
     config = Config.of({**fleet.run, **describing(federation)})
     rehearse(config, federation)

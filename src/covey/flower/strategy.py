@@ -328,8 +328,8 @@ class Strategy(FlowerStrategy):
     def _tell_strangers(self, found: set[str]) -> None:
         """Say once who is there and left out."""
         if new := sorted(found - self._strangers):
-            expected = "whom names= lists" if self._names else f"{self.config.clients} clients"
-            _log.warning("Left out, as %s are expected: %s", expected, ", ".join(new))
+            why = "names= does not list them" if self._names else f"{self.config.clients} clients are expected"
+            _log.warning("Left out, as %s: %s", why, ", ".join(new))
         self._strangers |= found
 
     def _classes(self) -> int:
