@@ -22,6 +22,7 @@ from covey.analytics import Analysis
 from covey.comparison import Comparison, OnRun
 from covey.experiment import Run
 from covey.loop import OnRound
+from covey.names import read_names
 from covey.waiting import listening
 
 _MOST_SKEWED, _LEAST_SKEWED = 15, 5
@@ -148,16 +149,18 @@ def run_result(run: Run) -> None:
         table.add_row(name, str(value))
     console.print(table, highlight=False)
     say(f"Records: {summary['folder']}")
+    names = read_names(run.folder)
     for faults, what in (
         (summary["dropped"], ("reply was dropped", "replies were dropped")),
         (summary["unmeasured"], ("measurement could not be used", "measurements could not be used")),
     ):
         if faults:
-            clients = sorted({fault["client"] for fault in faults})
+            clients = [names.get(client, str(client)) for client in sorted({fault["client"] for fault in faults})]
             first = faults[0]
+            whose = names.get(first["client"], f"client {first['client']}")
             say(
-                f"{len(faults):,} {what[len(faults) > 1]} (clients {', '.join(map(str, clients))}). "
-                f"The first: round {first['round']}, client {first['client']}: {first['reason']}."
+                f"{len(faults):,} {what[len(faults) > 1]} (clients {', '.join(clients)}). "
+                f"The first: round {first['round']}, {whose}: {first['reason']}."
             )
 
 
