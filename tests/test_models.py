@@ -416,7 +416,7 @@ def test_a_users_model_trains_with_repeatable_dropout():
     ("name", "sentence"),
     [
         ("torch.nn:ReLU", "is not called as name.shape, classes"),
-        ("tests.test_models:LARGE", "is not called as name.shape, classes"),
+        ("tests.test_models:LARGE", "must be a class or a function; it is of the type Dataset"),
         ("tests.test_models:not_a_model", "built a str, not an nn.Module"),
         ("tests.test_models:Convolution2", "has a layer Dropout2d, which draws from torch's global generator"),
         ("tests.test_models:Missing", "cannot be imported"),

@@ -175,7 +175,9 @@ def import_path(path: str, kind: str) -> Any:
         raise Refusal(
             f"The {kind} '{path}' cannot be imported: {error}. Give it as package.module:name, importable from here."
         ) from error
-    require(callable(part), f"The {kind} '{path}' must be a class or a function, not {part!r:.60}.")
+    require(
+        callable(part), f"The {kind} '{path}' must be a class or a function; it is of the type {type(part).__name__}."
+    )
     return part
 
 
