@@ -13,6 +13,7 @@ import torch
 
 import covey
 from covey import Aggregator, Refusal, Run, Selector
+from covey.comparison import resume_comparison
 from covey.config import Choice
 from covey.report import report as write_report
 
@@ -153,6 +154,20 @@ def test_an_algorithm_in_the_current_folder_goes_by_name_and_is_not_needed_to_lo
     refused = command(tmp_path, "resume", "run")
     assert refused.returncode == 2
     assert "The selector 'fair:LeastInvited' cannot be imported" in refused.stderr
+
+
+def test_a_comparison_of_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(Chosen, "answer", [1, 2])
+    covey.selectors.add("chosen")(Chosen)
+    vary = {"model.hidden": [(8,), (8, 4)]}
+    found = covey.compare(["fedavg", "chosen+average"], 2, vary=vary, given=SMALL, out=tmp_path / "all")
+    del covey.selectors._entries["chosen"]
+    later = covey.Comparison.open(tmp_path / "all")
+    assert later.rows == found.rows
+    assert [one.label for one in later.contenders][3] == "chosen+average model.hidden=[8, 4]"
+    assert "chosen+average" in write_report([tmp_path / "all"]).read_text()
+    with pytest.raises(Refusal, match="There is no selector 'chosen'"):
+        resume_comparison(tmp_path / "all")
 
 
 def test_the_readmes_algorithm_runs_as_it_stands_there(tmp_path):

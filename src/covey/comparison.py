@@ -7,7 +7,7 @@ seed before they are averaged.
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
@@ -138,10 +138,15 @@ class Comparison:
         """A comparison that is complete, from its folder."""
         folder = Path(folder)
         plan = read_plan(folder)
-        contenders = contenders_of(plan, plan["given"])
-        places = [place_of(folder, one.label, config.seed) for one in contenders for config in one.configs]
-        require(all(map(_finished, places)), f"{folder} is not complete yet; go on with: covey resume {folder}")
-        return _read(folder, contenders, plan.get("target"), federation)
+        complete = all(_finished(place) for _, _, place in places_of(folder, plan))
+        require(complete, f"{folder} is not complete yet; go on with: covey resume {folder}")
+        runs: dict[str, tuple[Run, ...]] = {}
+        for label, _, place in places_of(folder, plan):
+            runs[label] = (*runs.get(label, ()), Run.open(place, federation))
+        contenders = tuple(
+            Contender(label, method, tuple(one.config for one in runs[label])) for label, method, _ in _lines(plan)
+        )
+        return cls(folder, contenders, runs, plan.get("target"))
 
     @cached_property
     def curves(self) -> dict[str, list[Curve]]:
@@ -276,13 +281,14 @@ def compare(
     for key in ("seed", "method"):
         require(key not in plan["vary"], f"A comparison does not vary {key}; give {key}s instead (--{key}s A,B).")
     plan |= {"fairness": True} if fairness else {}
-    contenders = contenders_of(plan, base)
+    # As it will be read again: a list may have been a tuple.
+    plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}))
+    contenders = contenders_of(plan, plan["given"])
     for contender in contenders:
         _possible(contender.configs[0], federation)
-    plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}))
     folder = Path(out) if out is not None else _default_folder(plan)
     _claim(folder, plan)
-    return _advance(folder, contenders, target, federation, on_run, on_round)
+    return _advance(folder, contenders, federation, on_run, on_round)
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:
@@ -307,33 +313,44 @@ def resume_comparison(
 ) -> Comparison:
     """Go on with a comparison that was stopped."""
     plan = read_plan(folder)
-    return _advance(folder, contenders_of(plan, plan["given"]), plan.get("target"), federation, on_run, on_round)
+    return _advance(folder, contenders_of(plan, plan["given"]), federation, on_run, on_round)
 
 
 def contenders_of(plan: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Contender, ...]:
     """The lines of a comparison: methods times the values of every varied setting."""
     require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
-    keys = list(plan["vary"])
+    given_to = dict(zip(plan["methods"], _given_to(plan["methods"], base), strict=True))
     contenders = []
-    for method, given in zip(plan["methods"], _given_to(plan["methods"], base), strict=True):
-        for values in itertools.product(*(plan["vary"][key] for key in keys)):
-            varied = dict(zip(keys, values, strict=True))
-            label = " ".join([method, *(f"{key}={value}" for key, value in varied.items())])
-            aggregator = recipe_of(method).aggregator
-            agent = plan.get("agents", {}).get(aggregator)
-            own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
-            if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
-                own["aggregator.fairness"] = True
-            configs = tuple(as_config(given, {**own, "seed": seed}) for seed in plan["seeds"])
-            require(
-                configs[0].method == method,
-                f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
-                "beside it; leave either out.",
-            )
-            contenders.append(Contender(label, method, configs))
+    for label, method, varied in _lines(plan):
+        aggregator = recipe_of(method).aggregator
+        agent = plan.get("agents", {}).get(aggregator)
+        own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
+        if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
+            own["aggregator.fairness"] = True
+        configs = tuple(as_config(given_to[method], {**own, "seed": seed}) for seed in plan["seeds"])
+        require(
+            configs[0].method == method,
+            f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
+            "beside it; leave either out.",
+        )
+        contenders.append(Contender(label, method, configs))
     labels = [contender.label for contender in contenders]
     require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
     return tuple(contenders)
+
+
+def _lines(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Label, method and varied settings of every line."""
+    keys = list(plan["vary"])
+    for method in plan["methods"]:
+        for values in itertools.product(*(plan["vary"][key] for key in keys)):
+            varied = dict(zip(keys, values, strict=True))
+            yield " ".join([method, *(f"{key}={value}" for key, value in varied.items())]), method, varied
+
+
+def places_of(folder: Path, plan: Mapping[str, Any]) -> list[tuple[str, int, Path]]:
+    """Label, seed and run folder of all runs of a comparison; nothing of what they are made of is needed for that."""
+    return [(label, seed, place_of(folder, label, seed)) for label, _, _ in _lines(plan) for seed in plan["seeds"]]
 
 
 def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -414,7 +431,6 @@ def _claim(folder: Path, plan: dict[str, Any]) -> None:
 def _advance(
     folder: Path,
     contenders: tuple[Contender, ...],
-    target: float | None,
     given: Federation | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
@@ -443,18 +459,7 @@ def _advance(
                 break
     if not all(_finished(place) for _, _, place in places):
         raise Interrupted(folder)
-    return _read(folder, contenders, target, given)
-
-
-def _read(
-    folder: Path, contenders: tuple[Contender, ...], target: float | None, given: Federation | None
-) -> Comparison:
-    """The comparison in a folder that has all of its runs."""
-    runs = {
-        one.label: tuple(Run.open(place_of(folder, one.label, config.seed), given) for config in one.configs)
-        for one in contenders
-    }
-    return Comparison(folder, contenders, runs, target)
+    return Comparison.open(folder, given)
 
 
 def _finished(place: Path) -> bool:

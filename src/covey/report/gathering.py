@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from covey.comparison import Comparison, Contender, contenders_of, is_comparison, place_of, read_plan
+from covey.comparison import Comparison, Contender, is_comparison, places_of, read_plan
 from covey.config import Config
 from covey.errors import Refusal, require
 from covey.experiment import Run
@@ -148,16 +148,12 @@ def spell(value: Any) -> str:
 
 
 def _runs_of_comparison(folder: Path, notices: list[str]) -> list[Run]:
-    plan = read_plan(folder)
     runs = []
-    for contender in contenders_of(plan, plan["given"]):
-        for config in contender.configs:
-            place = place_of(folder, contender.label, config.seed)
-            if (place / "config.json").is_file():
-                runs.append(Run.open(place))
-            else:
-                missing = f"{contender.label}, seed {config.seed}, was not started"
-                notices.append(f"{missing}; go on with: covey resume {folder}")
+    for label, seed, place in places_of(folder, read_plan(folder)):
+        if (place / "config.json").is_file():
+            runs.append(Run.open(place))
+        else:
+            notices.append(f"{label}, seed {seed}, was not started; go on with: covey resume {folder}")
     return runs
 
 
