@@ -250,3 +250,9 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
     (tmp_path / "compare.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(Refusal, match="newer version"):
         resume_comparison(tmp_path)
+
+
+def test_paths_and_numbers_of_numpy_are_settings_like_others(tmp_path):
+    given = {**SMALL, "data_dir": tmp_path}
+    found = compare("fedavg", 1, vary={"clients": np.array([6, 8])}, given=given, out=tmp_path / "all")
+    assert [one.label for one in found.contenders] == ["fedavg clients=6", "fedavg clients=8"]

@@ -54,6 +54,7 @@ from covey.flower.roster import Roster
 from covey.manymodel.cfl import CFL
 from covey.messages import checked
 from covey.methods import methods
+from covey.names import write_names
 from covey.records import read_checkpoint, read_metrics
 from tests.conftest import SMALL
 
@@ -513,7 +514,10 @@ def test_the_guide_installs_what_an_operators_commands_need():
     assert found == {"flower", "report"} <= set(extras)
 
 
-@pytest.mark.parametrize("method", [name for name in methods.names() if methods[name].part.reshape is None])
+LIVE = [name for name in methods.names() if methods[name].part.reshape is None]
+
+
+@pytest.mark.parametrize("method", [*LIVE, "fedacs+feddrl"])
 def test_the_documented_fleet_can_run_every_method(covey_command, method, tmp_path):
     words = documented("fleet init pumps --sites")
     words[words.index("fedacs")] = method
@@ -766,6 +770,11 @@ def test_resume_takes_the_fleet_that_a_run_needs(own_data, covey_command, monkey
         covey.run(run_settings(fleet), out=tmp_path / "run", on_round=AfterRound({1: interrupt}))
     monkeypatch.delenv(FLEET)
     assert "Say which fleet: --fleet FOLDER" in covey_command("resume", tmp_path / "run").err
+    write_names(tmp_path / "run", ["kiln", "mill", "quarry"])
+    answer = covey_command("resume", tmp_path / "run", "--fleet", fleet.folder)
+    assert answer.code == 2
+    assert "is one of the sites kiln, mill, quarry; those of" in " ".join(answer.err.split())
+    (tmp_path / "run" / "names.json").unlink()
     answer = covey_command("resume", tmp_path / "run", "--fleet", fleet.folder)
     assert answer.code == 0, answer.err
     assert covey.Run.open(tmp_path / "run").finished

@@ -569,6 +569,21 @@ def test_nodes_that_start_slowly_are_asked_until_patience_is_over():
     assert roster.available().tolist() == [0, 1, 2, 3]
 
 
+def test_a_question_is_not_open_for_all_of_the_patience(monkeypatch):
+    """Where one node is silent, others that come later are asked as well."""
+    limits = []
+
+    class Noting(Late):
+        def send_and_receive(self, messages, *, timeout=None):
+            limits.append(timeout)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    roster = Roster(2, patience=60.0)
+    roster.wait(Noting(an_app(), 2, late=(1000, 1001)), 3_600.0)
+    assert limits[:4] == [5, 10, 20, 40]
+    assert all(limit <= 60 for limit in limits)
+
+
 def test_a_node_that_does_not_say_who_it_is_is_asked_again_less_and_less_often():
     grid = Late(an_app(), 3, late=(1002,))
     roster = Roster(3, ["0", "1", "2"], patience=0.0)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,30 @@ class Neither:
     """No part of anything."""
 
 
+class Edited(Selector):
+    """Has options."""
+
+    def __init__(self, *, powers: list[int] = [1], share: float | None = None) -> None:  # noqa: B006 (not written to)
+        self.powers, self.share = powers, share
+
+    def select(self, round, candidates):
+        return candidates[: self.setting.cohort]
+
+
+class Needy(Edited):
+    def __init__(self, *, power: float) -> None:
+        super().__init__()
+
+
+class Positional(Edited):
+    def __init__(self, power) -> None:
+        super().__init__()
+
+
+class Unfinished(Selector):
+    """Selects nobody."""
+
+
 def own(name: str) -> str:
     return f"{__name__}:{name}"
 
@@ -57,6 +82,8 @@ def own(name: str) -> str:
         ([-1], "The selector Chosen chose client -1, which"),
         ([0.0, 1.0], "The selector Chosen must return an array of client numbers, not list [0.0, 1.0]."),
         ([[0, 1]], "The selector Chosen must return an array of client numbers, not list [[0, 1]]."),
+        ([[0], [1, 2]], "The selector Chosen must return an array of client numbers, not list [[0], [1, 2]]."),
+        (np.array([2**63 + 5], dtype=np.uint64), "The selector Chosen chose client 9223372036854775813, which"),
         (None, "The selector Chosen must return an array of client numbers, not None."),
     ],
 )
@@ -98,10 +125,10 @@ def test_an_aggregators_answer_is_a_model(tmp_path, monkeypatch, answer, given):
 
 
 def test_a_model_that_is_not_finite_is_not_taken_and_no_client_is_blamed(tmp_path, monkeypatch):
-    spoilt = [True, True, False, True]
+    beyond = [torch.inf, 1e300, 1.0, torch.nan]
 
     def combine(model):
-        return model + (torch.inf if spoilt.pop(0) else 1.0)
+        return model.double() + beyond.pop(0)
 
     monkeypatch.setattr(Found, "answer", staticmethod(combine))
     with pytest.warns(UserWarning, match="The aggregator Found came to NaN or infinity in round") as told:
@@ -117,6 +144,63 @@ def test_a_model_keeps_its_precision(tmp_path, monkeypatch):
     run = covey.run(SMALL, aggregator=own("Found"), out=tmp_path / "run")
     first, second = run.metrics
     assert first["bytes_down"] == second["bytes_down"]
+
+
+def test_a_round_without_replies_keeps_no_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(Chosen, "answer", [0])
+    monkeypatch.setattr(Found, "answer", staticmethod(lambda model: model * torch.nan))
+
+    def nobody(record):
+        monkeypatch.setattr(Chosen, "answer", [])
+
+    with pytest.warns(UserWarning, match="in round 1: the model stays as it was"):
+        run = covey.run(SMALL, selector=own("Chosen"), aggregator=own("Found"), on_round=nobody, out=tmp_path / "run")
+    assert [row.get("figures") for row in run.metrics] == [{"model_kept": True}, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (own("Needy"), "The selector '.*:Needy' needs the option selector.power"),
+        (own("Positional"), r"cannot be made: missing a required argument: 'power'; options are arguments after a \*"),
+        (own("Unfinished"), "leaves out what every selector has to do"),
+        ("builtins:dict", "cannot be made: no signature found"),
+        ("broken:Part", "cannot be imported: SyntaxError"),
+        ("raising:Part", "cannot be imported: OSError: no such disk"),
+        (".relative:Part", "cannot be imported: TypeError"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_a_sentence(tmp_path, monkeypatch, name, sentence):
+    (tmp_path / "broken.py").write_text("class Part(:")
+    (tmp_path / "raising.py").write_text("raise OSError('no such disk')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Refusal, match=sentence):
+        covey.run(SMALL, selector=name, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_lists_are_options_and_a_run_whose_options_are_gone_can_be_looked_at(tmp_path, monkeypatch):
+    chosen = {"name": own("Edited"), "share": 0.5}
+    run = covey.run(SMALL, selector=chosen, out=tmp_path / "run")
+    assert Run.open(tmp_path / "run").config == run.config
+    assert covey.Config.of(selector={**chosen, "powers": "2,3"}).selector.options["powers"] == [2, 3]
+
+    def renamed(self, *, part: float | None = None) -> None:
+        self.part = part
+
+    monkeypatch.setattr(Edited, "__init__", renamed)
+    assert Run.open(tmp_path / "run").evaluate()["accuracy"] == run.metrics[-1]["accuracy"]
+    with pytest.raises(Refusal, match="has no option 'powers'"):
+        covey.resume(tmp_path / "run")
+
+
+def test_a_method_that_is_gone_is_not_gone_on_with_as_another(tmp_path):
+    covey.methods.add("dealt-anew")(replace(covey.methods["iid"].part, summary="Clients without skew."))
+    run = covey.run(SMALL, method="dealt-anew", out=tmp_path / "run")
+    del covey.methods._entries["dealt-anew"]
+    assert Run.open(tmp_path / "run").evaluate()["accuracy"] == run.metrics[-1]["accuracy"]
+    with pytest.raises(Refusal, match="There is no method 'dealt-anew'"):
+        covey.resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("kind", "role"), [("selector", "Selector"), ("aggregator", "Aggregator")])
@@ -192,7 +276,7 @@ def test_a_run_of_registered_parts_that_are_gone_can_be_looked_at(tmp_path, monk
     assert later.config.method == "choosing"
     assert later.evaluate()["accuracy"] == run.metrics[-1]["accuracy"]
     assert "choosing" in write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
-    with pytest.raises(Refusal, match="There is no selector 'chosen'"):
+    with pytest.raises(Refusal, match="There is no method 'choosing'"):
         covey.resume(tmp_path / "run")
     with pytest.raises(Refusal, match="There is no method 'choosing'"):
         covey.run(SMALL, method="choosing", out=tmp_path / "another")

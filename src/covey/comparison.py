@@ -282,13 +282,18 @@ def compare(
         require(key not in plan["vary"], f"A comparison does not vary {key}; give {key}s instead (--{key}s A,B).")
     plan |= {"fairness": True} if fairness else {}
     # As it will be read again: a list may have been a tuple.
-    plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}))
+    plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
     contenders = contenders_of(plan, plan["given"])
     for contender in contenders:
         _possible(contender.configs[0], federation)
     folder = Path(out) if out is not None else _default_folder(plan)
     _claim(folder, plan)
     return _advance(folder, contenders, federation, on_run, on_round)
+
+
+def _plain(value: Any) -> Any:
+    """A path as text, and a number of NumPy's as one of Python's."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:

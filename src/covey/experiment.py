@@ -23,7 +23,7 @@ from covey.interrupt import finishing_the_round
 from covey.layout import Layout
 from covey.loop import Game, OnRound, one_by_one, play
 from covey.manymodel import manymodels
-from covey.methods import OneModel, methods
+from covey.methods import OneModel, methods, recipe_of
 from covey.mixes import Target, wanted
 from covey.models import build_model
 from covey.noticing import noticing
@@ -62,9 +62,9 @@ class Experiment:
 
         `resumed` says that the method's state will be loaded.
         """
-        recipe = methods[config.method].part if config.method in methods.names() else None
+        recipe = recipe_of(config.method)
         dealt = build_federation(config) if given is None else as_configured(given, config)
-        federation = recipe.reshape(dealt, config.seed) if recipe and recipe.reshape else dealt
+        federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
         dataset = federation.dataset
         require(
             len(dataset.shape) == 3 or not (config.local.crop or config.local.flip),
@@ -92,9 +92,9 @@ class Experiment:
         else:
             assert config.selector is not None
             assert config.aggregator is not None
-            selector = selectors[config.selector.name].part(**config.selector.options)
-            aggregator = aggregators[config.aggregator.name].part(**config.aggregator.options)
-            method = OneModel(setting, model, selector, aggregator, resident=bool(recipe and recipe.resident))
+            selector = selectors.make(config.selector.name, config.selector.options)
+            aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
+            method = OneModel(setting, model, selector, aggregator, resident=recipe.resident)
         # Where clients score models themselves, each scores the one that it uses.
         if (serve := getattr(executor, "serve", None)) is not None:
             serve(method)
@@ -206,6 +206,8 @@ class Run:
         if config.many is None:
             # Nobody is invited any more: whose parts decided that, and where they are, does not matter.
             config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"))
+            if config.method not in methods.names():
+                config = replace(config, method="uniform+average")
             state = {"model": state["model"], "selector": {}, "aggregator": {}}
         experiment = Experiment.of(config, self.given, resumed=True)
         require(

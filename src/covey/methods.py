@@ -55,44 +55,50 @@ class OneModel:
     def absorb(self, round: int, replies: Replies) -> None:
         self.selector.observe(round, replies)
         self.aggregator.observe(round, replies)
+        kept_before, self._kept = self._kept, False
         if len(replies):
-            self.model = self._sound(round, self.aggregator.combine(round, self.model, replies))
+            found = self._sound(self.aggregator.combine(round, self.model, replies))
+            self._kept = not bool(torch.isfinite(found).all())
+            self.model = self.model if self._kept else found
+        if self._kept and not kept_before:
+            name = type(self.aggregator).__name__
+            warnings.warn(
+                f"The aggregator {name} came to NaN or infinity in round {round}: the model stays as it was.",
+                stacklevel=2,
+            )
 
     def _cohort(self, chosen: Any, candidates: IntArray) -> IntArray:
         """What the selector answered, ascending; refused where it is no choice among the candidates."""
         name, most = type(self.selector).__name__, self.setting.cohort
-        numbers = np.asarray(chosen)
+        try:
+            numbers = np.asarray(chosen)
+        except ValueError:
+            numbers = np.zeros((0, 0))
         require(
             numbers.ndim == 1 and (numbers.size == 0 or numbers.dtype.kind in "iu"),
             f"The selector {name} must return an array of client numbers, not {_shown(chosen)}.",
         )
-        clients = np.unique(numbers.astype(np.int64))
-        strangers = np.setdiff1d(clients, candidates)
+        strangers = np.setdiff1d(numbers, candidates)
         if len(strangers):
             raise Refusal(
                 f"The selector {name} chose client {strangers[0]}, which is none of the round's {len(candidates)} "
                 "candidates."
             )
+        clients = np.unique(numbers.astype(np.int64))
         require(len(clients) == len(numbers), f"The selector {name} chose a client more than once: {_shown(chosen)}.")
         require(
             len(clients) <= most, f"The selector {name} chose {len(clients)} clients for a cohort of at most {most}."
         )
         return clients
 
-    def _sound(self, round: int, found: Any) -> Tensor:
-        """What the aggregator came to; where that is not finite, the model that there is."""
+    def _sound(self, found: Any) -> Tensor:
+        """What the aggregator answered, in the model's precision; refused where it is no model."""
         name, shape = type(self.aggregator).__name__, tuple(self.model.shape)
-        require(
-            isinstance(found, Tensor) and tuple(found.shape) == shape,
-            f"The aggregator {name} must return the next model, a tensor of the shape {shape}, not {_shown(found)}.",
-        )
-        kept_before, self._kept = self._kept, not bool(torch.isfinite(found).all())
-        if self._kept and not kept_before:
-            warnings.warn(
-                f"The aggregator {name} came to NaN or infinity in round {round}: the model stays as it was.",
-                stacklevel=2,
+        if not isinstance(found, Tensor) or tuple(found.shape) != shape:
+            raise Refusal(
+                f"The aggregator {name} must return the next model, a tensor of the shape {shape}, not {_shown(found)}."
             )
-        return self.model if self._kept else found.to(self.model.dtype)
+        return found.to(self.model.dtype)
 
     def figures(self) -> dict[str, object]:
         kept = {"model_kept": True} if self._kept else {}

@@ -59,9 +59,13 @@ class Entry(Generic[T]):
             return {}
         annotated = self.part.__init__ if inspect.isclass(self.part) else self.part
         hints = _hints(annotated)
+        try:
+            parameters = inspect.signature(self.part).parameters
+        except ValueError:  # Something built into Python, which does not say.
+            return {}
         return {
             name: Option(name, hints.get(name, Any), parameter.default)
-            for name, parameter in inspect.signature(self.part).parameters.items()
+            for name, parameter in parameters.items()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
 
@@ -117,14 +121,6 @@ class Registry(Generic[T]):
                 raise Refusal(self._unknown(name))
         return self._entries[name]
 
-    def __contains__(self, name: str) -> bool:
-        """Whether there is such a part, and it can be imported."""
-        try:
-            self[name]
-        except Refusal:
-            return False
-        return True
-
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """`given`, checked against the part's options and completed with its defaults."""
         known = self[name].options
@@ -132,10 +128,27 @@ class Registry(Generic[T]):
             if option not in known:
                 raise Refusal(self.unknown_option(name, option))
         where = self.section
+        for option, spec in known.items():
+            needed = spec.default is inspect.Parameter.empty and option not in given
+            require(not needed, f"The {self.kind} '{name}' needs the option {where}.{option}.")
         return {
             option: coerce(given[option], spec.annotation, f"{where}.{option}") if option in given else spec.default
             for option, spec in known.items()
         }
+
+    def make(self, name: str, given: Mapping[str, Any]) -> Any:
+        """The part, made with these options and its defaults."""
+        part: Any = self[name].part
+        options = self.options(name, given)
+        require(not inspect.isabstract(part), f"The {self.kind} '{name}' leaves out what every {self.kind} has to do.")
+        try:
+            inspect.signature(part).bind(**options)
+        except (TypeError, ValueError) as error:
+            raise Refusal(
+                f"The {self.kind} '{name}' cannot be made: {error}; options are arguments after a *, such as "
+                "def __init__(self, *, step: float = 1.0)."
+            ) from error
+        return part(**options)
 
     def unknown_option(self, name: str, option: str) -> str:
         """The sentence that says that a part lacks an option, and which it has."""
@@ -171,9 +184,10 @@ def import_path(path: str, kind: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         part = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
+        said = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise Refusal(
-            f"The {kind} '{path}' cannot be imported: {error}. Give it as package.module:name, importable from here."
+            f"The {kind} '{path}' cannot be imported: {said}. Give it as package.module:name, importable from here."
         ) from error
     require(
         callable(part), f"The {kind} '{path}' must be a class or a function; it is of the type {type(part).__name__}."
@@ -191,11 +205,10 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-    elif origin is tuple:
+    elif origin in (tuple, list):
         items = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        if isinstance(items, (list, tuple)):
-            return tuple(coerce(item, arguments[0], where) for item in items)
-        return (coerce(value, arguments[0], where),)
+        items = items if isinstance(items, (list, tuple)) else [value]
+        return origin(coerce(item, arguments[0], where) for item in items)
     elif annotation is bool:
         if isinstance(value, bool):
             return value
@@ -255,7 +268,7 @@ def _spell(annotation: Any) -> str:
         return " or ".join(_spell(argument) for argument in arguments)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple:
+    if origin in (tuple, list):
         return f"a list of {_spell(arguments[0])}"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))

@@ -84,7 +84,7 @@ def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
         raise Refusal(f"method must be a name, not {name!r}.")
     if name not in methods.names() and "+" in name and selector and aggregator:
         name = f"{selector}+{aggregator}"
-    if stored and name not in methods and selector and aggregator:
+    if stored and name not in methods.names() and selector and aggregator:
         return name, Recipe("A method that is not here.", selector=selector, aggregator=aggregator)
     recipe = recipe_of(name)
     for section, given_name, own in (
@@ -116,9 +116,15 @@ def _choice(registry: Registry[Any], given: Any, default: str | None, stored: bo
     """The part that was chosen, or the default one, with all of its options; None where there is no such part."""
     name, options = chosen(registry.section, given)
     name = name or default
-    if stored and name is not None and name not in registry:
-        return Choice(name, options)
-    return None if name is None else Choice(name, registry.options(name, options))
+    if name is None:
+        return None
+    try:
+        return Choice(name, registry.options(name, options))
+    except Refusal:
+        # It is gone, or has other options by now; whoever goes on with the run is told so.
+        if stored:
+            return Choice(name, options)
+        raise
 
 
 def _cohort(plain: Mapping[str, Any]) -> int:

@@ -23,6 +23,7 @@ from covey.config import Config, overlay, require_same
 from covey.errors import Refusal, require
 from covey.experiment import Run, default_folder, resume, run
 from covey.federations import build_federation
+from covey.methods import recipe_of
 from covey.names import read_names, write_names
 from covey.registry import coerce
 
@@ -170,7 +171,8 @@ def init(
     if "cohort" not in given:
         usual["cohort"] = len(names)
         # Where all sites are invited, FedACS's pool is all of them, too.
-        usual |= {"selector": {"pool": 1.0}} if given.get("method") == "fedacs" else {}
+        selector = recipe_of(given.get("method", usual["method"])).selector
+        usual |= {"selector": {"pool": 1.0}} if selector == "fedacs" else {}
     settings = overlay(usual, given)
     rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
     fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
@@ -266,7 +268,12 @@ def go_on(folder: Path, begun: Path, json_: bool) -> None:
     """Go on with a run on a live fleet, for `covey resume --fleet`."""
     chosen = Run.open(begun).config
     require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
-    _tell(_played(_fleet(folder), chosen, begun, None), json_)
+    fleet, sites = _fleet(folder), list(read_names(begun).values())
+    require(
+        not sites or sites == list(fleet.sites),
+        f"The run in {begun} is one of the sites {', '.join(sites)}; those of {folder} are {', '.join(fleet.sites)}.",
+    )
+    _tell(_played(fleet, chosen, begun, None), json_)
 
 
 def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:

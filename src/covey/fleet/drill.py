@@ -54,6 +54,7 @@ class Drill:
             int(site) < clients,
             f"The drill '{text}' is for a site that is not there: the sites are 0 to {clients - 1}.",
         )
+        require(len(rounds) > 0, f"The drill '{text}' comes too late: all rounds are played.")
         require(
             every or int(when) in rounds,
             f"The drill '{text}' is for a round that will not be played: the rounds are {rounds.start} to "

@@ -18,6 +18,10 @@ from covey.flower.wire import WHO
 
 IDENTITY = "covey.identity"
 
+_FIRST = 5.0
+"""Seconds that the first question is open while clients are waited for, and each further one twice as long: nodes that
+come late are asked soon, and slow ones have the time that they take."""
+
 
 class Roster:
     """Clients and the nodes that they are reached at."""
@@ -43,9 +47,10 @@ class Roster:
 
     def wait(self, grid: Grid, timeout: float) -> None:
         """Wait until every client is there, and number them; refuse after `patience` seconds."""
-        end = time.monotonic() + self.patience
+        end, limit = time.monotonic() + self.patience, _FIRST
         while True:
-            self._ask(grid, min(timeout, max(end - time.monotonic(), 1.0)))
+            self._ask(grid, min(timeout, limit, max(end - time.monotonic(), 1.0)))
+            limit *= 2
             seen = set(self._said.values())
             if (self.names and seen >= set(self.names)) or (not self.names and len(seen) >= self.clients):
                 break

@@ -31,7 +31,7 @@ from covey.flower.roster import Roster
 from covey.layout import Layout
 from covey.manymodel import manymodels
 from covey.messages import Order, Replies, checked
-from covey.methods import OneModel, methods
+from covey.methods import OneModel, recipe_of
 from covey.names import write_names
 from covey.randomness import generator
 from covey.records import has_checkpoint
@@ -106,8 +106,7 @@ class Strategy(FlowerStrategy):
         self.evaluate = evaluate
         self.config = self._configured(1)
         require_live(self.config.method)
-        recipe = methods[self.config.method].part if self.config.method in methods.names() else None
-        self._resident = bool(recipe and recipe.resident)
+        self._resident = recipe_of(self.config.method).resident
         self.layout = Layout.of(self._module)
         self.history: list[dict[str, Any]] = []
         """One entry for each round: who was invited, who answered, what was lost and why."""
@@ -199,8 +198,8 @@ class Strategy(FlowerStrategy):
             return manymodels[config.many.name].part(setting, state, **config.many.options)
         assert config.selector is not None
         assert config.aggregator is not None
-        selector = selectors[config.selector.name].part(**config.selector.options)
-        aggregator = aggregators[config.aggregator.name].part(**config.aggregator.options)
+        selector = selectors.make(config.selector.name, config.selector.options)
+        aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
         return OneModel(setting, state, selector, aggregator, resident=self._resident)
 
     def configure_train(
