@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey import Config, run
+from covey import Config, Experiment, Refusal, run
 from covey.config import Local
 from covey.federations import Federation, build_federation
 from covey.messages import Order
@@ -248,6 +248,15 @@ def test_closing_gives_torch_its_threads_back():
     assert torch.get_num_threads() == 1
     local.close()
     assert torch.get_num_threads() == 2
+
+
+def test_a_run_that_is_refused_gives_them_back_as_well():
+    torch.set_num_threads(2)
+    config = Config.of(method="fedacs", clients=5, cohort=5, workers=1)
+    with pytest.raises(Refusal, match="too few for a cohort of 5") as kept:
+        Experiment.of(config)
+    assert torch.get_num_threads() == 2
+    assert kept.value
 
 
 def test_the_last_of_several_that_is_closed_gives_them_back():

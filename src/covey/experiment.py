@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from covey.aggregation import aggregators
 from covey.config import Choice, Config, nested, overlay
@@ -86,15 +86,11 @@ class Experiment:
             work=config.local,
             resumed=resumed,
         )
-        method: Method
-        if config.many is not None:
-            method = manymodels[config.many.name].part(setting, model, **config.many.options)
-        else:
-            assert config.selector is not None
-            assert config.aggregator is not None
-            selector = selectors.make(config.selector.name, config.selector.options)
-            aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
-            method = OneModel(setting, model, selector, aggregator, resident=recipe.resident)
+        try:
+            method = _made(config, setting, model, resident=recipe.resident)
+        except BaseException:
+            runtime.close()
+            raise
         # Where clients score models themselves, each scores the one that it uses.
         if (serve := getattr(executor, "serve", None)) is not None:
             serve(method)
@@ -106,6 +102,18 @@ class Experiment:
     def known(self) -> bool:
         """Whether it is known here what clients hold; sites of a fleet may have data of their own."""
         return self.federation.known and holdings_known(self.runtime)
+
+
+def _made(config: Config, setting: Setting, model: Tensor, *, resident: bool) -> Method:
+    """The method of a configuration, which may refuse the setting."""
+    if config.many is not None:
+        made: Method = manymodels[config.many.name].part(setting, model, **config.many.options)
+        return made
+    assert config.selector is not None
+    assert config.aggregator is not None
+    selector = selectors.make(config.selector.name, config.selector.options)
+    aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
+    return OneModel(setting, model, selector, aggregator, resident=resident)
 
 
 def holdings_known(runtime: Runtime) -> bool:
