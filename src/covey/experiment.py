@@ -87,7 +87,7 @@ class Experiment:
             resumed=resumed,
         )
         try:
-            method = _made(config, setting, model, resident=recipe.resident)
+            method = method_of(config, setting, model)
         except BaseException:
             runtime.close()
             raise
@@ -104,7 +104,7 @@ class Experiment:
         return self.federation.known and holdings_known(self.runtime)
 
 
-def _made(config: Config, setting: Setting, model: Tensor, *, resident: bool) -> Method:
+def method_of(config: Config, setting: Setting, model: Tensor) -> Method:
     """The method of a configuration, which may refuse the setting."""
     if config.many is not None:
         made: Method = manymodels[config.many.name].part(setting, model, **config.many.options)
@@ -113,7 +113,7 @@ def _made(config: Config, setting: Setting, model: Tensor, *, resident: bool) ->
     assert config.aggregator is not None
     selector = selectors.make(config.selector.name, config.selector.options)
     aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
-    return OneModel(setting, model, selector, aggregator, resident=resident)
+    return OneModel(setting, model, selector, aggregator, resident=recipe_of(config.method).resident)
 
 
 def holdings_known(runtime: Runtime) -> bool:

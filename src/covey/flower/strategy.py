@@ -18,10 +18,10 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor, nn
 
-from covey.aggregation import aggregators
 from covey.config import Config, Local
 from covey.environments import IntArray
 from covey.errors import Refusal, require
+from covey.experiment import method_of
 from covey.flower.app import Named
 from covey.flower.folder import RunFolder
 from covey.flower.health import Health
@@ -29,14 +29,11 @@ from covey.flower.post import Configure, Post, reported
 from covey.flower.references import require_live
 from covey.flower.roster import Roster
 from covey.layout import Layout
-from covey.manymodel import manymodels
 from covey.messages import Order, Replies, checked
-from covey.methods import OneModel, recipe_of
 from covey.names import write_names
 from covey.randomness import generator
 from covey.records import has_checkpoint
 from covey.roles import Method, Setting
-from covey.selection import selectors
 
 _log = logging.getLogger("flwr")
 
@@ -106,7 +103,6 @@ class Strategy(FlowerStrategy):
         self.evaluate = evaluate
         self.config = self._configured(1)
         require_live(self.config.method)
-        self._resident = recipe_of(self.config.method).resident
         self.layout = Layout.of(self._module)
         self.history: list[dict[str, Any]] = []
         """One entry for each round: who was invited, who answered, what was lost and why."""
@@ -152,7 +148,7 @@ class Strategy(FlowerStrategy):
         self.history = []
         self._strangers: set[str] = set()
         self._health = Health(self._strikes or 1 << 30)
-        self.method = self._made(config, setting, state)
+        self.method = method_of(config, setting, state)
         arrays = self._resumed(initial_arrays, config)
         done, rounds = self._done, num_rounds - self._done
         if rounds <= 0:
@@ -192,15 +188,6 @@ class Strategy(FlowerStrategy):
             "they know (their own models or variables), and Flower gives these a new memory when a ServerApp starts "
             "again. Begin another run, or use covey fleet, whose sites keep theirs.",
         )
-
-    def _made(self, config: Config, setting: Setting, state: Tensor) -> Method:
-        if config.many is not None:
-            return manymodels[config.many.name].part(setting, state, **config.many.options)
-        assert config.selector is not None
-        assert config.aggregator is not None
-        selector = selectors.make(config.selector.name, config.selector.options)
-        aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
-        return OneModel(setting, state, selector, aggregator, resident=self._resident)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
