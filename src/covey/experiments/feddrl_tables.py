@@ -33,7 +33,7 @@ from covey.experiments.feddrl_lines import (
     weights,
 )
 from covey.experiments.feddrl_printed import AGGREGATION_SECONDS, DECISION_SECONDS, printed
-from covey.experiments.feddrl_words import fastest_in_words
+from covey.experiments.feddrl_words import fastest_in_words, moved_in_words
 from covey.experiments.pages import Part, Table, bullets, cell, different, joined, spread
 from covey.experiments.statistics import Line
 from covey.experiments.store import Store
@@ -147,7 +147,7 @@ def impact_factors(about: DRLLines) -> list[Part]:
 
 def rule(about: DRLLines) -> list[Part]:
     """What of FedDRL for sets is learned."""
-    scale, rows = about.scale, []
+    scale, rows, said = about.scale, [], []
     there = False
     for split in CLUSTERED:
         name = environment_name(scale.first, split, scale.many)
@@ -159,6 +159,7 @@ def rule(about: DRLLines) -> list[Part]:
             rows.append([SPLITS[split], label, about.best_of(line), *points, about.seeds(line), about.rounds_run(line)])
         differences = [about.above(taught, untaught, figure) for figure in (best, usual)]
         rows.append([SPLITS[split], "what learning adds", "-", *differences, "-", "-", "-", "-"])
+        said += moved_in_words(about, SPLITS[split], "learning in two stages", taught, untaught)
     words = (
         f"{scale.first.title}, {scale.many} clients. The agent of FedDRL for sets begins as a rule: a softmax of what "
         "it remembers of each client's loss relative to the others' (see `feddrl-set`), which learning then changes. "
@@ -169,11 +170,11 @@ def rule(about: DRLLines) -> list[Part]:
     if not there:
         return [words, about.missing("FedDRL for sets without learning", RULE)]
     against = [f"against {other}, {figure}" for other in ("FedAvg", "loss softmax") for figure in ("best", "usual")]
-    return [words, Table(("split", "agent", "best accuracy", *against, "seeds", "rounds"), rows)]
+    return [words, Table(("split", "agent", "best accuracy", *against, "seeds", "rounds"), rows), *bullets(said)]
 
 
 def online(about: DRLLines) -> list[Part]:
-    scale, rows = about.scale, []
+    scale, rows, said = about.scale, [], []
     any_there = False
     for split in CLUSTERED:
         name = environment_name(scale.first, split, scale.many)
@@ -182,16 +183,21 @@ def online(about: DRLLines) -> list[Part]:
             both: dict[str, Line] = {"two stages": about.line(name, method), ONLINE: about.line(name, method, ONLINE)}
             any_there = any_there or bool(both[ONLINE])
             for label, line in both.items():
-                cells = [about.best_of(line), about.above(line, base), about.seeds(line), about.rounds_run(line)]
+                points = [about.above(line, base, figure) for figure in (best, usual)]
+                cells = [about.best_of(line), *points, about.seeds(line), about.rounds_run(line)]
                 rows.append([SPLITS[split], TITLES[method], label, *cells])
+            what = f"learning in the run instead of two stages before it, with {TITLES[method]},"
+            said += moved_in_words(about, SPLITS[split], what, both[ONLINE], both["two stages"])
     words = (
         f"{scale.first.title}, {scale.many} clients: agents as in the tables, and agents that begin untrained and "
-        "learn in the run itself, as the authors' scripts do."
+        "learn in the run itself, as the authors' scripts do. Points by the best accuracy and by the mean over the "
+        "second half of the rounds."
     )
     if not any_there:
         return [words, about.missing("Agents without a first stage", ONLINE)]
-    columns = ("split", "method", "agent", "best accuracy", "points against FedAvg", "seeds", "rounds")
-    return [words, Table(columns, rows)]
+    against = ("against FedAvg, best", "against FedAvg, usual")
+    columns = ("split", "method", "agent", "best accuracy", *against, "seeds", "rounds")
+    return [words, Table(columns, rows), *bullets(said)]
 
 
 def figure_9(about: DRLLines) -> list[Part]:

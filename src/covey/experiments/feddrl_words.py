@@ -102,6 +102,14 @@ def _gain_of_the_paper(
             yield f"{where}: {TITLES[method]} {found} ({gain:+.2f} points){by}."
 
 
+def moved_in_words(about: DRLLines, where: str, what: str, line: Line, base: Line) -> list[str]:
+    """What a way to train the agent does to both figures, as a sentence if both lines have runs."""
+    moved = {name: paired(line, base, figure) for name, figure in _FIGURES.items()} if line and base else {}
+    found = [f"{name} by {about.points(pair)} points ({clearness(pair)})" for name, pair in moved.items() if pair]
+    waiting = about.so_far(line) or about.so_far(base)
+    return [f"{where}: {what} moves {joined(found)}{waiting}."] if found else []
+
+
 def evenness_in_words(about: DRLLines, places: Sequence[tuple[Data, str, int]]) -> list[Part]:
     """How much more or less evenly than FedAvg's the models of other methods serve the clients."""
     said = []
