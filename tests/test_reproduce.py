@@ -540,6 +540,22 @@ def test_without_matplotlib_the_command_says_what_is_missing(tmp_path, monkeypat
     assert "1 of 1 pictures were not drawn; their data are there. Pictures need matplotlib" in said
 
 
+def test_a_line_that_would_hide_another_is_drawn_with_gaps():
+    pytest.importorskip("matplotlib")
+    low = Series("low", [1, 2, 3], [0.0, 0.1, 0.2])
+    high = Series("high", [1, 2, 3], [1.0, 1.1, 1.2])
+    over = Series("over low", [1, 2, 3], [0.001, 0.101, 0.201])
+    crossing = Series("crossing", [1, 2, 3], [0.0, 0.1, 1.2])
+    shorter = Series("shorter", [1, 2], [0.0, 0.1])
+
+    def dashed(*series):
+        return "stroke-dasharray" in drawing.draw(Chart("c", "Title", "round", "accuracy", series))
+
+    assert dashed(low, high, over)
+    assert not dashed(low, high, crossing)
+    assert not dashed(low, high, shorter)
+
+
 def test_pictures_are_small_and_know_their_data(tmp_path):
     pytest.importorskip("matplotlib")
     store = stored(

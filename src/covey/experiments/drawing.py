@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from covey.experiments.pages import Chart, Series
 
 _STROKES = ("solid", "dashed", "dotted")
+_OVER = (0, (3, 3))
+"""The stroke of a line that would hide another: as much gap as line."""
+_HIDDEN = 0.01
+"""A line hides another that is nowhere further away than this share of the chart's height."""
 _DIGEST = re.compile(r"data ([0-9a-f]{16})")
 
 
@@ -51,7 +55,8 @@ def draw(chart: "Chart") -> str:
         figure = figures.Figure(figsize=(7.2, 4.0), layout="constrained")
         axes = figure.add_subplot()
         for place, series in enumerate(chart.series):
-            _add(axes, series, place if series.place is None else series.place, chart.style)
+            over = any(_hides(series, other, _height(chart)) for other in chart.series[:place])
+            _add(axes, series, place if series.place is None else series.place, chart.style, over)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
         axes.set_title(chart.title, fontsize=11, loc="left")
@@ -68,8 +73,21 @@ def draw(chart: "Chart") -> str:
     return re.sub(r"(\d\.\d\d)\d+", r"\1", buffer.getvalue())
 
 
-def _add(axes: Any, series: "Series", place: int, style: str) -> None:
-    colour, stroke = LINES[place % len(LINES)][0], _STROKES[place // len(LINES) % len(_STROKES)]
+def _height(chart: "Chart") -> float:
+    values = [y for series in chart.series for y in series.y]
+    return max(values, default=0.0) - min(values, default=0.0)
+
+
+def _hides(series: "Series", other: "Series", height: float) -> bool:
+    """Whether a line would be drawn over another along all of its way."""
+    if list(series.x) != list(other.x):
+        return False
+    return all(abs(y - below) <= _HIDDEN * height for y, below in zip(series.y, other.y, strict=True))
+
+
+def _add(axes: Any, series: "Series", place: int, style: str, over: bool) -> None:
+    colour = LINES[place % len(LINES)][0]
+    stroke = _OVER if over else _STROKES[place // len(LINES) % len(_STROKES)]
     bounded = [
         (x, y, low, high)
         for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=False)
