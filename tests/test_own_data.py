@@ -39,6 +39,19 @@ def test_parts_may_list_each_clients_samples_and_share_them():
     assert torch.allclose(first.x[0], torch.tensor(X[7], dtype=torch.float32))
 
 
+def test_clients_may_be_named_with_their_samples():
+    federation = covey.federation(X, Y, {"kiel": np.arange(100), "bremen": range(100, 300)}, test=[X[:50], Y[:50]])
+    assert federation.names == ("kiel", "bremen")
+    assert federation.sizes.tolist() == [100, 200]
+    assert len(federation.dataset.test_y) == 50
+
+
+@pytest.mark.parametrize("test", [None, "0.2", (X, Y, SITES), True])
+def test_what_is_neither_a_share_nor_test_samples_is_refused(test):
+    with pytest.raises(Refusal, match=r"a share to hold out, or a pair \(test_x, test_y\), not"):
+        covey.federation(X, Y, SITES, test=test)
+
+
 def test_images_stay_uint8_and_are_normalised_by_their_own_statistics():
     images = RNG.integers(0, 200, size=(60, 3, 8, 8), dtype=np.uint8)
     federation = covey.federation(images, np.arange(60) % 4, np.arange(60) // 20)
@@ -94,7 +107,15 @@ def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
         ((X, Y[:10], SITES), "300 samples but 10 labels"),
         ((X, Y, SITES[:3].tolist()), "client of each of the 300 samples, .*; it says the client of 3 samples"),
         ((X, Y, np.arange(200)), "client of each of the 300 samples, .*; it says the client of 200 samples"),
-        ((X, Y, [["kiel"], ["hamburg"]]), "parts must say .*; it has 2 entries that are neither"),
+        ((X, Y, [["kiel"], ["hamburg"]]), r"must list whole sample numbers; to client 0 it gives \['kiel'\]"),
+        ((X, Y, [[0, 1], [0.5]]), r"must list whole sample numbers; to client 1 it gives \[0.5\]"),
+        ((X, Y, [[[1], [2, 3]]]), "must list whole sample numbers; to client 0"),
+        ((X, Y, {"kiel": [1], "bremen": [300]}), "parts gives client bremen samples outside 0 to 299"),
+        ((X, Y, [*SITES[:299], ["kiel", "bremen"]]), "clients must be one per sample"),
+        ((X, Y, None), "parts must be an array or a list, not None"),
+        ((X, 3, SITES), "y must be an array or a list, not 3"),
+        ((X, [[1], [1, 2]] * 150, SITES), "labels must be one per sample"),
+        (([[1, 2], [3]] * 150, Y, SITES), "samples must be an array"),
         ((X, Y, []), "parts names no client"),
         ((X[:0], Y[:0], SITES[:0]), "own data: there are no samples"),
         ((X[:, 0], Y, SITES), "samples must be an array"),

@@ -170,7 +170,7 @@ def from_arrays(
 
 
 def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
-    array = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
+    array = _array(x, f"{name}: samples must be an array [n, ...], all of one shape.")
     require(array.ndim >= 2, f"{name}: samples must be an array [n, ...], not of shape {list(array.shape)}.")
     require(
         array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer),
@@ -184,6 +184,14 @@ def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
     with np.errstate(over="ignore"):  # What is too large for float32 becomes an infinity, and is refused as one.
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _array(given: Any, sentence: str) -> NDArray[Any]:
+    """As an array; lists of different lengths, which are none, are refused with the sentence."""
+    try:
+        return given.numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except ValueError:
+        raise Refusal(sentence) from None
 
 
 def _groups(
@@ -200,7 +208,7 @@ def _groups(
 
 def _words(given: Any, where: str, what: str, samples: str) -> NDArray[Any]:
     """Labels or clients `[n]`, numbers or words, of which none may be missing."""
-    words = np.asarray(given)
+    words = _array(given, f"{where}: {what}s must be one per sample.")
     require(words.ndim == 1, f"{where}: {what}s must be one per sample, not of shape {list(words.shape)}.")
     if words.dtype.kind in "biu":
         return words
