@@ -77,6 +77,17 @@ def test_compare_sweeps_a_setting(covey_command, tmp_path):
     assert [row["name"] for row in said.json["rows"]] == ["fedavg local.rate=0.1", "fedavg local.rate=0.01"]
 
 
+def test_compare_takes_seeds_and_not_a_seed(covey_command, tmp_path):
+    refused = covey_command("compare", "--methods", "fedavg", *QUICK, "--set", "seed=3", "--out", tmp_path / "cmp")
+    assert refused.code != 0
+    assert "takes seeds (a number, or a list such as 3,7), not one seed" in refused.err
+    shared = tmp_path / "shared.toml"
+    shared.write_text("seed = 3\n")
+    flags = ["compare", "--methods", "fedavg", "--seeds", "7,", *QUICK, "--config", shared, "--out", tmp_path / "cmp"]
+    assert covey_command(*flags).code == 0
+    assert [folder.name for folder in (tmp_path / "cmp" / "fedavg").iterdir()] == ["seed-7"]
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

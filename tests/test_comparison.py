@@ -6,7 +6,9 @@ from scipy import stats
 
 import covey
 from covey import Refusal, compare
-from covey.comparison import Comparison, Contender, Curve, Estimate, Interrupted, resume_comparison
+from covey.comparing import Interrupted, resume_comparison
+from covey.comparison import Comparison, Curve, Estimate
+from covey.contenders import Contender
 from covey.display import difference, verdicts
 from covey.report.tables import reproduced_by
 from tests.conftest import SMALL, without_timings
@@ -188,6 +190,7 @@ def test_the_default_folder_is_the_first_that_holds_no_other_comparison(tmp_path
             {"methods": ["fedavg", "feddrl"], "given": {"aggregator": {"name": "feddrl", "beta": 1}}},
             "The method 'fedavg' has the aggregator 'average'",
         ),
+        ({"seed": 3}, "takes seeds .*, not one seed"),
         ({"vary": {"seed": [1, 2]}}, r"does not vary seed; give seeds instead \(--seeds A,B\)"),
         (
             {"methods": ["feddrl"], "vary": {"aggregator.beta": [0.1, 1.5]}},

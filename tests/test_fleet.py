@@ -235,6 +235,12 @@ def test_a_fleet_has_one_server_at_a_time(fleet, tmp_path):
             covey.run({**SETTINGS, "runtime": "fleet"}, out=tmp_path / "run")
 
 
+def test_references_that_rearrange_data_are_for_simulations(fleet, tmp_path):
+    with pytest.raises(Refusal, match="'iid' rearranges clients' data, which only a simulation can"):
+        covey.run({**SETTINGS, "method": "iid", "runtime": "fleet"}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_server_without_the_secret_gets_no_run(fleet, tmp_path):
     from covey.fleet.app import write_app
 

@@ -14,7 +14,7 @@ import torch
 
 import covey
 from covey import Aggregator, Refusal, Run, Selector
-from covey.comparison import resume_comparison
+from covey.comparing import resume_comparison
 from covey.config import Choice
 from covey.report import report as write_report
 

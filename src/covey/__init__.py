@@ -1,7 +1,8 @@
 """Covey: federated learning for clients whose data differ."""
 
 from covey.analytics import Analysis, analyze
-from covey.comparison import Comparison, compare
+from covey.comparing import compare
+from covey.comparison import Comparison
 from covey.config import Config, Local
 from covey.data import Dataset, datasets
 from covey.environments import Deal, environments

@@ -13,7 +13,7 @@ from covey.commands.fleet import app as fleet_app
 from covey.commands.looking import analyze, describe, list_
 from covey.commands.ondemand import ondemand
 from covey.commands.running import compare, demo, resume, run
-from covey.comparison import Interrupted
+from covey.comparing import Interrupted
 from covey.errors import Refusal
 from covey.experiments.command import reproduce
 

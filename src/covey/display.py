@@ -19,7 +19,8 @@ from rich.progress import (
 from rich.table import Table
 
 from covey.analytics import Analysis
-from covey.comparison import Comparison, OnRun
+from covey.comparing import OnRun
+from covey.comparison import Comparison
 from covey.experiment import Run
 from covey.loop import OnRound
 from covey.names import read_names

@@ -13,7 +13,7 @@ from typing import Any
 from covey.aggregation.by_agent import ByAgent, write_agent
 from covey.aggregation.ddpg import Agent
 from covey.aggregation.replay import Replay
-from covey.comparison import Interrupted
+from covey.comparing import Interrupted
 from covey.config import Config
 from covey.errors import Refusal, require
 from covey.experiment import Experiment, Run, as_config, resume, run, run_together, with_federation

@@ -39,8 +39,10 @@ from covey.commands.flags import (
 from covey.commands.fleet import go_on as go_on_live
 from covey.commands.fleet import use
 from covey.commands.ondemand import go_on
-from covey.comparison import Comparison, is_comparison, resume_comparison
-from covey.errors import Refusal
+from covey.comparing import ONE_SEED, resume_comparison
+from covey.comparison import Comparison
+from covey.contenders import is_comparison
+from covey.errors import Refusal, require
 from covey.experiment import Run
 from covey.report import report as write_report
 from covey.tailoring import is_ondemand
@@ -175,6 +177,8 @@ def compare(
     }
     given = settings(config, flags, set_)
     given.pop("method", None)
+    # A file of settings may be shared with `covey run`; what is said here may not contradict the seeds.
+    require("seed" not in settings(None, {}, set_), ONE_SEED)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     _compare(
         json_,

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from covey import display
-from covey.comparison import OnRun
+from covey.comparing import OnRun
 from covey.errors import Refusal
 from covey.experiments import Paper, Scale, Store, Wanted, machine_settings, paper_called, papers
 from covey.experiments import reproduce as run_paper

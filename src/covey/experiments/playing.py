@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from covey.comparison import OnRun
+from covey.comparing import OnRun
 from covey.config import Config
 from covey.data.dataset import load_dataset
 from covey.errors import Refusal, require

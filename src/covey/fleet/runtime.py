@@ -28,6 +28,7 @@ from covey.fleet.link import FleetGrid, Link
 from covey.fleet.site import about
 from covey.flower.health import Health
 from covey.flower.post import Post
+from covey.flower.references import require_live
 from covey.flower.roster import Roster
 from covey.messages import Order, Replies, checked
 from covey.records import replace_file
@@ -57,6 +58,7 @@ class FleetRuntime:
     """Time is real here, and nothing about devices is simulated."""
 
     def __init__(self, federation: Federation, module: nn.Module, config: Config, fleet: Fleet) -> None:
+        require_live(config.method)
         require(
             federation.clients == len(fleet.sites),
             f"The fleet in {fleet.folder} has {len(fleet.sites)} sites, and the run {federation.clients} clients.",

@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from covey.comparison import Comparison, Contender, is_comparison, places_of, read_plan
+from covey.comparison import Comparison
 from covey.config import Config
+from covey.contenders import Contender, is_comparison, places_of, read_plan
 from covey.errors import Refusal, require
 from covey.experiment import Run
 from covey.methods import methods

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from covey.comparison import is_comparison, read_plan
 from covey.config import Config
+from covey.contenders import is_comparison, read_plan
 from covey.display import count, difference, interval, percent, run_summary, size
 from covey.experiment import expand
 from covey.federations import GIVEN, NATURAL

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.comparison import Interrupted, OnRun
+from covey.comparing import Interrupted, OnRun
 from covey.composition import Pairing, compose, sizes_note
 from covey.config import Config
 from covey.environments import FloatArray
