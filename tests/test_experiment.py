@@ -142,7 +142,7 @@ def test_a_run_that_stands_still_says_so_once_and_goes_on(tmp_path):
     assert result.finished
 
 
-def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_all():
+def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_all(tmp_path):
     gone = [{"client": 1, "reason": "gone"}]
     lost = {"clients": [1], "dropped": gone, "train_loss": None}
     some = {"clients": [1, 2], "dropped": gone, "train_loss": 0.5}
@@ -151,7 +151,7 @@ def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_
     nobody = {"clients": [], "dropped": [], "train_loss": None}
     rounds = [*[lost] * 9, some, *[lost] * 9, kept_back, *[lost] * 9, survey_lost, *[lost] * 5, nobody, *[lost] * 4]
     seen = []
-    told = noticing("The run", seen.append)
+    told = noticing(tmp_path, seen.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for number, record in enumerate(rounds, 1):
@@ -159,6 +159,12 @@ def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_
     assert len(seen) == 40
     with pytest.warns(UserWarning, match="that of round 30. The last one: client 1: gone."):
         told({"round": 41, **lost})
+    (tmp_path / "names.json").write_text('["kiel", "bremen"]')
+    named = noticing(tmp_path, None)
+    for number in range(1, 10):
+        named({"round": number, **lost})
+    with pytest.warns(UserWarning, match="The last one: bremen: gone."):
+        named({"round": 10, **lost})
 
 
 def test_a_round_in_which_every_client_fails_leaves_the_model_as_it_was(tmp_path):

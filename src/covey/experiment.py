@@ -315,7 +315,7 @@ def _game(experiment: Experiment, records: Records, on_round: OnRound | None) ->
         experiment.truth,
         experiment.config.rounds,
         experiment.config.evaluate_every,
-        noticing(f"The run {records.folder.name}", on_round),
+        noticing(records.folder, on_round),
     )
 
 

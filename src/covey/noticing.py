@@ -2,15 +2,17 @@
 
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from covey.loop import OnRound
+from covey.names import read_names
 
 SILENT_ROUNDS = 10
 """Rounds in a row, of those that ask for replies, after which a run says that none was of use."""
 
 
-def noticing(run: str, on_round: OnRound | None) -> OnRound:
+def noticing(folder: Path, on_round: OnRound | None) -> OnRound:
     """Tell once when a run stands still: round after round, every reply is dropped, and the model stays what it was.
 
     Rounds that ask nobody, since nobody can be reached or all are resting, neither count nor end it.
@@ -23,7 +25,7 @@ def noticing(run: str, on_round: OnRound | None) -> OnRound:
             silent = silent + 1 if _nothing_came(record) else 0
             before = record["round"] - 1 if silent == 1 else before
             if silent == SILENT_ROUNDS:
-                warnings.warn(_standstill(run, before, record["dropped"][-1]), stacklevel=2)
+                warnings.warn(_standstill(folder, before, record["dropped"][-1]), stacklevel=2)
         if on_round:
             on_round(record)
 
@@ -40,8 +42,9 @@ def _nothing_came(record: Mapping[str, Any]) -> bool:
     return record["train_loss"] is None and lost.issuperset(record["clients"])
 
 
-def _standstill(run: str, before: int, last: Mapping[str, Any]) -> str:
+def _standstill(folder: Path, before: int, last: Mapping[str, Any]) -> str:
+    who = read_names(folder).get(last["client"], f"client {last['client']}")
     return (
-        f"{run} stands still: {SILENT_ROUNDS} rounds in a row no reply could be used, and the model is that of round "
-        f"{before}. The last one: client {last['client']}: {last['reason']}."
+        f"The run {folder.name} stands still: {SILENT_ROUNDS} rounds in a row no reply could be used, and the model is "
+        f"that of round {before}. The last one: {who}: {last['reason']}."
     )

@@ -50,7 +50,7 @@ class RunFolder:
         """The line of the last finished round."""
         self._write_rows(rows)
         self._records = Records(folder, self.done, float(rows[-1]["clock"]) if rows else 0.0)
-        self._notice = noticing(f"The run {folder.name}", None)
+        self._notice = noticing(folder, None)
 
     def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
         """Refuse a folder of another run; one that is gone on with may have more rounds than it was begun with."""
