@@ -31,6 +31,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import processes  # noqa: E402
+from benchmarks.choosing import names_of  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload, prepare  # noqa: E402
 
 TOLERANCE = 0.1
@@ -308,19 +309,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _chosen(text: str, known: Sequence[str], what: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"there is no {what} '{name}'; known: {', '.join(known)}")
-    return names
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workloads", default="W1,W2,W3", type=lambda text: _chosen(text, [*WORKLOADS], "workload"))
+    parser.add_argument("--workloads", default="W1,W2,W3", type=names_of(WORKLOADS, "workload"))
     standard = ",".join(name for name in CONTENDERS if name != "covey-1")
-    parser.add_argument("--contenders", default=standard, type=lambda text: _chosen(text, [*CONTENDERS], "contender"))
+    parser.add_argument("--contenders", default=standard, type=names_of(CONTENDERS, "contender"))
     parser.add_argument("--seconds", default=30.0, type=float, help="measured seconds per contender and workload")
     parser.add_argument("--passes", default=2, type=int, help="2: there and back; 1: there only")
     parser.add_argument("--out", type=Path, help="JSON file with everything that was measured")

@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.ceiling import bound, measured_ceiling
+from benchmarks.choosing import names_of
 from benchmarks.workloads import WORKLOADS, Workload, dataset_options, network, normalised
 
 ROWS = [
@@ -264,7 +265,7 @@ def table(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rows", default=",".join(ROWS), type=names_of(ROWS, "row"))
     parser.add_argument("--out", type=Path, default=Path("results/gpu.jsonl"))
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--table", type=Path)
@@ -279,7 +280,7 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
         return
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    for name in given.rows.split(","):
+    for name in given.rows:
         if name not in read(given.out):
             command = [
                 sys.executable,

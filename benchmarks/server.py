@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.choosing import names_of
 from covey.aggregation import FedDRL, FedDRLSet, weighted_sum
 from covey.aggregation.by_agent import ByAgent
 from covey.aggregation.impact import Reported
@@ -152,13 +153,13 @@ def measured(make: Callable[[], Callable[[int], object]], repeats: int) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--cases", default=",".join(CASES), type=names_of(CASES, "case"))
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows: dict[str, Any] = {}
-    for name in given.cases.split(","):
+    for name in given.cases:
         about, make = CASES[name]
         rows[name] = {"about": about, **measured(make, given.repeats)}
         row = rows[name]
