@@ -35,11 +35,13 @@ _COLUMNS = 1 << 18
 class FedACS(Selector):
     """FlexSelfSparring: duels between insights find a pool of little-skewed clients, cohorts come from the pool.
 
-    Clients that sent no usable insight in a round are not judged in it; their last record can still be duelled
-    against. A single insight lies on its own mean and says nothing, so it is not used either.
+    Clients that answered without a usable insight in a round are not judged in it; their last record can still be
+    duelled against. A single insight lies on its own mean and says nothing, so it is not used either. A client that was
+    invited and did not answer, where others did, counts as beaten by everyone: nothing would ever be known of one that
+    never answers, and fresh draws for each place in the pool would invite it again and again.
 
-    pool: λ, the share of all clients that the pool holds (Algorithm 2). κ/N always uses the least skewed, 1 is uniform
-        selection. Where fewer clients than that can be reached, all of them are the pool.
+    pool: λ, the share of the clients in reach that the pool holds (Algorithm 2), at least a cohort. κ/N always uses the
+        least skewed, 1 is uniform selection.
     history: h, for how many rounds a client's record stays an opponent (Algorithm 3).
     step: η, what a duel adds to the wins or losses. None is 1/h (1 without history), as in the authors' code: 0.2 for
         the paper's five rounds.
@@ -91,10 +93,10 @@ class FedACS(Selector):
 
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
-        self.places = round(self.pool * setting.clients)
+        places = round(self.pool * setting.clients)
         require(
-            self.places >= setting.cohort,
-            f"selector.pool = {self.pool:g} of {setting.clients} clients is a pool of {self.places}, too few for a "
+            places >= setting.cohort,
+            f"selector.pool = {self.pool:g} of {setting.clients} clients is a pool of {places}, too few for a "
             f"cohort of {setting.cohort}: give at least {setting.cohort / setting.clients:.3g}.",
         )
         self.probe = Insight(rate=setting.work.rate, kind=self.insight)
@@ -104,6 +106,7 @@ class FedACS(Selector):
         self.record_clients: IntArray = np.empty(0, dtype=np.int64)
         self.record_rounds: IntArray = np.empty(0, dtype=np.int64)
         self.record_rewards: FloatArray = np.empty(0)
+        self._cohort: IntArray = np.empty(0, dtype=np.int64)
 
     def probes(self, round: int) -> tuple[Probe, ...]:
         return (self.probe,) if self._learns(round) else ()
@@ -112,26 +115,32 @@ class FedACS(Selector):
         """Algorithm 2: the pool S', then κ clients uniformly from it."""
         pool = self.pool_of(round, candidates)
         rng = generator(self.setting.seed, round, "cohort")
-        return np.asarray(rng.choice(pool, size=min(self.setting.cohort, len(pool)), replace=False))
+        self._cohort = np.asarray(rng.choice(pool, size=min(self.setting.cohort, len(pool)), replace=False))
+        return self._cohort
 
     def pool_of(self, round: int, candidates: IntArray) -> IntArray:
-        """S' of Algorithm 2, λN of the candidates by Thompson sampling; ascending."""
-        if self.places >= len(candidates):
+        """S' of Algorithm 2, the share λ of the candidates by Thompson sampling; ascending."""
+        places = max(self.setting.cohort, int(np.rint(self.pool * len(candidates))))
+        if places >= len(candidates):
             return candidates
         rng = generator(self.setting.seed, round, "pool")
         wins, losses = self.wins[candidates], self.losses[candidates]
         if self.draws == "literal" or (self.draws == "auto" and self.setting.clients <= LITERAL_CLIENTS):
-            return candidates[literal_pool(rng, wins, losses, self.places)]
-        return candidates[quick_pool(rng, wins, losses, self.places)]
+            return candidates[literal_pool(rng, wins, losses, places)]
+        return candidates[quick_pool(rng, wins, losses, places)]
 
     def observe(self, round: int, replies: Replies) -> None:
         """Score this round's clients (eq. 16) and let them duel (Algorithm 3)."""
-        rows = replies.observed(self.probe.name)
-        if not self._learns(round) or len(rows) < 2:
+        if not self._learns(round):
             return
-        index = torch.from_numpy(rows)
-        fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
-        self.duel(round, replies.clients[rows], -self._skewness(fields, replies.samples[index]))
+        rows = replies.observed(self.probe.name)
+        if len(rows) >= 2:
+            index = torch.from_numpy(rows)
+            fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
+            self.duel(round, replies.clients[rows], -self._skewness(fields, replies.samples[index]))
+        answered = np.union1d(replies.clients, replies.withheld)
+        if len(answered):
+            self.losses[np.setdiff1d(self._cohort, answered)] += self.step * len(self.record_clients)
 
     def duel(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
         """Algorithm 3: each of the round's clients against all others of it and the last h rounds' records.
