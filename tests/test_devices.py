@@ -51,6 +51,13 @@ def test_only_a_share_of_the_clients_can_be_reached_and_it_changes_by_round():
     assert len(built(devices={"availability": 0.01}).runtime.available(1)) == 1
 
 
+def test_who_answers_a_question_may_still_drop_out_of_the_training(tmp_path):
+    given = {"clients": 20, "cohort": 5, "rounds": 20, "devices": {"dropout": 0.4}}
+    result = run(SMALL, method="power-of-choice", out=tmp_path / "run", **given)
+    lost = [fault for row in result.metrics for fault in row["dropped"] if fault["client"] in row["clients"]]
+    assert 20 <= len(lost) <= 70  # 40 of 100 on average
+
+
 def test_cohorts_are_chosen_from_those_that_can_be_reached(tmp_path):
     result = run(SMALL, rounds=6, devices={"availability": 0.5}, out=tmp_path / "run")
     runtime = built(devices={"availability": 0.5}).runtime

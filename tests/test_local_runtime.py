@@ -161,6 +161,34 @@ def test_a_worker_that_dies_costs_one_reply_and_is_replaced():
     assert after.clients.tolist() == list(range(8))
 
 
+def test_a_worker_that_dies_between_rounds_costs_nothing():
+    parts = federation(environment={"name": "uniform", "samples": 10})
+    local = runtime(parts, 2)
+    try:
+        before = local.execute(an_order(local, list(range(8))))
+        process, _ = local._pool._workers[0]
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        after = local.execute(an_order(local, list(range(8))))
+    finally:
+        local.close()
+    assert after.faults == ()
+    assert torch.equal(after.states, before.states)
+
+
+def test_a_question_takes_no_room_for_models():
+    local = runtime(federation(), 2)
+    try:
+        asked = local.execute(an_order(local, list(range(8)), probes=(Losses(),), train=False))
+        assert len(local._bench.arena.ends) == 0
+        local.execute(an_order(local, [0, 1]))
+        assert len(local._bench.arena.ends) == 2
+    finally:
+        local.close()
+    assert asked.clients.tolist() == list(range(8))
+    assert asked.states.shape == (8, 0)
+
+
 class Raises(Probe):
     name = "raises"
 

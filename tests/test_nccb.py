@@ -184,6 +184,23 @@ def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
     assert "regret" not in begun(SINGLE).figures()
 
 
+def test_the_estimator_is_the_same_whenever_its_state_is_asked_for():
+    # Training waits until somebody needs it, and what rewards are shares of may have grown by then.
+    rewards = np.linspace(1, 12, 12)
+    kept, waiting = (begun(random_contexts(12), cohort=2, clusters=4, threshold=3) for _ in range(2))
+    for t in range(1, 15):
+        cohorts = []
+        for selector in (kept, waiting):
+            cohort = np.sort(selector.select(t, np.arange(12)))
+            selector.observe(t, trained(cohort, t * rewards[cohort]))
+            cohorts.append(cohort.tolist())
+        kept.state_dict()
+        assert cohorts[0] == cohorts[1], t
+    states = [selector.state_dict() for selector in (kept, waiting)]
+    for name in ("parameters", "diagonal"):
+        assert np.array_equal(states[0][name], states[1][name])
+
+
 def test_a_round_without_rewards_is_survived():
     selector = begun(SINGLE)
     before = selector.function.parameters.copy()

@@ -68,6 +68,17 @@ def test_a_reward_raises_the_weight_by_its_estimate():
     assert selector.log_weights - before == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_reward_is_divided_by_the_chance_among_those_in_reach():
+    everyone, some = begun(exploration=0.4), begun(exploration=0.4)
+    everyone.select(1, np.arange(10))
+    some.select(1, np.array([2, 5, 7, 9]))
+    for selector in (everyone, some):
+        selector.learn(1, np.array([2, 5]), np.array([0.0, 1.0]))
+    # With all weights 1, each of the four is drawn with 1/4, and each of all ten with 1/10.
+    assert everyone.log_weights[5] == pytest.approx(0.4 / (0.1 * 10))
+    assert some.log_weights[5] == pytest.approx(0.4 / (0.25 * 10))
+
+
 def test_rewards_are_scaled_by_the_least_and_the_greatest_of_the_batch_so_far():
     selector = begun(4)
     selector.learn(1, np.array([0, 1]), np.array([-10.0, 0.0]))

@@ -99,7 +99,9 @@ class OnDevices:
         deadline = self.devices.deadline
         if not deadline and not self.devices.dropout:
             return lost
-        draws = generator(self._seed, order.round, "dropout").random(len(self._sizes))
+        # Apart: who answers a question may still drop out of the training that follows it.
+        purpose = "dropout" if order.train else "dropout of answers"
+        draws = generator(self._seed, order.round, purpose).random(len(self._sizes))
         for client, needed in zip(order.clients.tolist(), seconds.tolist(), strict=True):
             if draws[client] < self.devices.dropout:
                 lost[client] = "it dropped out"

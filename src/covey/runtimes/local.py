@@ -67,11 +67,10 @@ class LocalRuntime:
         return np.arange(self.federation.clients)
 
     def execute(self, order: Order) -> Replies:
-        cohort = len(order.clients)
         size = order.start.shape[-1]
         starts = order.start.reshape(-1, size)
         anchors = starts[:0] if order.anchor is None else order.anchor.reshape(-1, size)
-        bench = self._reserve(starts=len(starts) + len(anchors), ends=cohort)
+        bench = self._reserve(starts=len(starts) + len(anchors), ends=len(order.clients) if order.train else 0)
         bench.arena.starts[: len(starts)] = starts
         bench.arena.starts[len(starts) : len(starts) + len(anchors)] = anchors
         tasks = [
@@ -100,7 +99,8 @@ class LocalRuntime:
                 faults.append(result)
             else:
                 samples, loss, probes, kept, taken = result
-                replies.append(Reply(task.client, bench.arena.ends[task.end], samples, loss, probes, kept))
+                state = bench.arena.ends[task.end] if order.train else starts[:0]
+                replies.append(Reply(task.client, state, samples, loss, probes, kept))
                 for name, value in taken.items():
                     seconds[name] += value
         return replace(gathered(order, replies, tuple(faults), self._learner.layout.size), probe_seconds=seconds)

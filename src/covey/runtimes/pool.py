@@ -40,9 +40,13 @@ class Pool:
         def assign(worker: int) -> None:
             if waiting:
                 number = waiting.pop()
-                connection = self._workers[worker][1]
-                connection.send(tasks[number])
-                busy[connection] = (worker, number)
+                try:
+                    self._workers[worker][1].send(tasks[number])
+                except OSError:
+                    # It died while it had nothing to do, and costs nobody anything.
+                    self._replace(worker)
+                    self._workers[worker][1].send(tasks[number])
+                busy[self._workers[worker][1]] = (worker, number)
 
         for worker in range(len(self._workers)):
             assign(worker)
@@ -53,8 +57,9 @@ class Pool:
                 try:
                     failed, results[number] = ready.recv()
                 except (EOFError, ConnectionResetError):
-                    results[number] = self._replace(worker, tasks[number])
-                    failed = False
+                    failed, task = False, tasks[number]
+                    client = task.client if isinstance(task, FitTask) else -1
+                    results[number] = Fault(client, f"its worker process died (exit code {self._replace(worker)})")
                 if failed:
                     self.close()
                     raise WorkerError(f"A worker process failed:\n{results[number]}")
@@ -76,13 +81,13 @@ class Pool:
         there.close()
         return process, here
 
-    def _replace(self, worker: int, task: Task) -> Fault:
+    def _replace(self, worker: int) -> int | None:
+        """Hire another in the place of a worker that has died; the exit code of that one."""
         process, connection = self._workers[worker]
         connection.close()
         process.join()
         self._workers[worker] = self._hire()
-        client = task.client if isinstance(task, FitTask) else -1
-        return Fault(client, f"its worker process died (exit code {process.exitcode})")
+        return process.exitcode
 
 
 def workers_can_learn() -> bool:

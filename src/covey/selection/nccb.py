@@ -251,6 +251,8 @@ class NCCB(ContextSelector):
         return self.gamma * math.sqrt(parameters * growth + 2 * math.log(1 / self.delta))
 
     def observe(self, round: int, replies: Replies) -> None:
+        # What is due is trained on rewards as shares of the greatest until now, which this round may raise.
+        self._settle()
         self.plays[self._cohort] += 1
         super().observe(round, replies)
 

@@ -69,6 +69,8 @@ class Rexp3(Selector):
             )
             self.batch, self.exploration = tuned(setting.clients, setting.rounds, self.variation)
         self.probe = Insight(rate=setting.work.rate, kind=self.insight)
+        self._reach = 1.0
+        """The chances, with everyone in reach, of those that the last cohort was drawn from."""
         self._restart(0)
 
     def probes(self, round: int) -> tuple[Probe, ...]:
@@ -78,8 +80,9 @@ class Rexp3(Selector):
         self._enter(round)
         rng = generator(self.setting.seed, round, "cohort")
         chances = self.probabilities()[candidates]
+        self._reach = float(chances.sum())
         size = min(self.setting.cohort, len(candidates))
-        return np.asarray(rng.choice(candidates, size=size, replace=False, p=chances / chances.sum()))
+        return np.asarray(rng.choice(candidates, size=size, replace=False, p=chances / self._reach))
 
     def probabilities(self) -> FloatArray:
         """p_i of each client to be drawn first, with everyone in reach: `[clients]`, adding up to 1."""
@@ -103,7 +106,7 @@ class Rexp3(Selector):
         reach = self.greatest - self.least
         # As long as all rewards were equal, each is neither good nor bad.
         scaled = (rewards - self.least) / reach if reach > 0 else np.full(len(rewards), 0.5)
-        estimates = scaled / self.probabilities()[clients]
+        estimates = scaled / (self.probabilities()[clients] / self._reach)
         self.log_weights[clients] += self.exploration * estimates / len(self.log_weights)
 
     def state_dict(self) -> State:
