@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 import covey
 from covey import Config, Refusal, Run, records, resume, run
@@ -76,6 +77,44 @@ def test_a_run_that_has_lost_records_is_not_gone_on_with(tmp_path, kept):
     with pytest.raises(Refusal, match=f"its checkpoint is of round 3, and metrics.jsonl has {kept} of its rounds"):
         resume(result.folder)
     assert (result.folder / "metrics.jsonl").read_text() == "".join(lines[:kept])
+
+
+def test_a_run_whose_last_model_was_not_kept_is_not_finished(tmp_path):
+    whole = run(SMALL, out=tmp_path / "run")
+    last = (tmp_path / "run" / "checkpoint.safetensors").read_bytes()
+    before = run(SMALL, rounds=2, out=tmp_path / "before")
+    kept = (tmp_path / "before" / "checkpoint.safetensors").read_bytes()
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(kept)
+    cut = Run.open(tmp_path / "run")
+    assert cut.recorded
+    assert not cut.finished
+    judged = cut.evaluate()
+    assert (judged["round"], judged["loss"]) == (2, before.metrics[-1]["loss"])
+    cut.export(tmp_path / "model.safetensors")
+    with safe_open(str(tmp_path / "model.safetensors"), framework="pt") as file:
+        assert file.metadata()["round"] == "2"
+    again = resume(tmp_path / "run")
+    assert again.finished
+    assert without_timings(again.metrics) == without_timings(whole.metrics)
+    assert (tmp_path / "run" / "checkpoint.safetensors").read_bytes() == last
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    assert not Run.open(tmp_path / "run").finished
+
+
+def test_a_comparison_goes_on_with_a_run_whose_last_model_was_not_kept(tmp_path):
+    settings = {"given": SMALL, "seeds": 1, "out": tmp_path / "cmp"}
+    before = covey.compare(["fedavg"], **settings).rows
+    checkpoint = tmp_path / "cmp" / "fedavg" / "seed-0" / "checkpoint.safetensors"
+    checkpoint.unlink()
+    assert covey.Comparison.open(tmp_path / "cmp").rows == before, "what is compared is in the lines"
+    assert covey.compare(["fedavg"], **settings).rows == before
+    assert checkpoint.is_file()
+
+
+def test_a_folder_whose_run_was_killed_before_it_had_a_configuration_can_be_used(tmp_path):
+    for name in ("environment.json", "config.json.part"):
+        (tmp_path / name).write_text("{}")
+    assert run(SMALL, rounds=1, out=tmp_path).finished
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_once_there_is_room(tmp_path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from covey.contenders import Contender, finished, lines_of, places_of, read_plan
+from covey.contenders import Contender, lines_of, places_of, read_plan, recorded
 from covey.environments import FloatArray
 from covey.errors import require
 from covey.experiment import Run, data_frame
@@ -103,7 +103,7 @@ class Comparison:
         """A comparison that is complete, from its folder."""
         folder = Path(folder)
         plan = read_plan(folder)
-        complete = all(finished(place) for _, _, place in places_of(folder, plan))
+        complete = all(recorded(place) for _, _, place in places_of(folder, plan))
         require(complete, f"{folder} is not complete yet; go on with: covey resume {folder}")
         runs: dict[str, tuple[Run, ...]] = {}
         for label, _, place in places_of(folder, plan):

@@ -97,7 +97,13 @@ def _file_name(label: str) -> str:
 
 
 def finished(place: Path) -> bool:
+    """Whether a run folder needs no further work."""
     return (place / "config.json").is_file() and Run.open(place).finished
+
+
+def recorded(place: Path) -> bool:
+    """Whether a run folder tells of every round, which is all that a comparison looks at."""
+    return (place / "config.json").is_file() and Run.open(place).recorded
 
 
 def is_comparison(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from covey.methods import OneModel, methods, recipe_of
 from covey.mixes import Target, wanted
 from covey.models import build_model
 from covey.noticing import noticing
-from covey.records import Records, has_checkpoint, read_checkpoint, read_config, read_metrics
+from covey.records import Records, checkpoint_round, has_checkpoint, read_checkpoint, read_config, read_metrics
 from covey.registry import coerce
 from covey.roles import Method, Runtime, Setting
 from covey.runtimes import runtimes
@@ -140,8 +140,14 @@ class Run:
         return read_metrics(self.folder)
 
     @property
-    def finished(self) -> bool:
+    def recorded(self) -> bool:
+        """Whether there is a line of every round."""
         return len(self.metrics) >= self.config.rounds
+
+    @property
+    def finished(self) -> bool:
+        """Whether every round is recorded, and the model after the last one kept."""
+        return self.recorded and checkpoint_round(self.folder) >= self.config.rounds
 
     def frame(self) -> "pandas.DataFrame":
         """The metrics as a pandas data frame."""
@@ -149,7 +155,7 @@ class Run:
 
     def model(self, client: int | None = None) -> nn.Module:
         """The trained model; where every client has its own, that of `client`."""
-        experiment = self._trained()
+        experiment, _ = self._trained()
         module = experiment.module
         layout = Layout.of(module)
         layout.bind(module, experiment.method.models()[self._row(experiment.method, client)].clone())
@@ -161,7 +167,7 @@ class Run:
 
         Where there are many models, every figure is the mean over clients.
         """
-        experiment = self._trained()
+        experiment, done = self._trained()
         names = experiment.federation.dataset.class_names
         shares = experiment.truth.shares if experiment.known else None
         try:
@@ -174,7 +180,7 @@ class Run:
         found = summary(scores, experiment.truth, serves)
         judged = [(mix, *on_mix(scores, serves, mix.mix)) for mix in mixes]
         return {
-            "round": len(self.metrics),
+            "round": done,
             **(found if experiment.known else {**found, "own_accuracy": None}),
             "class_names": list(names),
             "targets": [
@@ -185,7 +191,7 @@ class Run:
 
     def export(self, path: Path, client: int | None = None) -> dict[str, object]:
         """Write the trained model's tensors by name (safetensors); says what was written."""
-        experiment = self._trained()
+        experiment, done = self._trained()
         experiment.runtime.close()
         layout = Layout.of(experiment.module)
         tensors = layout.named(experiment.method.models()[self._row(experiment.method, client)])
@@ -196,7 +202,7 @@ class Run:
             "class_names": json.dumps(dataset.class_names),
             "mean": json.dumps(dataset.mean),
             "deviation": json.dumps(dataset.deviation),
-            "round": str(len(self.metrics)),
+            "round": str(done),
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,8 +211,9 @@ class Run:
             raise Refusal(f"The file {path} cannot be written: {error}.") from error
         return {"file": str(path), "parameters": layout.trainable, "bytes": path.stat().st_size}
 
-    def _trained(self) -> Experiment:
-        _, state = read_checkpoint(self.folder)
+    def _trained(self) -> tuple[Experiment, int]:
+        """The experiment with the model that is kept, and after how many rounds that is."""
+        done, state = read_checkpoint(self.folder)
         if state is None:
             raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
         # What a live fleet trained is looked at here, whether the fleet is there or not.
@@ -223,7 +230,7 @@ class Run:
             f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
         )
         experiment.method.load_state_dict(state)
-        return experiment
+        return experiment, done
 
     def _row(self, method: Method, client: int | None) -> int:
         if len(method.models()) == 1:

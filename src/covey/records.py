@@ -39,6 +39,9 @@ from covey.roles import State
 FORMAT = 1
 """Version of the run folder; a folder with a higher one is refused."""
 
+_BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part")
+"""All that a folder holds whose run was killed before it had a configuration."""
+
 TIMINGS = ("seconds", "probe_seconds")
 """Fields of a record that differ between two runs of the same seed."""
 
@@ -142,7 +145,7 @@ class Records:
         """A new run folder. Refuses one that holds anything already."""
         try:
             require(not folder.exists() or folder.is_dir(), f"The output folder {folder} is a file; choose another.")
-            if folder.exists() and any(folder.iterdir()):
+            if folder.exists() and any(path.name not in _BEFORE_A_RUN for path in folder.iterdir()):
                 raise Refusal(
                     f"The output folder {folder} is not empty. Choose another, or go on with: covey resume {folder}"
                 )
@@ -188,6 +191,8 @@ class Records:
         self.clock = float(str(record["clock"]))
         begin = time.monotonic()
         if now or begin - self._last_checkpoint >= max(self.checkpoint_seconds, self._pause):
+            # The line shall be there wherever the checkpoint is, even if the machine loses its power.
+            os.fsync(self._metrics.fileno())
             write_checkpoint(self.folder, self.rounds_done, state())
             self._last_checkpoint = time.monotonic()
             if self.checkpoint_seconds:
@@ -246,18 +251,32 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / "checkpoint.safetensors").exists()
 
 
+def checkpoint_round(folder: Path) -> int:
+    """Rounds done at the checkpoint; 0 where there is none."""
+    if not has_checkpoint(folder):
+        return 0
+    with _opened(folder) as file:
+        return int(json.loads(file.metadata()["covey"])["round"])
+
+
 def read_checkpoint(folder: Path) -> tuple[int, State | None]:
     """Rounds done and the method's state; (0, None) where no round was finished."""
-    path = folder / "checkpoint.safetensors"
-    if not path.exists():
+    if not has_checkpoint(folder):
         return 0, None
+    with _opened(folder) as file:
+        header = json.loads(file.metadata()["covey"])
+        # Clones, since what the file hands out may live in the mapped file itself.
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return int(header["round"]), _join(header["state"], tensors)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Any]:
+    """The file of a checkpoint; what cannot be read of it is refused."""
+    path = folder / "checkpoint.safetensors"
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = json.loads(file.metadata()["covey"])
-            # Clones, since what the file hands out may live in the mapped file itself.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-        state = _join(header["state"], tensors)
-        return int(header["round"]), state
+            yield file
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise Refusal(f"The checkpoint {path} is damaged and cannot be read ({error}).") from error
 

@@ -161,7 +161,7 @@ def _runs_of_comparison(folder: Path, notices: list[str]) -> list[Run]:
 def _evaluated(run: Run, notices: list[str]) -> bool:
     """Whether there is a score to show; a run that stopped early is mentioned."""
     done, name = len(run.metrics), f"{run.config.method}, seed {run.config.seed}"
-    if not run.finished:
+    if not run.recorded:
         stopped = f"{name}, stopped after round {done} of {run.config.rounds}"
         notices.append(f"{stopped}; go on with: covey resume {run.folder}")
     return any("accuracy" in row for row in run.metrics)
