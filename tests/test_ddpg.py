@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from covey import run
+from covey import Refusal, run
 from covey.aggregation import agents_together, ddpg
 from covey.aggregation.agents_together import Network, catch_up, wait
 from covey.aggregation.ddpg import Agent, priorities_of, targets_of, train, update
@@ -262,6 +262,15 @@ def test_the_side_thread_learns_while_the_agent_acts():
     assert agent.steps == twin.steps == 8
     assert torch.equal(agent.actor.main, twin.actor.main)
     assert not torch.equal(agent.actor.main, before)
+
+
+def test_what_fails_in_the_side_thread_is_not_swallowed():
+    agent = experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40)
+    agent.critic.main.fill_(float("nan"))
+    agent.train_aside(0, 1)
+    agent._aside[0].join()
+    with pytest.raises(Refusal, match="agent"):
+        agent.act(np.linspace(0.1, 1, 12))
 
 
 def test_a_checkpoint_does_not_wait_for_the_side_thread_and_what_is_under_way_is_not_lost(monkeypatch):

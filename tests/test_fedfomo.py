@@ -111,6 +111,18 @@ def test_both_forms_mix_alike_and_differ_where_no_model_is_better():
     assert not torch.equal(method.personal, method.before)
 
 
+@pytest.mark.parametrize(("form", "epsilon"), [("delta", 0.3), ("weighted", 0.0)])
+def test_only_the_papers_form_explores_unless_it_is_asked_for(form, epsilon):
+    experiment = Experiment.of(Config.of({**FOMO, "many": {"form": form, "models": 2}}))
+    method = played(experiment, 1)
+    experiment.runtime.close()
+    assert method.epsilon == epsilon
+    method.preference[:] = np.arange(8.0)
+    offered = [method._offered(2, client)[-2:] for client in range(8)]
+    highest = [tuple(owner for owner in (7, 6, 5) if form == "weighted" or owner != client)[:2] for client in range(8)]
+    assert (offered == highest) == (form == "weighted")
+
+
 def test_models_are_compared_with_the_one_that_the_last_training_began_from():
     experiment = Experiment.of(Config.of(FOMO))
     initial = experiment.method.models()[0].clone()

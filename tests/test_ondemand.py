@@ -205,6 +205,26 @@ def test_the_base_run_gone_on_with_is_the_base_run_gone_on_with(quick, tmp_path)
     assert without_timings(found.continued.metrics) == without_timings(longer.metrics)
 
 
+@pytest.mark.parametrize("aggregator", ["feddrl", "feddrl-set", {"name": "ondemand", "inner": "feddrl"}])
+def test_a_base_run_with_an_agent_does_not_go_on_with_another_cohort(tmp_path, aggregator):
+    base = covey.run(QUICK, selector="uniform", aggregator=aggregator, out=tmp_path / "base")
+    asked = {"estimator": "analytic", "rounds": 1, "cohort": 6}
+    with pytest.raises(Refusal, match="has learned with 4 clients a round, so that the base run cannot go on with 6"):
+        ondemand(base, "td3", continued=True, out=tmp_path / "refused", **asked)
+    assert not (tmp_path / "refused").exists()
+    assert ondemand(base, "td3", out=tmp_path / "job", **asked).tailored[0].run.finished
+
+
+def test_a_predictor_that_never_had_a_whole_batch_says_so(tmp_path):
+    given = {**QUICK, "local": {**QUICK["local"], "batch": 0}, "selector": "uniform", "aggregator": "ondemand"}
+    with pytest.warns(UserWarning, match="In round 1 no client had the 5 mini-batches .*: set a smaller local.batch"):
+        base = covey.run(given, out=tmp_path / "base")
+    job = ondemand(base, "td3", rounds=1, out=tmp_path / "job")
+    [note] = [note for note in job.composed.notes if "the predictor was off" in note]
+    assert "in the base run no client had the 5 mini-batches" in note
+    assert "a longer base run" not in note
+
+
 def test_the_model_file_holds_the_fine_tuned_model(quick, tmp_path):
     one = ondemand(quick, "td3", estimator="analytic", rounds=1, out=tmp_path / "job").tailored[0]
     tensors = load_file(str(one.model))
@@ -376,6 +396,7 @@ def test_a_job_cut_off_before_its_runs_began_goes_on_too(quick, tmp_path):
         ("td1", {"clients": 5}, "The clients is that of the base run"),
         ("td1", {"local.speed": 5}, "There is no setting 'local.speed'"),
         ("td1", {"local.decay": 1e-200, "continued": True}, "the rate would be zero after the 4 rounds"),
+        ("²=1", {}, "There is no class '²'"),
         ("local:99", {}, "clients run from 0 to 15"),
     ],
 )

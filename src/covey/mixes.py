@@ -94,7 +94,7 @@ def class_number(label: str, class_names: Sequence[str]) -> int:
     """The class called `label`, or the one with that number."""
     if label in class_names:
         return list(class_names).index(label)
-    if label.isdigit() and int(label) < len(class_names):
+    if label.isdecimal() and int(label) < len(class_names):
         return int(label)
     close = difflib.get_close_matches(label, class_names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""

@@ -234,7 +234,7 @@ def _coerce_union(value: Any, arguments: tuple[Any, ...], annotation: Any, where
     # int | float means "a count or a fraction": which one is meant is in how it is written.
     elif int in arguments and float in arguments and _number(value) is not None:
         if isinstance(value, str):
-            value = float(value) if not value.strip().lstrip("+-").isdigit() else value
+            value = float(value) if not value.strip().lstrip("+-").isdecimal() else value
         return coerce(value, float if isinstance(value, float) else int, where)
     else:
         for choice in arguments:
@@ -256,7 +256,7 @@ def _number(value: Any) -> float | int | None:
             number = float(value)
         except ValueError:
             return None
-        return _number(int(value) if value.strip().lstrip("+-").isdigit() else number)
+        return _number(int(value) if value.strip().lstrip("+-").isdecimal() else number)
     return None
 
 

@@ -112,10 +112,12 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
         if isinstance(spent := part.figures().get("epsilon_spent"), float):
             notes.append(f"With this survey, the client that was asked most often has spent ε = {spent:.3g}.")
     off = part.figures().get("predictor_error") if isinstance(part, WithPredictor) else None
-    if isinstance(off, float) and off > _POOR:
+    if isinstance(part, WithPredictor) and isinstance(off, float) and off > _POOR:
+        longer = "a longer base run makes it better, and the estimator analytic needs none"
+        better = f"in the base run {part.too_few} The estimator analytic needs none" if part.untrained else longer
         notes.append(
             f"By the clients' own account, the predictor was off by {off:.2f} (n·MAE) when they last took part, so its "
-            "estimates say little; a longer base run makes it better, and the estimator analytic needs none."
+            f"estimates say little; {better}."
         )
     return part.class_estimates(), sent, notes
 

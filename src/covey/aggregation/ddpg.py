@@ -125,6 +125,8 @@ class Agent:
         self.pending: list[int | str] | None = None
         """The key of the training that was put off."""
         self._aside: tuple[threading.Thread, Agent, list[int | str]] | None = None
+        self.failure: Exception | None = None
+        """What a training aside came to that failed."""
 
     def act(self, state: FloatArray) -> FloatArray:
         """π(s), by the networks as they are after all training that was due."""
@@ -155,7 +157,7 @@ class Agent:
             twin = copy.copy(self)
             twin.actor, twin.critic, twin.replay = self.actor.copy(), self.critic.copy(), self.replay.copy()
             twin.pending = list(key)
-            thread = threading.Thread(target=_learn, args=(twin,), name="agent", daemon=True)
+            thread = threading.Thread(target=_learn_aside, args=(twin,), name="agent", daemon=True)
             self._aside = thread, twin, list(key)
             thread.start()
 
@@ -165,6 +167,8 @@ class Agent:
             return
         thread, twin, _ = self._aside
         if not thread.is_alive():
+            if twin.failure is not None:
+                raise twin.failure
             self.actor, self.critic, self.steps = twin.actor, twin.critic, twin.steps
             self._aside = None
 
@@ -217,6 +221,13 @@ def train(agents: Sequence[Agent]) -> None:
     """Algorithm 1, for agents that are alike: as one stack, each on its own experiences."""
     with one_thread():
         _learn(*agents)
+
+
+def _learn_aside(agent: Agent) -> None:
+    try:
+        _learn(agent)
+    except Exception as error:
+        agent.failure = error
 
 
 def _learn(*agents: Agent) -> None:

@@ -105,7 +105,9 @@ class WithPredictor(Aggregator):
             warnings.warn(NOT_THE_PREDICTOR, stacklevel=2)
         weight = setting.layout.head[0]
         require_moderate_size(weight.size, setting.classes, self.hidden)
-        self.predictor = initial_predictor(weight.size, setting.classes, self.hidden, setting.seed)
+        self._initial = initial_predictor(weight.size, setting.classes, self.hidden, setting.seed)
+        self._warned = False
+        self.predictor = self._initial.clone()
         """w_p `[d_p]`"""
         self._known = Estimates.unknown(setting.clients, setting.classes)
         self._gradients = torch.zeros(setting.clients if self.sends == "gradient" else 0, weight.size)
@@ -157,6 +159,9 @@ class WithPredictor(Aggregator):
         if "predictor" in found and found["gradients"].sum() > 0:
             used = found["gradients"].double()
             self.predictor = weighted_sum(found["predictor"], used / used.sum())
+        elif "predictor" in found and not self._warned:
+            self._warned = True
+            warnings.warn(f"In round {round} {self.too_few}", stacklevel=2)
         if self.sends == "gradient":
             self._gradients[torch.from_numpy(clients)] = found["gradient"].float()
             shares = self._known.shares[clients]
@@ -181,6 +186,19 @@ class WithPredictor(Aggregator):
             shares[heard] = predicted(self.predictor, gradients, self.setting.classes, self.hidden).double().numpy()
             shares /= shares.sum(axis=1, keepdims=True)
         return replace(known, shares=shares, seen=known.seen.copy(), sizes=known.sizes.copy())
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the predictor is as it began."""
+        return torch.equal(self.predictor.cpu(), self._initial)
+
+    @property
+    def too_few(self) -> str:
+        """Why the predictor has not learned, where it has not."""
+        return (
+            f"no client had the {self.batch} mini-batches that a step of the predictor takes a gradient of each from, "
+            "so the predictor has learned nothing: set a smaller local.batch, or aggregator.batch."
+        )
 
     def figures(self) -> dict[str, object]:
         told = {} if np.isnan(self.told_errors).all() else {"predictor_error": float(np.nanmean(self.told_errors))}

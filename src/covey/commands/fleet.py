@@ -162,7 +162,7 @@ def init(
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
     data: dict[str, Any] = {
         "shape": list(coerce(shape, tuple[int, ...], "--shape")),
-        "classes": int(classes) if classes.isdigit() else [name.strip() for name in classes.split(",")],
+        "classes": int(classes) if classes.isdecimal() else [name.strip() for name in classes.split(",")],
     }
     described(data, folder)
     flags = {"method": method, "model": model, "rounds": rounds, "cohort": cohort}

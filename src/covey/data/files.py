@@ -216,7 +216,7 @@ def fetch_file(url: str, part: Path, progress: Progress | None = None) -> None:
         continued = answer.status == 206
         arrived = start if continued else 0
         length = answer.headers.get("Content-Length", "")
-        total = arrived + int(length) if length.isdigit() else None
+        total = arrived + int(length) if length.isdecimal() else None
         with part.open("ab" if continued else "wb") as out:
             while chunk := answer.read(_CHUNK):
                 out.write(chunk)

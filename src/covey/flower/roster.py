@@ -130,4 +130,4 @@ def identity(context: Context) -> RecordDict:
 
 
 def _in_order(name: str) -> tuple[int, int, str]:
-    return (0, int(name), "") if name.isdigit() else (1, 0, name)
+    return (0, int(name), "") if name.isdecimal() else (1, 0, name)

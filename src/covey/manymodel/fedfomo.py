@@ -112,7 +112,8 @@ class FedFomo(PersonalModels):
         it is among the highest; where none is better, it keeps what it trained. As weights are normalised, the two
         sums are the same model for the same weights; what differs is which models are weighed, and the way out.
     models: M, how many models a client is sent. 0 leaves it to its own.
-    epsilon: probability that a model is drawn at random, in the second round (the first with models to send).
+    epsilon: probability that a model is drawn at random, in the second round (the first with models to send). None is
+        0.3 for delta, as in the paper, and 0 for weighted.
     decay: by how much ε falls every round, down to 0.
     holdout: one of so many of a client's samples validates models; 5 is the paper's 80/20 split.
     participation: all who can be reached, or a cohort of them.
@@ -125,7 +126,7 @@ class FedFomo(PersonalModels):
         *,
         form: Literal["delta", "weighted"] = "delta",
         models: int = 5,
-        epsilon: float = 0.3,
+        epsilon: float | None = None,
         decay: float = 0.05,
         holdout: int = 5,
         participation: Participation = "all",
@@ -133,6 +134,8 @@ class FedFomo(PersonalModels):
         super().__init__(setting, model, participation)
         require(models >= 0, f"many.models must not be negative, not {models}.")
         require(models >= 1 or form == "delta", "many.models must be at least 1 where many.form is weighted.")
+        if epsilon is None:
+            epsilon = 0.3 if form == "delta" else 0.0
         require(0 <= epsilon <= 1, f"many.epsilon is a probability in [0, 1], not {epsilon:g}.")
         require(decay >= 0, f"many.decay must not be negative, not {decay:g}.")
         require(holdout >= 2, f"many.holdout must be at least 2, not {holdout}.")

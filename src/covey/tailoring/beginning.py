@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from torch import Tensor
 
+from covey.aggregation.by_agent import ByAgent
 from covey.aggregation.ratios import Ratios
 from covey.composition import Composition
 from covey.config import Config, overlay
@@ -17,7 +18,7 @@ from covey.errors import Refusal, require
 from covey.experiment import Run, as_config
 from covey.methods import OneModel
 from covey.records import Records, read_checkpoint, write_checkpoint
-from covey.roles import State
+from covey.roles import State, aggregators
 from covey.selection.composed import Composed as ComposedSelector
 from covey.tailoring.findings import Composed
 
@@ -72,6 +73,14 @@ def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
     """
     done, rate = plan["base_round"], _first_rate(base, plan)
     longer = as_config(base, {**plan["settings"], "rounds": done + plan["rounds"]})
+    if longer.cohort != base.cohort and base.aggregator is not None:
+        names = (base.aggregator.name, base.aggregator.options.get("inner"))
+        parts = [aggregators[name].part for name in names if name is not None]
+        require(
+            not any(isinstance(part, type) and issubclass(part, ByAgent) for part in parts),
+            f"The agent of '{base.method}' has learned with {base.cohort} clients a round, so that the base run cannot "
+            f"go on with {longer.cohort}; leave out the cohort, or --continued.",
+        )
     if longer.local.rate_at(done + 1, 0) == rate:
         return longer
     decayed = longer.local.decay ** (done * longer.local.epochs)
