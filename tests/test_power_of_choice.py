@@ -114,6 +114,18 @@ def test_a_run_invites_the_clients_whose_loss_really_is_highest(tmp_path):
     assert result.metrics[0]["clients"] == sorted(np.argsort(losses)[-4:].tolist())
 
 
+def test_sizes_decide_who_is_drawn_and_do_not_weigh_the_models_again():
+    def weighted(**settings) -> bool:
+        return Config.of({**SMALL, **settings}).aggregator.options["weighted"]
+
+    assert not weighted(method="power-of-choice")
+    assert weighted(method="power-of-choice", aggregator={"weighted": True})
+    assert weighted(selector="power-of-choice")
+    assert weighted(method="fedavg")
+    before = {**Config.of({**SMALL, "method": "power-of-choice"}).as_mapping(), "aggregator": {"weighted": True}}
+    assert Config.stored(before).aggregator.options["weighted"], "what was begun goes on as it was"
+
+
 def test_a_checkpoint_keeps_the_sizes(tmp_path):
     selector, again = begun(), begun()
     selector.surveyed(1, reports([0, 1, 2], [1.0] * 3, samples=[10, 500, 3]))

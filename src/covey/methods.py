@@ -140,13 +140,15 @@ def _shown(value: Any) -> str:
 class Recipe:
     """How a method is made.
 
-    `local` prescribes values of local SGD that differ from the defaults; `reshape` replaces the
-    federation (references do that); `many` names a method with many models, instead of `OneModel`.
+    `local` prescribes values of local SGD that differ from the defaults, and `weighing` options of the aggregator;
+    `reshape` replaces the federation (references do that); `many` names a method with many models, instead of
+    `OneModel`.
     """
 
     summary: str
     selector: str | None = "uniform"
     aggregator: str | None = "average"
+    weighing: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
     reshape: Callable[[Federation, int], Federation] | None = None
     resident: bool = False
@@ -197,6 +199,7 @@ for _name, _recipe in {
     "power-of-choice": Recipe(
         "Of some candidates, those with the highest loss (Cho et al. 2020).",
         selector="power-of-choice",
+        weighing={"weighted": False},
     ),
     "cmfl": Recipe(
         "Clients upload only updates that point where the last global one did (Wang et al. 2019).",

@@ -56,7 +56,7 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
         environment=environment,
         model=_choice(models, given.get("model"), "mlp"),
         selector=_choice(selectors, given.get("selector"), recipe.selector, stored),
-        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator, stored),
+        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator, stored, recipe.weighing),
         many=_many(method, recipe, given.get("many")),
         local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
         altered=Alterations(**section_values("altered", given.get("altered") or {})),
@@ -112,12 +112,22 @@ def _many(method: str, recipe: Recipe, given: Any) -> Choice | None:
     return choice
 
 
-def _choice(registry: Registry[Any], given: Any, default: str | None, stored: bool = False) -> Any:
-    """The part that was chosen, or the default one, with all of its options; None where there is no such part."""
+def _choice(
+    registry: Registry[Any],
+    given: Any,
+    default: str | None,
+    stored: bool = False,
+    prescribed: Mapping[str, Any] | None = None,
+) -> Any:
+    """The part that was chosen, or the default one, with all of its options; None where there is no such part.
+
+    `prescribed` are the default part's options where they differ from what its author has set.
+    """
     name, options = chosen(registry.section, given)
     name = name or default
     if name is None:
         return None
+    options = {**(prescribed or {}), **options} if name == default else options
     try:
         return Choice(name, registry.options(name, options))
     except Refusal:

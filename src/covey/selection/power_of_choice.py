@@ -18,8 +18,10 @@ class PowerOfChoice(Selector):
 
     The d clients are drawn without replacement in proportion to their numbers of samples. The server learns a number
     when a client first answers; until then the client counts as one of average size, so that the first draws are
-    uniform. Ties are broken at random. Where fewer than a cohort answer, others that were not asked take the places.
-    What the answers cost is in the bytes and on the clock: a round asks, waits, and then trains.
+    uniform. As sizes decide who is drawn, they shall not weigh the models again: the method of this name takes their
+    plain mean (`aggregator.weighted=false`), as the paper does. Ties are broken at random. Where fewer than a cohort
+    answer, others that were not asked take the places. What the answers cost is in the bytes and on the clock: a round
+    asks, waits, and then trains.
 
     candidates: d, at least the cohort (uniform selection by size) and at most all clients (always the highest losses).
         None is twice the cohort, or all clients where there are fewer.
