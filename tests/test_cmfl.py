@@ -13,6 +13,7 @@ from covey.config import Local
 from covey.experiment import Experiment
 from covey.layout import Layout, Slot
 from covey.messages import Gate, Order, Replies
+from covey.records import read_checkpoint
 from covey.roles import Setting
 from tests.conftest import SMALL, without_timings
 
@@ -153,6 +154,29 @@ def test_clients_judge_themselves_as_the_server_would():
     shares = [float(sign_agreement(state - order.start, method.aggregator.update)) for state in trained.states]
     assert order.clients[np.array(shares) < 0.6].tolist() == gated.withheld.tolist()
     assert len(gated.withheld) > 0
+
+
+@pytest.mark.parametrize("runtime", ["local", "stacked"])
+@pytest.mark.parametrize("threshold", [0.6, 1.0])
+def test_selectors_hear_clients_that_keep_their_models(tmp_path, runtime, threshold):
+    gate = {"name": "cmfl", "threshold": threshold, "decay": "none"}
+    given = {**SMALL, "rounds": 6, "runtime": runtime, "device": "cpu", "devices": {"spread": 1.0}}
+    found = {}
+    for selector in ({"name": "fedacs", "pool": 0.5}, "oort", "oort-simple"):
+        result = run(given, selector=selector, aggregator=gate, out=tmp_path / str(len(found)))
+        _, state = read_checkpoint(result.folder)
+        found[result.config.selector.name] = state["selector"]
+        assert sum(len(row["withheld"]) for row in result.metrics) > 0
+        last = result.metrics[-1]["clients"]
+        if "record_rounds" in state["selector"]:
+            records = dict(zip(state["selector"]["record_clients"], state["selector"]["record_rounds"], strict=True))
+            assert [records[client] for client in last] == [6] * 4
+        elif "durations" in state["selector"]:
+            assert np.isfinite(state["selector"]["durations"][last]).all()
+            assert len(set(state["selector"]["utilities"][last].tolist())) == 4, "and not the mean of the others"
+        else:
+            assert (state["selector"]["last"][last] == 6).all()
+            assert (state["selector"]["losses"][last] > 0).all()
 
 
 def test_the_model_stays_where_nobody_is_relevant(tmp_path):

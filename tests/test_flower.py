@@ -90,7 +90,7 @@ def played(config: Config, folder: Path, grid: Callable[[int], InProcessGrid] | 
 # What clients compute
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", [*methods.names(), "fedacs+cmfl"])
 def test_every_method_through_messages_is_the_local_run_to_the_bit(method, tmp_path):
     config = Config.of({**FEDERATION, "method": method})
     local = played(config, tmp_path / "local")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.config import Local
-from covey.messages import Order, Replies, Reply, checked, pack, packed_size, unpack
+from covey.messages import Gate, Order, Replies, Reply, checked, gathered, pack, packed_size, unpack
 from covey.probes import Losses
 
 ORDER = Order(1, np.array([3]), torch.zeros(7), Local())
@@ -66,3 +66,31 @@ def test_what_records_need_of_replies_holds_on_to_no_model():
     assert kept.states.untyped_storage().nbytes() == 0
     assert len(kept) == 3
     assert torch.equal(kept.probes["losses"]["before"], torch.ones(3))
+
+
+def test_what_clients_say_that_keep_their_model_is_there_beside_the_models_of_the_others():
+    gate = Gate("losses", "before", 1.0)
+    order = Order(1, np.array([2, 5, 7]), torch.zeros(3), Local(), (Losses(),), gate=gate)
+
+    def reply(client: int, loss: float, trained: float = 0.5) -> Reply:
+        fields = {"before": torch.tensor(loss), "after": torch.tensor(loss)}
+        return Reply(client, torch.full((3,), float(client)), client, trained, {"losses": fields})
+
+    sent = gathered(order, [reply(2, 0.0), reply(5, 2.0), reply(7, 0.5, float("nan"))], (), 3)
+    assert sent.clients.tolist() == [5]
+    assert sent.withheld.tolist() == [2, 7]
+    found = checked(sent.timed({2: 1.0, 5: 2.0, 7: 3.0}, 3.0))
+    assert found.faults == ()
+    everyone = found.everyone()
+    # Client 7's loss is no number: nothing that it says is used.
+    assert everyone.clients.tolist() == [2, 5]
+    assert everyone.samples.tolist() == [2, 5]
+    assert everyone.seconds.tolist() == [1.0, 2.0]
+    assert everyone.probes["losses"]["before"].tolist() == [0.0, 2.0]
+    assert torch.isnan(everyone.states[0]).all()
+    assert torch.equal(everyone.states[1], found.states[0])
+    assert found.for_records().told is None
+    nobody = gathered(order, [reply(2, 0.0)], (), 3)
+    assert len(nobody) == 0
+    assert nobody.everyone().clients.tolist() == [2]
+    assert nobody.everyone().states.shape == (1, 3)

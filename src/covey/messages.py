@@ -152,6 +152,8 @@ class Replies:
     faults: tuple[Fault, ...] = ()
     withheld: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Clients whose model stayed with them because the order's gate did not open; they have no row."""
+    told: "Replies | None" = None
+    """What those said besides, in rows of their own without a model."""
     bytes_up: int = 0
     probe_bytes: Mapping[str, int] = field(default_factory=dict)
     """What each probe's measurements take of `bytes_up`."""
@@ -190,7 +192,39 @@ class Replies:
             for probe, fields in self.probes.items()
         }
         # A copy, as a view would hold on to all of them.
-        return replace(self, states=self.states[:0].clone(), probes=small)
+        return replace(self, states=self.states[:0].clone(), probes=small, told=None)
+
+    def everyone(self) -> "Replies":
+        """With rows for clients whose model stayed with them, too: NaN in the place of the model."""
+        if self.told is None:
+            return self
+        told = self.told
+        order = torch.from_numpy(np.argsort(np.concatenate([self.clients, told.clients])))
+
+        def joined(ours: Tensor, theirs: Tensor) -> Tensor:
+            return torch.cat([ours, theirs.to(ours)])[order.to(ours.device)]
+
+        timed = len(self.seconds) + len(told.seconds) == len(order)
+        unknown = self.states.new_full((1, self.states.shape[1]), float("nan"))
+        return replace(
+            self,
+            clients=np.concatenate([self.clients, told.clients])[order.numpy()],
+            states=joined(self.states, unknown.expand(len(told), -1)),
+            samples=joined(self.samples, told.samples),
+            losses=joined(self.losses, told.losses),
+            seconds=joined(self.seconds, told.seconds) if timed else self.seconds,
+            probes={
+                probe: {name: joined(values, told.probes[probe][name]) for name, values in fields.items()}
+                for probe, fields in self.probes.items()
+            },
+            told=None,
+        )
+
+    def timed(self, taken: Mapping[int, float], waited: float) -> "Replies":
+        """With the seconds that each client took, and those that the server waited."""
+        seconds = torch.tensor([taken[client] for client in self.clients.tolist()], dtype=torch.float64)
+        told = None if self.told is None else self.told.timed(taken, waited)
+        return replace(self, seconds=seconds, round_seconds=waited, told=told)
 
     def take(self, keep: IntArray) -> "Replies":
         """The replies at positions `keep`."""
@@ -213,6 +247,8 @@ def checked(replies: Replies) -> Replies:
 
     A measurement that is not finite costs the client this measurement and nothing else.
     """
+    if replies.told is not None:
+        replies = replace(replies, told=checked(replies.told))
     states = finite_rows(replies.states).tolist()
     losses = torch.isfinite(replies.losses).tolist()
     samples = replies.samples.tolist()
@@ -240,29 +276,35 @@ def checked(replies: Replies) -> Replies:
 def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], size: int) -> Replies:
     """Replies in client order as one `Replies`: measurements stacked, models withheld where the gate says so."""
     sent, apart = 0, dict.fromkeys((probe.name for probe in order.probes), 0)
-    rows: list[Reply] = []
-    withheld: list[Reply] = []
+    sends = []
     for reply in replies:
         tensors = reply.tensors(order)
         sent += packed_size(tensors)
         for probe, fields in reply.probes.items():
             apart[probe] += sum(value.numel() * value.element_size() for value in fields.values())
-        (rows if "state" in tensors or not order.train or order.resident else withheld).append(reply)
-    measured, lacking = stacked_measurements(rows)
-    states = [reply.state for reply in rows] if order.train else []
-    return Replies(
-        clients=np.array([reply.client for reply in rows], dtype=np.int64),
-        states=torch.stack(states) if states else torch.empty(len(rows), 0 if not order.train else size),
-        samples=torch.tensor([reply.samples for reply in rows], dtype=torch.int64),
-        losses=torch.tensor([reply.loss for reply in rows], dtype=torch.float64),
+        sends.append("state" in tensors or not order.train or order.resident)
+    measured, lacking = stacked_measurements(replies)
+    everyone = Replies(
+        clients=np.array([reply.client for reply in replies], dtype=np.int64),
+        states=torch.empty(len(replies), 0),
+        samples=torch.tensor([reply.samples for reply in replies], dtype=torch.int64),
+        losses=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
         probes=measured,
+    )
+    rows, withheld = np.flatnonzero(sends), np.flatnonzero(~np.array(sends, dtype=bool))
+    senders = [reply for reply, sent_model in zip(replies, sends, strict=True) if sent_model]
+    states = [reply.state for reply in senders] if order.train else []
+    return replace(
+        everyone.take(rows) if len(withheld) else everyone,
+        states=torch.stack(states) if states else torch.empty(len(rows), 0 if not order.train else size),
         kept={
-            probe.name: {reply.client: reply.kept[probe.name] for reply in rows if probe.name in reply.kept}
+            probe.name: {reply.client: reply.kept[probe.name] for reply in senders if probe.name in reply.kept}
             for probe in order.probes
             if probe.kept
         },
         faults=(*faults, *lacking),
-        withheld=np.array([reply.client for reply in withheld], dtype=np.int64),
+        withheld=everyone.clients[withheld],
+        told=everyone.take(withheld) if len(withheld) else None,
         bytes_up=sent,
         probe_bytes=apart,
     )

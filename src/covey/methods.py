@@ -53,7 +53,7 @@ class OneModel:
         return Order(round, cohort, self.model, self.setting.work, probes, self.resident, gate=gate)
 
     def absorb(self, round: int, replies: Replies) -> None:
-        self.selector.observe(round, replies)
+        self.selector.observe(round, replies.everyone())
         self.aggregator.observe(round, replies)
         kept_before, self._kept = self._kept, False
         if len(replies):

@@ -80,7 +80,10 @@ class Selector(Part):
         """Learn from the answers to the survey."""
 
     def observe(self, round: int, replies: Replies) -> None:
-        """Learn from a round's sound replies (possibly none)."""
+        """Learn from a round's sound replies (possibly none).
+
+        Clients that kept their model (`replies.withheld`, see CMFL) have a row too, with NaN in the place of the model.
+        """
 
 
 class Aggregator(Part):

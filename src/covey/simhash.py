@@ -37,8 +37,10 @@ class SimHash(Probe):
     """The client's samples as `bits` bits: field `bits`, uint8 `[bits / 8]`. The model plays no part in it.
 
     form: what is hashed. tokens counts the words of texts, without those that are never an answer in the data set
-        (padding, unknown words); quantised and projection take the mean of the normalised samples, and hash some of
-        its values or all of them. auto is tokens for texts (samples of whole numbers) and projection for all else.
+        (padding, unknown words). It counts what samples hold, not their labels: a word weighs as often as it is in a
+        window of words, and one that is only ever the answer, such as a text's last, weighs nothing. quantised and
+        projection take the mean of the normalised samples, and hash some of its values or all of them. auto is tokens
+        for texts (samples of whole numbers) and projection for all else.
     step: η of the quantised form (equation 5), in standard deviations of the data set.
     """
 

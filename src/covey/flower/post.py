@@ -187,8 +187,7 @@ class Post:
                 seconds.append(self._seconds(found[client]))
         gathering = gathered(order, replies, tuple(faults), order.start.shape[-1])
         times = dict(zip((reply.client for reply in replies), seconds, strict=True))
-        taken = torch.tensor([times[client] for client in gathering.clients.tolist()], dtype=torch.float64)
-        return replace(gathering, seconds=taken, round_seconds=max(seconds, default=0.0))
+        return gathering.timed(times, max(seconds, default=0.0))
 
     def _by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
         """The first answer to each message. Who sent it is who was asked, whatever the answer says of itself."""

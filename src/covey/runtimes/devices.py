@@ -61,9 +61,7 @@ class OnDevices:
         waited = float(seconds.max(initial=0.0))
         taken = dict(zip(order.clients.tolist(), seconds.tolist(), strict=True))
         return replace(
-            replies,
-            seconds=torch.tensor([taken[client] for client in replies.clients.tolist()], dtype=torch.float64),
-            round_seconds=min(waited, self.devices.deadline or waited),
+            replies.timed(taken, min(waited, self.devices.deadline or waited)),
             faults=(*replies.faults, *(Fault(client, reason) for client, reason in lost.items())),
         )
 

@@ -161,7 +161,10 @@ def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> 
         probe_seconds=seconds,
         withheld=clients[withheld],
     )
-    return replies.take(np.flatnonzero(~withheld)) if withheld.any() else replies
+    if not withheld.any():
+        return replies
+    told = Replies(clients, states[:, :0], replies.samples, replies.losses, measured).take(np.flatnonzero(withheld))
+    return replace(replies.take(np.flatnonzero(~withheld)), told=told)
 
 
 def _measured(
