@@ -77,6 +77,13 @@ def test_compare_sweeps_a_setting(covey_command, tmp_path):
     assert [row["name"] for row in said.json["rows"]] == ["fedavg local.rate=0.1", "fedavg local.rate=0.01"]
 
 
+def test_names_in_brackets_are_printed_as_they_are(covey_command, tmp_path):
+    for name in ("[trial]", "[/trial]"):
+        ran = covey_command("run", *QUICK, "--out", tmp_path / name)
+        assert ran.code == 0, ran.err
+        assert f"Records: {tmp_path / name}" in ran.out
+
+
 def test_compare_takes_seeds_and_not_a_seed(covey_command, tmp_path):
     refused = covey_command("compare", "--methods", "fedavg", *QUICK, "--set", "seed=3", "--out", tmp_path / "cmp")
     assert refused.code != 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+import covey
 from covey import randomness
 from covey.client import Learner
 from covey.config import Local
@@ -392,6 +393,36 @@ class Convolution2(nn.Module):
         self.layers = nn.Sequential(nn.Conv2d(shape[0], classes, 8), nn.Dropout2d(0.5))
 
 
+class Normed(nn.Module):
+    """A model with torch's own batch norm."""
+
+    head = "last"
+
+    def __init__(self, shape: tuple[int, ...], classes: int, *, momentum: float | None = 0.1, track: bool = True):
+        super().__init__()
+        self.first = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), 8))
+        self.norm = nn.BatchNorm1d(8, momentum=momentum, track_running_stats=track)
+        self.last = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(F.relu(self.norm(self.first(x))))
+        return logits
+
+
+def frozen(shape: tuple[int, ...], classes: int) -> nn.Module:
+    module = Own(shape, classes)
+    module.first.requires_grad_(False)
+    return module
+
+
+def cumulative(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Normed(shape, classes, momentum=None)
+
+
+def without_statistics(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Normed(shape, classes, track=False)
+
+
 def not_a_model(shape: tuple[int, ...], classes: int) -> str:
     return "logits"
 
@@ -412,6 +443,16 @@ def test_a_users_model_trains_with_repeatable_dropout():
     assert loss > learner.mean_loss(once, samples)
 
 
+def test_a_users_batch_norm_trains_on_a_last_batch_of_one_sample_on_both_runtimes(tmp_path):
+    given = {"clients": 4, "cohort": 4, "rounds": 2, "environment": {"name": "iid", "samples": 21}, "precision": "fp64"}
+    given |= {"model": "tests.test_models:Normed", "local": {"epochs": 1, "batch": 10, "rate": 0.1}, "device": "cpu"}
+    losses = [
+        [row["loss"] for row in covey.run(given, runtime=runtime, workers=1, out=tmp_path / runtime).metrics]
+        for runtime in ("local", "stacked")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -420,6 +461,9 @@ def test_a_users_model_trains_with_repeatable_dropout():
         ("tests.test_models:not_a_model", "built a str, not an nn.Module"),
         ("tests.test_models:Convolution2", "has a layer Dropout2d, which draws from torch's global generator"),
         ("tests.test_models:Missing", "cannot be imported"),
+        ("tests.test_models:frozen", r"parameters that shall not be trained \(first.2.weight, first.2.bias\)"),
+        ("tests.test_models:cumulative", "The layer norm of the model Normed is a batch norm with momentum=None or"),
+        ("tests.test_models:without_statistics", "give it a momentum, such as torch's 0.1, and running statistics"),
     ],
 )
 def test_what_is_no_model_is_refused_with_a_sentence(name, sentence):

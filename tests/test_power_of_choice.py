@@ -115,7 +115,7 @@ def test_a_run_invites_the_clients_whose_loss_really_is_highest(tmp_path):
 
 
 def test_sizes_decide_who_is_drawn_and_do_not_weigh_the_models_again():
-    def weighted(**settings) -> bool:
+    def weighted(**settings):
         return Config.of({**SMALL, **settings}).aggregator.options["weighted"]
 
     assert not weighted(method="power-of-choice")

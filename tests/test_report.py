@@ -25,6 +25,7 @@ from covey.report.federation import participation_figure
 from covey.report.figures import Figure, spread
 from covey.report.gathering import gather
 from covey.report.tables import made_by, reproduced_by
+from covey.report.tensorboard import _scalars
 from tests.conftest import SMALL
 
 plotly = pytest.importorskip("plotly")
@@ -244,7 +245,22 @@ def test_runs_that_differ_in_the_seed_only_are_one_line(tmp_path):
     }
     rows = study.groups[0].rows
     assert rows[1]["difference"] is None
+    assert rows[1]["speed_up"] is None, "nobody to be faster than"
     assert rows[0]["seeds"] == 2
+
+
+def test_the_bar_of_an_interval_that_is_cut_at_a_hundred_percent_ends_there(tmp_path):
+    for seed, accuracy in enumerate((0.9, 1.0)):
+        covey.run(SMALL, out=tmp_path / f"s{seed}", seed=seed, rounds=1)
+        rewrite(tmp_path / f"s{seed}", lambda row, accuracy=accuracy: {**row, "accuracy": accuracy})
+    covey.run({**SMALL, "local.rate": 0.01}, out=tmp_path / "slow", rounds=1)
+    folders = [tmp_path / name for name in ("s0", "s1", "slow")]
+    trace, _ = figures(*folders)["terminal"].charts[0].data
+    row, _ = gather(folders).groups[0].rows
+    bar = trace["error_x"]
+    assert trace["x"][0] + bar["array"][0] == pytest.approx(100)
+    assert trace["x"][0] - bar["arrayminus"][0] == pytest.approx(100 * row["terminal_low"], abs=0.01)
+    assert bar["symmetric"] is False
 
 
 def test_federations_do_not_share_axes(tmp_path):
@@ -434,6 +450,12 @@ def test_without_tensorboard_event_files_are_refused_with_a_remedy(faulty, tmp_p
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(Refusal, match="pip install tensorboard"):
         tensorboard(faulty, tmp_path / "events")
+
+
+def test_event_files_hold_every_number_however_deep_and_nothing_else():
+    deep = {"figures": {"impact_factors": {"3": 0.25}, "utility": None, "model_kept": True, "regret": 2}}
+    found = _scalars({"round": 1, "dropped": [], "clients": [1, 2], "train_loss": None, **deep})
+    assert found == {"dropped": 0.0, "cohort": 2.0, "figures/impact_factors/3": 0.25, "figures/regret": 2.0}
 
 
 def test_event_files_hold_the_metrics(compared, tmp_path):

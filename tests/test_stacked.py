@@ -286,6 +286,14 @@ def test_an_impossible_memory_limit_is_refused(limit):
         Config.of(memory_limit=limit)
 
 
+def test_runs_with_another_memory_limit_do_not_share_an_engine():
+    given = {**SMALL, **STACKED}
+    experiments = [Experiment.of(Config.of({**given, "memory_limit": limit})) for limit in ("1GiB", "2GiB", "1GiB")]
+    engines = [experiment.runtime.runtime.engine for experiment in experiments]
+    assert engines[0] is engines[2]
+    assert engines[0] is not engines[1]
+
+
 def test_memory_limits_are_read_as_people_write_them():
     assert Config.of(memory_limit="8GiB").memory_bytes == 8 * 2**30
     assert Config.of(memory_limit="500 MB").memory_bytes == 500_000_000

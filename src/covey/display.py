@@ -35,21 +35,26 @@ ONE_SEED, CLEAR = "one seed", "clear of zero"
 _NO_WIDTH = 1e-9
 """Width of an interval, as a fraction, below which seeds differ by rounding only."""
 
-console = Console()
-_progress = Console(stderr=True)
+# What is printed holds names that users have chosen, which are no markup.
+console = Console(markup=False)
+_progress = Console(stderr=True, markup=False)
 
 
 def say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
 
+def _text(of: str) -> TextColumn:
+    return TextColumn(of, markup=False)
+
+
 def _bars() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        _text("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[score]}"),
-        TextColumn("{task.fields[wait]}"),
+        _text("{task.fields[score]}"),
+        _text("{task.fields[wait]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=_progress,
@@ -90,7 +95,7 @@ def comparison_progress() -> Iterator[tuple[OnRun, OnRound]]:
 @contextmanager
 def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """A bar for each file that is fetched."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (_text("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=_progress, disable=not _progress.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from covey.errors import Refusal, require
 from covey.models.dropout import adopt_dropout
+from covey.models.normalisation import adopt_batch_norm
 from covey.randomness import torch_seed
 from covey.registry import Registry
 
@@ -18,7 +19,10 @@ models: Registry[ModelBuilder] = Registry("model", "models", parts_of_users=True
 
 
 def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The model called `name`, initialised from the seed alone, its dropout made repeatable."""
+    """The model called `name`, initialised from the seed alone.
+
+    Its dropout is made repeatable, and its batch norm fit for any batch.
+    """
     build = models[name].part
     given = models.options(name, options)
     try:
@@ -31,7 +35,14 @@ def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], clas
     with torch_seed(seed, "initialisation"):
         module = build(shape, classes, **given)
     require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    require(
+        not frozen,
+        f"The model '{name}' has parameters that shall not be trained ({', '.join(frozen[:3])}"
+        f"{', …' if len(frozen) > 3 else ''}), and here all are. What stays as it is can be a buffer: register_buffer.",
+    )
     adopt_dropout(module)
+    adopt_batch_norm(module)
     return module
 
 

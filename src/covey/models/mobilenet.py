@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey.models.building import image_shape, models
+from covey.models.normalisation import BatchNorm2d
 
 Norm = Literal["batch", "group"]
 
@@ -61,17 +61,8 @@ class _Bottleneck(nn.Module):
         return x + projected if self.shortcut else projected
 
 
-class _BatchNorm(nn.BatchNorm2d):
-    """Batch norm that takes its running statistics where a batch has a single value per channel, hence no variance."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.numel() == x.shape[1]:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        return super().forward(x)
-
-
 def _normalisation(channels: int, norm: Norm) -> nn.Module:
-    return _BatchNorm(channels) if norm == "batch" else nn.GroupNorm(8, channels)
+    return BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(8, channels)
 
 
 def _convolution(

@@ -73,7 +73,8 @@ def training_loss_figure(study: Study) -> Figure | None:
         study,
         "training-loss",
         "Training loss over rounds",
-        "Mean loss over the local steps of the round's clients, weighted by samples; with the proximal term, if any.",
+        "Mean loss over the local steps of the round's clients, weighted by samples; without weight decay and the "
+        "proximal term.",
         "training loss, nats",
         lambda row: row.get("train_loss"),
         percent=False,

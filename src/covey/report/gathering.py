@@ -70,7 +70,9 @@ class Group:
         """A row of figures for each line; without a difference where seeds do not pair up with the first's."""
         paired = {row["name"]: row for row in self.comparison.rows}
         target = self.comparison.target
-        return [paired.get(line.label) or self._compare([line], target).rows[0] for line in self.lines]
+        return [
+            paired.get(line.label) or {**self._compare([line], target).rows[0], "speed_up": None} for line in self.lines
+        ]
 
     def _compare(self, lines: Sequence[Line], target: float | None) -> Comparison:
         contenders = tuple(

@@ -39,9 +39,17 @@ def _terminal(group: Group) -> Chart:
             "legendgroup": f"line-{line.place}",
         }
         if row["terminal_low"] is not None:
-            half = 50 * (row["terminal_high"] - row["terminal_low"])
-            trace["error_x"] = {"array": rounded([half]), "color": palette.line(line.place), "thickness": 2, "width": 5}
-            trace["hovertemplate"] = f"%{{x:.1f}} ± {half:.1f} %<extra>{plain(line.label)}</extra>"
+            low, mean, high = (100 * row[f"terminal_{name}"] for name in ("low", "accuracy", "high"))
+            # It ends at 0 and at 100 %, so that it need not be symmetric.
+            trace["error_x"] = {
+                "symmetric": False,
+                "array": rounded([high - mean]),
+                "arrayminus": rounded([mean - low]),
+                "color": palette.line(line.place),
+                "thickness": 2,
+                "width": 5,
+            }
+            trace["hovertemplate"] = f"%{{x:.1f}} % ({low:.1f} to {high:.1f})<extra>{plain(line.label)}</extra>"
         data.append(trace)
     ends = ", ".join(f"{row['name']} {row['terminal_accuracy']:.1%}" for row in group.rows)
     layout = {

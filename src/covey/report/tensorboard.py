@@ -56,7 +56,16 @@ def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             values[name] = float(value)
         elif isinstance(value, Mapping):
-            values.update({f"{name}/{part}": float(one) for part, one in value.items()})
+            values.update(_numbers(name, value))
         elif name == "class_accuracy":
             values.update({f"{name}/{label}": float(one) for label, one in enumerate(value)})
     return values
+
+
+def _numbers(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """All numbers of a mapping, and of those within it, under the path that leads to them."""
+    for part, one in values.items():
+        if isinstance(one, Mapping):
+            yield from _numbers(f"{name}/{part}", one)
+        elif isinstance(one, (int, float)) and not isinstance(one, bool):
+            yield f"{name}/{part}", float(one)

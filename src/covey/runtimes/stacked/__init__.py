@@ -89,8 +89,9 @@ _engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary(
 
 
 def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: str) -> Engine:
-    """One engine for all runs with the same data, model and arithmetic that are alive at the same time."""
-    place = (id(dataset), config.model.name, str(sorted(config.model.options.items())), config.precision, device)
+    """One engine for all runs with the same data, model, arithmetic and memory that are alive at the same time."""
+    model = (config.model.name, str(sorted(config.model.options.items())))
+    place = (id(dataset), *model, config.precision, device, config.memory_bytes)
     engine = _engines.get(place)
     if engine is None:
         engine = Engine(module, dataset, config.precision, torch.device(device), config.memory_bytes)

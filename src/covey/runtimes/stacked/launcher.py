@@ -75,6 +75,8 @@ class Launcher:
         self._terms = terms
         self._buffers: dict[str, Tensor] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._recorded_over: Tensor | None = None
+        """The samples that the graph reads."""
         self._counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
         self.on_gpu = engine.device.type == "cuda"
         self.ways: dict[str, Way] = {}
@@ -193,6 +195,9 @@ class Launcher:
                 for name, value in tensors.items()
             }
             self._graph = None
+        if self._recorded_over is not self.engine.gallery.x:
+            # Another run has added altered samples to the gallery, which was moved for it.
+            self._graph = None
         for name, value in tensors.items():
             self._buffers[name][:steps].copy_(value, non_blocking=True)
         self._counter.zero_()
@@ -283,6 +288,7 @@ class Launcher:
 
         warm_up(from_the_first, self.engine.device)
         self._counter.zero_()
+        self._recorded_over = self.engine.gallery.x
         graph = recorded(once)
         odd = self._odd_lanes(graph.replay)
         require(not odd.lanes, verdict(odd, self.count, self._name))
