@@ -23,6 +23,9 @@ from covey.environments import IntArray
 if TYPE_CHECKING:
     from covey.probes import Probe
 
+_MOST = 1e30
+"""A number beyond this is no measurement, though floats have it."""
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -180,7 +183,11 @@ class Replies:
             return np.empty(0, dtype=np.int64)
         usable = torch.ones(len(self), dtype=torch.bool)
         for values in self.probes[probe].values():
-            usable &= finite_rows(values.flatten(1) if values.dim() > 1 else values[:, None])
+            rows = values.flatten(1) if values.dim() > 1 else values[:, None]
+            usable &= finite_rows(rows)
+            if values.is_floating_point() and not values.is_cuda and rows.shape[1]:
+                # What is made of it shall be finite, too.
+                usable &= (rows.amax(dim=1) <= _MOST) & (rows.amin(dim=1) >= -_MOST)
         lacking = [fault.client for fault in self.faults if fault.measurement == probe]
         usable &= torch.from_numpy(~np.isin(self.clients, lacking))
         return torch.nonzero(usable).flatten().numpy()
@@ -283,7 +290,7 @@ def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], 
         for probe, fields in reply.probes.items():
             apart[probe] += sum(value.numel() * value.element_size() for value in fields.values())
         sends.append("state" in tensors or not order.train or order.resident)
-    measured, lacking = stacked_measurements(replies)
+    measured, lacking = stacked_measurements(replies, order.probes)
     everyone = Replies(
         clients=np.array([reply.client for reply in replies], dtype=np.int64),
         states=torch.empty(len(replies), 0),
@@ -310,19 +317,31 @@ def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], 
     )
 
 
-def stacked_measurements(replies: Sequence[Reply]) -> tuple[dict[str, dict[str, Tensor]], list[Fault]]:
-    """Probe → field → `[k, ...]`, and who sent no measurement, or one of another shape than most: a row of NaN."""
+def stacked_measurements(
+    replies: Sequence[Reply], probes: "Sequence[Probe]"
+) -> tuple[dict[str, dict[str, Tensor]], list[Fault]]:
+    """Probe → field → `[k, ...]`, and who sent no measurement, or one of another shape than it has: a row of NaN.
+
+    Where the probe does not know the shape, it is what most have sent.
+    """
+    shapes = {probe.name: probe.shapes() for probe in probes}
     names = {probe: fields for reply in replies for probe, fields in reply.probes.items()}
     measured: dict[str, dict[str, Tensor]] = {}
     faults = []
     for probe in names:
         forms = [_form(reply.probes.get(probe)) for reply in replies]
-        usual = Counter(form for form in forms if form is not None).most_common(1)[0][0]
-        right = [form == usual for form in forms]
+        possible = [
+            form is not None and all(dict(form).get(name) == shape for name, shape in shapes.get(probe, {}).items())
+            for form in forms
+        ]
+        usual = Counter(form for form, fits in zip(forms, possible, strict=True) if fits).most_common(1)
+        right = [bool(usual) and form == usual[0][0] for form in forms]
         for reply, form, fits in zip(replies, forms, right, strict=True):
             if not fits:
                 what = "is missing" if form is None else "has another shape than the other clients'"
                 faults.append(Fault(reply.client, f"its {probe} {what}", probe))
+        if not usual:
+            continue
         example = next(reply.probes[probe] for reply, fits in zip(replies, right, strict=True) if fits)
         nothing = {
             name: torch.full_like(value, float("nan")) if value.is_floating_point() else torch.zeros_like(value)

@@ -11,7 +11,7 @@ alone and not of how far each has drifted while training, and the gradients need
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -206,6 +206,9 @@ class PredictorProbe(CohortProbe):
     name = "predictor"
     on_device = ("predictor",)
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"predictor": tuple(self.predictor.shape), "gradients": ()} if self.epochs else {}
+
     def payload(self) -> dict[str, Tensor]:
         return {"predictor": self.predictor}
 
@@ -261,6 +264,9 @@ class PrivatePredictorProbe(Probe):
 
     def __post_init__(self) -> None:
         require(0 < self.clip < math.inf, f"clip must be above 0 and finite, not {self.clip:g}.")
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.open.shapes()
 
     def payload(self) -> dict[str, Tensor]:
         return self.open.payload()

@@ -5,7 +5,7 @@ it returns is all that leaves the client beyond the update.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,10 @@ class Probe(ABC):
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
     ) -> dict[str, Tensor]:
         """Field → value, the same shapes on every client."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Fields whose shape is known before anybody measures; that of others is what most clients send."""
+        return {}
 
     def payload(self) -> dict[str, Tensor]:
         """What the server has to send along for it."""
@@ -72,12 +76,18 @@ class Losses(CohortProbe):
         before = means(learner.losses(received, samples), counts)
         return {"before": before, "after": learner.own_losses(trained, samples, counts)}
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"before": (), "after": ()}
+
 
 @dataclass(frozen=True)
 class Utility(CohortProbe):
     """What Oort's statistical utility |D|·√(mean loss²) is made of, for the model that was received."""
 
     name = "utility"
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"loss": (), "square": ()}
 
     def measure_cohort(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]

@@ -118,6 +118,15 @@ def client_loss(replies: Replies) -> dict[str, float]:
     return {}
 
 
+def _sayable(value: Any) -> Any:
+    """A record as JSON can say it: what is not a finite number is none."""
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, Mapping):
+        return {name: _sayable(item) for name, item in value.items()}
+    return [_sayable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _said(fault: Fault) -> dict[str, object]:
     return {"client": fault.client, "reason": fault.reason}
 
@@ -185,7 +194,7 @@ class Records:
             ) from error
 
     def _write(self, record: Mapping[str, object], state: Callable[[], State], now: bool) -> None:
-        self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        self._metrics.write(json.dumps(_sayable(record), allow_nan=False) + "\n")
         self._metrics.flush()
         self.rounds_done = int(str(record["round"]))
         self.clock = float(str(record["clock"]))
@@ -292,11 +301,15 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
         tensors[path] = tensor.detach().cpu().contiguous()
         return {"$": kind, "path": path}
+    if isinstance(value, float) and not np.isfinite(value):
+        return {"$": "number", "value": str(value)}
     return value
 
 
 def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
+        if value.get("$") == "number":
+            return float(value["value"])
         if "$" in value:
             tensor = tensors[value["path"]]
             return tensor if value["$"] == "tensor" else tensor.numpy()

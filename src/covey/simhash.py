@@ -6,7 +6,7 @@ the bits that is the angle between their word counts over π. Only the bits leav
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -58,6 +58,9 @@ class SimHash(Probe):
         )
         require(self.form in FORMS, f"form is auto, tokens, quantised or projection, not '{self.form}'.")
         require(self.step > 0, f"step must be above 0, not {self.step:g}.")
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"bits": (self.bits // 8,)}
 
     def measure(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int

@@ -4,7 +4,7 @@ An update is relevant if its signs agree with those of the whole federation's up
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -37,6 +37,9 @@ class Relevance(CohortProbe):
     ) -> dict[str, Tensor]:
         update = self.update.to(received.device)
         return {"share": torch.stack([sign_agreement(state - received, update) for state in trained])}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"share": ()}
 
     def payload(self) -> dict[str, Tensor]:
         return {"update": self.update}

@@ -158,7 +158,7 @@ class WithPredictor(Aggregator):
         clients, sizes = replies.clients[rows], replies.samples.numpy()[rows]
         if "predictor" in found and found["gradients"].sum() > 0:
             used = found["gradients"].double()
-            self.predictor = weighted_sum(found["predictor"], used / used.sum())
+            self.predictor = weighted_sum(found["predictor"].to(self.predictor.dtype), used / used.sum())
         elif "predictor" in found and not self._warned:
             self._warned = True
             warnings.warn(f"In round {round} {self.too_few}", stacklevel=2)

@@ -65,6 +65,20 @@ class Rules:
         return cls(**{name: coerce(value, known[name], f"rules.{name}") for name, value in given.items()})
 
 
+NODE_OPTIONS = (
+    "label",
+    "allow",
+    "update-clip",
+    "update-privacy",
+    "insight-privacy",
+    "insight-clip",
+    "folder",
+    "memory",
+    "drill",
+)
+"""What a site that runs Covey's app may say under `[node]`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """What a site is given, and what its node does with it."""
@@ -95,7 +109,13 @@ class Site:
             )
         for key in ("name", "server"):
             require(key in given, f"{folder / 'site.toml'} does not say the {key}.")
+        for key in node if given.get("app", cls.app) == cls.app else ():
+            require(
+                key in NODE_OPTIONS,
+                f"{folder / 'site.toml'}: there is no option '{key}' under node. Known: {', '.join(NODE_OPTIONS)}.",
+            )
         values = {key: coerce(value, hints[key], key) for key, value in given.items()}
+        require(values.get("poll", cls.poll) > 0, f"{folder / 'site.toml'}: poll must be above 0 seconds.")
         return cls(folder=folder.resolve(), node=node, **values)
 
     @property
@@ -175,10 +195,16 @@ class Fleet:
             bool(re.fullmatch(r".+:\d{1,5}", self.address)),
             f"The address is of the form host:port, not '{self.address}'.",
         )
+        host, _, port = self.address.rpartition(":")
+        require(1 <= int(port) <= 65535, f"The address has a port from 1 to 65535, not {port}.")
+        _require_host(host)
 
     def write(self, hosts: Collection[str], poll: float = 3.0, node: Mapping[str, Any] | None = None) -> None:
         """The whole folder: settings, certificates, and a folder for each site. Refuses one that is there already."""
         self.check()
+        require(poll > 0, f"poll must be above 0 seconds, not {poll:g}.")
+        for host in hosts:
+            _require_host(host)
         try:
             require(
                 not self.folder.exists() or not any(self.folder.iterdir()),
@@ -238,3 +264,11 @@ def _lines(values: Mapping[str, Any], section: str) -> list[str]:
 
 def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _require_host(host: str) -> None:
+    """Refuse what a certificate cannot name."""
+    require(
+        host.isascii() and not host.startswith("["),
+        f"'{host}' cannot be a host here: a name in ASCII (xn--… for others) or an IPv4 address.",
+    )

@@ -54,6 +54,7 @@ from covey.errors import Refusal, require
 from covey.fleet.folder import Site
 from covey.fleet.link import ACQUIRE
 from covey.fleet.processes import end_with_parent, free_port
+from covey.fleet.site import protection
 from covey.registry import import_path
 
 PID = "node.pid"
@@ -108,6 +109,9 @@ def run_node(site: Site) -> int:
     """Connect a site to its fleet and answer orders, until the SuperNode ends; returns its exit code."""
     app = import_path(site.app, "app")
     require(isinstance(app, ClientApp), f"{site.app} is not a ClientApp.")
+    if site.app == Site.app:
+        # Now, and not when the first order comes.
+        protection(site.settings)
     alone = (site.folder / "node.lock").open("w")
     try:
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -294,7 +298,9 @@ def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
         answer = app(message=message, context=context)
     except Exception as error:
         traceback.print_exc()
-        status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
+        # Sentences of our own are for the server too; what libraries say may hold what a sample does.
+        said = str(error) if isinstance(error, Refusal) else "the site's log says more"
+        status, details = SubStatus.FAILED, f"{type(error).__name__}: {said}"
         answer = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
     push_message(client, answer, context)
     push_task_output(client, context, status, details)

@@ -85,6 +85,8 @@ class FleetRuntime:
         self._at_sites = False
         """Whether the last scores are what sites report."""
         self._scored = True
+        self._strange = False
+        """Whether the run was begun on another fleet than this, whose sites hold nothing of it."""
         self._post = Post(
             self._roster,
             seed=config.seed,
@@ -102,6 +104,7 @@ class FleetRuntime:
     def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Go on with a run from its records: who failed in a row, and who is rested."""
         self._health.recall(rows[-1].get("health", {}) if rows else {})
+        self._strange = bool(rows) and not self._accounts.is_file()
 
     @classmethod
     def of(cls, federation: Federation, module: nn.Module, config: Config) -> "FleetRuntime":
@@ -137,6 +140,12 @@ class FleetRuntime:
         return fit
 
     def execute(self, order: Order) -> Replies:
+        require(
+            not self._strange or not ((order.train and order.resident) or any(probe.kept for probe in order.probes)),
+            f"The run cannot be gone on with here: '{self._config.method}' leaves with sites what only they know "
+            f"(their own models or variables), and the fleet in {self.fleet.folder} knows nothing of this run. Go on "
+            "with it on the fleet that it was begun on, or begin another.",
+        )
         grid = self._grid()
         begin = time.perf_counter()
         with self._connected():
@@ -225,7 +234,7 @@ class FleetRuntime:
             if self._at_sites:
                 record.pop("class_accuracy", None)
             if not self._scored:
-                record["accuracy"] = None
+                record |= {"accuracy": None, "loss": None}
         return record
 
     def close(self) -> None:

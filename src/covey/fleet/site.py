@@ -63,7 +63,13 @@ def prepared(context: Context, part: str) -> Client:
     torch.set_num_threads(1)
     told = json.loads(str(context.run_config[RUN]))
     node = context.node_config
-    samples = read_samples(Path(str(node["folder"])), part, tuple(told["class_names"]), str(node.get("label", "label")))
+    try:
+        samples = read_samples(
+            Path(str(node["folder"])), part, tuple(told["class_names"]), str(node.get("label", "label"))
+        )
+    except Refusal as error:
+        # The reason may hold values, labels and names of files; it is in the site's log.
+        raise Refusal("Its samples cannot be read; the site's log says why.") from error
     require(
         tuple(samples.x.shape[1:]) == tuple(told["shape"]),
         f"Samples here have the shape {tuple(samples.x.shape[1:])}, and the run is about {tuple(told['shape'])}.",

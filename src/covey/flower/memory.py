@@ -27,6 +27,8 @@ class Memory:
             state[_ARRAYS] = ArrayRecord()
         self._index = state.config_records[_INDEX]
         self._arrays = state.array_records[_ARRAYS]
+        self._asked_for: set[str] = set()
+        """What probes kept that the present order goes on from."""
 
     @property
     def models(self) -> list[str]:
@@ -41,6 +43,8 @@ class Memory:
 
     def find(self, name: str) -> Tensor | None:
         """The array with this digest, or what a probe kept under this name."""
+        if name in self.kept:
+            self._asked_for.add(name)
         array: Array | None = self._arrays.get(self.kept.get(name, name))
         return None if array is None else as_tensor(array)
 
@@ -75,14 +79,17 @@ class Memory:
     def keep(self, name: str, round: int, value: Tensor) -> None:
         """Keep what a probe leaves with the client.
 
-        That of the round before stays too: where a reply is lost, the server goes on from there.
+        What this order goes on from stays too (else that of the round before): where its reply is lost, and those of
+        later rounds, the server goes on from there.
         """
         known = digest(value)
         self._arrays[known] = as_array(value)
         others = {key: kept for key, kept in self.kept.items() if key != f"{name}@{round}"}
         before = [key for key in others if key.rpartition("@")[0] == name]
-        for key in before[:-1]:
-            del others[key]
+        staying = self._asked_for.intersection(before) or set(before[-1:])
+        for key in before:
+            if key not in staying:
+                del others[key]
         lines = {**others, f"{name}@{round}": known}
         self._index["kept"] = "\n".join(f"{key}={kept}" for key, kept in lines.items())
         self._forget()

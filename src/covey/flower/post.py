@@ -203,7 +203,8 @@ class Post:
 
     def _seconds(self, answer: Message) -> float:
         """From when the order was made to when its answer was: what Flower took off the time that it may live."""
-        return min(max(self.timeout - answer.metadata.ttl, 0.0), self.timeout)
+        taken = self.timeout - answer.metadata.ttl
+        return min(max(taken, 0.0), self.timeout) if math.isfinite(taken) else self.timeout
 
     def _reply(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
         client = int(order.clients[position])

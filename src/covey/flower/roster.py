@@ -101,8 +101,9 @@ class Roster:
             return []
         asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit) for node in unknown]
         for answer in grid.send_and_receive(asked, timeout=limit):
-            if answer.has_content() and IDENTITY in answer.content.config_records:
-                self._said[answer.metadata.src_node_id] = str(answer.content.config_records[IDENTITY]["name"])
+            said = answer.content.config_records.get(IDENTITY) if answer.has_content() else None
+            if said is not None and "name" in said:
+                self._said[answer.metadata.src_node_id] = str(said["name"])
         return unknown
 
     def _assign(self, present: set[int]) -> None:

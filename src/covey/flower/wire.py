@@ -157,10 +157,14 @@ def _header(kind: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
     return str(kind), buffer.getvalue()
 
 
+_NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+"""Types that tensors can be made of and computed with."""
+
+
 def as_tensor(array: Array) -> Tensor:
     """The tensor that an array holds, to read and not to write to; whatever is not plain numbers raises."""
     values = _values(array)
-    require(values.dtype.kind in "fiub", f"an array of type {values.dtype} is not one of numbers.")
+    require(values.dtype.name in _NUMBERS, f"an array of type {values.dtype} is not one of {', '.join(_NUMBERS)}.")
     return torch.from_numpy(values)
 
 

@@ -2,6 +2,7 @@
 Optimization", ICLR 2021): each client mixes the models of others that do better on its own validation samples.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,6 +42,9 @@ class Gains(Probe):
     holdout: int
 
     name = "gains"
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"value": (self.slots,)}
 
     def for_client(self, client: int) -> "Offer":
         models = [self.personal[owner] for owner in self.offers[client]]

@@ -5,6 +5,7 @@ Convex is the last layer alone: the features below it are those of the initial m
 before) and stay as they are. A model without hidden layers (`model.hidden=`) is linear in its inputs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -49,6 +50,9 @@ class Subproblem(Probe):
 
     name = "subproblem"
     kept = ("duals",)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"change": self.weights.shape[1:], "loss": (), "conjugates": (2,)}
 
     def for_client(self, client: int) -> "LocalSubproblem":
         return LocalSubproblem(
