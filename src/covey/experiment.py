@@ -141,8 +141,8 @@ class Run:
 
     @property
     def recorded(self) -> bool:
-        """Whether there is a line of every round."""
-        return len(self.metrics) >= self.config.rounds
+        """Whether there is a line of the last round. On Flower, rounds that reach nobody have none."""
+        return bool(self.metrics) and int(self.metrics[-1]["round"]) >= self.config.rounds
 
     @property
     def finished(self) -> bool:
