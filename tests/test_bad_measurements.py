@@ -1,5 +1,6 @@
 """Measurements that no client should send, on Flower: each costs itself, and the run goes on."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
 from covey import Config, Refusal
@@ -16,6 +17,7 @@ from covey.federations import build_federation
 from covey.fleet.folder import Site
 from covey.fleet.launch import loopback_fleet
 from covey.fleet.runtime import FleetRuntime
+from covey.fleet.site import RUN, about, prepared
 from covey.flower import InProcessGrid, Strategy, client_app
 from covey.flower.wire import REPLY, as_array
 from tests.conftest import SMALL
@@ -146,6 +148,16 @@ def test_a_fleet_that_nobody_could_reach_is_refused_before_keys_are_made(tmp_pat
     assert not (tmp_path / "fleet").exists()
 
 
+def test_what_is_wrong_with_a_sites_samples_stays_there(tmp_path: Path):
+    (tmp_path / "train.csv").write_text("a,label\nJane Doe,ok\n")
+    told = about(build_federation(Config.of(SMALL)).dataset, "mlp", {}, 0, "fp32")
+    context = Context(0, 0, {"folder": str(tmp_path)}, RecordDict(), {RUN: json.dumps(told)})
+    with pytest.raises(Refusal) as refused:
+        prepared(context, "train")
+    assert str(refused.value) == "Its samples cannot be read; the site's log says why."
+    assert "Jane Doe" in str(refused.value.__cause__), "what the log says"
+
+
 @pytest.mark.parametrize(("method", "goes_on"), [("local-only", False), ("mocha", False), ("fedavg", True)])
 def test_what_only_sites_know_is_not_gone_on_with_on_another_fleet(tmp_path, method, goes_on):
     config = Config.of({**SMALL, "method": method, "clients": 4, "cohort": 4})
@@ -159,6 +171,9 @@ def test_what_only_sites_know_is_not_gone_on_with_on_another_fleet(tmp_path, met
         refused = "cannot be reached|refused|certificate" if goes_on else f"'{method}' leaves with sites what only they"
         with pytest.raises(Refusal, match=refused):
             runtime.execute(order)
+        runtime._scored = False
+        record = runtime.annotated({"round": 2, "accuracy": 0.0, "loss": 0.0})
+        assert (record["accuracy"], record["loss"]) == (None, None), "where no site has scored the model"
     finally:
         runtime.close()
         experiment.runtime.close()

@@ -101,6 +101,15 @@ def test_a_run_whose_last_model_was_not_kept_is_not_finished(tmp_path):
     assert not Run.open(tmp_path / "run").finished
 
 
+def test_a_run_is_recorded_up_to_its_last_line_though_rounds_that_reached_nobody_have_none(tmp_path):
+    result = run(SMALL, out=tmp_path / "run")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text(lines[0] + lines[2])
+    assert Run.open(result.folder).recorded
+    (tmp_path / "run" / "metrics.jsonl").write_text(lines[0] + lines[1])
+    assert not Run.open(result.folder).recorded
+
+
 def test_a_comparison_goes_on_with_a_run_whose_last_model_was_not_kept(tmp_path):
     settings = {"given": SMALL, "seeds": 1, "out": tmp_path / "cmp"}
     before = covey.compare(["fedavg"], **settings).rows
@@ -115,6 +124,17 @@ def test_a_folder_whose_run_was_killed_before_it_had_a_configuration_can_be_used
     for name in ("environment.json", "config.json.part"):
         (tmp_path / name).write_text("{}")
     assert run(SMALL, rounds=1, out=tmp_path).finished
+
+
+def test_numbers_that_json_cannot_say_are_none_in_a_line_and_themselves_in_a_checkpoint(tmp_path):
+    kept = Records.create(tmp_path, Config.of(SMALL))
+    figures = {"objective": float("inf"), "each": [1.0, float("nan")]}
+    kept.write({"round": 1, "clock": 0.0, "figures": figures}, lambda: {"best": float("-inf"), "deep": {"x": [1.5]}})
+    kept.close()
+    assert records.read_metrics(tmp_path) == [
+        {"round": 1, "clock": 0.0, "figures": {"objective": None, "each": [1.0, None]}}
+    ]
+    assert read_checkpoint(tmp_path) == (1, {"best": float("-inf"), "deep": {"x": [1.5]}})
 
 
 def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_once_there_is_room(tmp_path):

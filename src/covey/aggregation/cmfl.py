@@ -49,9 +49,12 @@ class Relevance(CohortProbe):
 class CMFL(Average):
     """Clients upload only updates that agree in sign with the last global update; the server averages those.
 
-    The last global update ū travels to the clients with the model. A client with update u sends its model if e = (1/d)
-    Σ_j 1[sgn u_j = sgn ū_j] ≥ v_t, and otherwise only e, with what a selector asks for. As long as there is no global
-    update, everyone is relevant. Where nobody is relevant, the model and ū stay as they are.
+    The last global update ū travels to the clients with the model. A client with update u sends its model if
+
+        e = (1/d) Σ_j 1[sgn u_j = sgn ū_j] ≥ v_t,
+
+    and otherwise only e, with what a selector asks for. As long as there is no global update, everyone is relevant.
+    Where nobody is relevant, the model and ū stay as they are.
 
     threshold: v_0. Updates of clients that differ, or of a model that has nearly converged, agree in little more than
         half of the coordinates: a constant threshold above what they reach ends the training.
