@@ -281,7 +281,7 @@ def _environment() -> dict[str, str]:
 
 def describe() -> dict[str, object]:
     """Commit, machine and versions."""
-    from covey.records import describe_machine
+    from covey.core.records import describe_machine
 
     machine = describe_machine()
     changes = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -25,17 +25,17 @@ from flwr.clientapp import ClientApp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from covey.config import Config
-from covey.experiment import Experiment
+from covey.config.schema import Config
+from covey.core.messages import checked
 from covey.flower import InProcessGrid
-from covey.flower.app import who
-from covey.flower.job import client_of
-from covey.flower.memory import Memory
-from covey.flower.post import Post
+from covey.flower.exchange import Post
+from covey.flower.flower_runtime import FlowerRuntime
+from covey.flower.node_app import who
+from covey.flower.node_memory import Memory
 from covey.flower.roster import Roster
+from covey.flower.simulated_client import client_of
 from covey.flower.wire import order_instructions, pack_answer, unpack_order
-from covey.messages import checked
-from covey.runtimes.flower import FlowerRuntime
+from covey.job.experiment import Experiment
 
 CLIENTS = 10
 CASES: dict[str, Mapping[str, Any]] = {

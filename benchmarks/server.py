@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.choosing import names_of
 from covey.aggregation import FedDRL, FedDRLSet, weighted_sum
 from covey.aggregation.by_agent import ByAgent
-from covey.aggregation.impact import Reported
-from covey.config import Local
-from covey.layout import Layout
-from covey.roles import Setting
+from covey.aggregation.impact_factors import Reported
+from covey.config.sections import Local
+from covey.core.interfaces import Setting
+from covey.model.layout import Layout
 from covey.selection import FedACS
 from covey.selection.contexts import ContextSelector
 from covey.selection.k_linucb import KLinUCB
@@ -50,7 +50,7 @@ def fedacs() -> Callable[[int], object]:
     selector.wins[:] = rng.integers(1, 40, MILLION) * 0.2
     selector.losses[:] = rng.integers(1, 40, MILLION) * 0.2
     everyone = np.arange(MILLION)
-    return lambda round: selector.select(round, everyone)
+    return lambda t: selector.select(t, everyone)
 
 
 STATE_BYTES: dict[str, float] = {}
@@ -69,7 +69,7 @@ def contextual(name: str, selector: ContextSelector) -> Callable[[int], object]:
     kept = [one for one in vars(selector).values() if isinstance(one, np.ndarray) and one.shape[:1] == (MILLION,)]
     STATE_BYTES[name] = sum(one.nbytes for one in kept) / MILLION
     everyone = np.arange(MILLION)
-    return lambda round: selector.select(round, everyone)
+    return lambda t: selector.select(t, everyone)
 
 
 VGG_11 = 9_797_092
@@ -85,7 +85,7 @@ def decision(aggregator: ByAgent) -> Callable[[int], object]:
     everyone = np.arange(COHORT)
     before = rng.uniform(0.2, 2, COHORT)
     told = Reported(everyone, everyone, np.ones(COHORT, dtype=np.bool_), before, before / 2, np.full(COHORT, 300.0))
-    return lambda round: aggregator.impact_factors(round, told, torch.device("cpu"))
+    return lambda t: aggregator.impact_factors(t, told, torch.device("cpu"))
 
 
 def learning(aggregator: ByAgent) -> Callable[[int], object]:
@@ -96,7 +96,7 @@ def learning(aggregator: ByAgent) -> Callable[[int], object]:
     for _ in range(1_000):
         states = rng.random((2, agent.architecture.state_size)) + 0.1
         agent.replay.push(states[0], rng.random(agent.architecture.action_size), -rng.random(), states[1])
-    return lambda round: agent.train_now(round)
+    return lambda t: agent.train_now(t)
 
 
 def models() -> torch.Tensor:
@@ -105,13 +105,13 @@ def models() -> torch.Tensor:
 
 def aggregation() -> Callable[[int], object]:
     states, weights = models(), torch.full((COHORT,), 1 / COHORT, dtype=torch.float64)
-    return lambda round: weighted_sum(states, weights)
+    return lambda t: weighted_sum(states, weights)
 
 
 def copying() -> Callable[[int], object]:
     states = models()
     room = torch.empty_like(states)
-    return lambda round: room.copy_(states)
+    return lambda t: room.copy_(states)
 
 
 CASES: dict[str, tuple[str, Callable[[], Callable[[int], object]]]] = {
@@ -135,9 +135,9 @@ def measured(make: Callable[[], Callable[[int], object]], repeats: int) -> dict[
     call = make()
     call(1)
     taken = []
-    for round in range(2, repeats + 2):
+    for t in range(2, repeats + 2):
         begin = time.perf_counter()
-        call(round)
+        call(t)
         taken.append(time.perf_counter() - begin)
     tracemalloc.start()
     call(repeats + 2)

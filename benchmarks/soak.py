@@ -28,12 +28,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import covey
-from covey.config import Config
-from covey.federations import build_federation
+from covey.config.schema import Config
+from covey.core.build import build_federation
+from covey.core.checkpoint import read_checkpoint
 from covey.fleet import Rules
-from covey.fleet.launch import Loopback, loopback_fleet
-from covey.fleet.runtime import FLEET
-from covey.records import read_checkpoint
+from covey.fleet.fleet_runtime import FLEET
+from covey.fleet.loopback import Loopback, loopback_fleet
 
 SETTINGS: dict[str, Any] = {
     "method": "fedacs",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from covey.cli import main
-from covey.records import TIMINGS
+from covey.cli.main import main
+from covey.core.round_record import TIMINGS
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ import torch
 
 import covey
 from covey import Aggregator, Refusal, Run, Selector
-from covey.comparing import resume_comparison
-from covey.config import Choice
-from covey.report import report as write_report
+from covey.config.schema import Choice
+from covey.job.comparison.execution import resume_comparison
+from covey.page.run_report import report as write_report
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own" / "fair.py"
 SMALL = {"clients": 6, "cohort": 2, "rounds": 2, "workers": 1, "environment.samples": 20}
@@ -28,7 +28,7 @@ class Chosen(Selector):
 
     answer: object = None
 
-    def select(self, round, candidates):
+    def select(self, t, candidates):
         return self.answer
 
 
@@ -37,7 +37,7 @@ class Found(Aggregator):
 
     answer: object = None
 
-    def combine(self, round, model, replies):
+    def combine(self, t, model, replies):
         return self.answer(model) if callable(self.answer) else self.answer
 
 
@@ -51,7 +51,7 @@ class Edited(Selector):
     def __init__(self, *, powers: list[int] = [1], share: float | None = None) -> None:  # noqa: B006 (not written to)
         self.powers, self.share = powers, share
 
-    def select(self, round, candidates):
+    def select(self, t, candidates):
         return candidates[: self.setting.cohort]
 
 
@@ -213,7 +213,7 @@ def test_something_else_than_the_role_is_refused(tmp_path, kind, role):
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`covey` as it is installed, which does not have the current folder on its path by itself."""
-    code = "import sys; sys.path = [one for one in sys.path if one]; from covey.cli import main; main()"
+    code = "import sys; sys.path = [one for one in sys.path if one]; from covey.cli.main import main; main()"
     return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False)
 
 

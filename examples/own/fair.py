@@ -16,7 +16,7 @@ class LeastInvited(Selector):
         super().begin(setting)
         self.times = np.zeros(setting.clients, dtype=np.int64)
 
-    def select(self, round: int, candidates: np.ndarray) -> np.ndarray:
+    def select(self, t: int, candidates: np.ndarray) -> np.ndarray:
         cohort = candidates[np.argsort(self.times[candidates], kind="stable")][: self.setting.cohort]
         self.times[cohort] += 1
         return cohort
@@ -35,6 +35,6 @@ class Median(Aggregator):
     def __init__(self, *, step: float = 1.0) -> None:
         self.step = step
 
-    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+    def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         """`replies.states` is `[clients, d]`; there are also samples, losses and what clients have measured."""
         return model + self.step * (replies.states.median(dim=0).values - model)

@@ -87,11 +87,21 @@ def _hints(annotated: Any) -> dict[str, Any]:
 class Registry(Generic[T]):
     """Parts of one kind by name, those of other packages included."""
 
-    def __init__(self, kind: str, plural: str, parts_of_users: bool = False, section: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        plural: str,
+        parts_of_users: bool = False,
+        section: str | None = None,
+        homes: tuple[str, ...] = (),
+    ) -> None:
         self.kind = kind
         self.plural = plural
         self.section = section or kind
         """The part's key in a configuration."""
+        self._homes = homes
+        """Modules that register Covey's own parts; imported when the registry is first read."""
+        self._home = False
         self._parts_of_users = parts_of_users
         self._entries: dict[str, Entry[T]] = {}
 
@@ -104,7 +114,14 @@ class Registry(Generic[T]):
 
         return register
 
+    def _load_homes(self) -> None:
+        if not self._home:
+            self._home = True
+            for module in self._homes:
+                import_module(module)
+
     def names(self) -> list[str]:
+        self._load_homes()
         return sorted({*self._entries, *self._plugins})
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -112,6 +129,8 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         """The part called `name`, or the one at `package.module:name` where users may bring their own."""
+        if name not in self._entries:
+            self._load_homes()
         if name not in self._entries:
             if name in self._plugins:
                 self._entries[name] = Entry(name, self._load(self._plugins[name]))

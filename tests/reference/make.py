@@ -2,8 +2,8 @@
 
     python tests/reference/make.py
 
-Uses public names alone, so that an older version can make them too. `tests/test_reference.py` compares. A change that is
-meant to change results makes them anew, and the changelog says why.
+Uses public names alone, so that an older version can make them too; `tests/test_reference.py` compares.
+A change that is meant to change results makes them anew, and the changelog says why.
 """
 
 import hashlib

@@ -4,10 +4,10 @@ from covey.aggregation.average import Average, weighted_sum
 from covey.aggregation.cmfl import CMFL, ServerCMFL
 from covey.aggregation.feddrl import FedDRL
 from covey.aggregation.feddrl_set import FedDRLSet
+from covey.aggregation.fixed_weights import Ratios
 from covey.aggregation.loss_softmax import LossSoftmax
-from covey.aggregation.ondemand import WithPredictor
-from covey.aggregation.ratios import Ratios
-from covey.roles import Aggregator, aggregators
+from covey.aggregation.share_predictor import WithPredictor
+from covey.core.interfaces import Aggregator
 
 __all__ = [
     "CMFL",
@@ -19,6 +19,5 @@ __all__ = [
     "Ratios",
     "ServerCMFL",
     "WithPredictor",
-    "aggregators",
     "weighted_sum",
 ]

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from covey.messages import Replies
-from covey.probes import Probe, Utility
-from covey.roles import Aggregator, aggregators
+from covey.core.interfaces import Aggregator, Probe
+from covey.core.messages import Replies
+from covey.probe.losses import Utility
+from covey.registries import aggregators
 
 _BLOCK = 1 << 18
 """Values that are summed over all clients before the next: they and their sum stay in a cache."""
@@ -23,10 +24,10 @@ class Average(Aggregator):
         self.weighted = weighted
         self.fairness = fairness
 
-    def probes(self, round: int) -> tuple[Probe, ...]:
+    def probes(self, t: int) -> tuple[Probe, ...]:
         return (Utility(),) if self.fairness else ()
 
-    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+    def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         counts = replies.samples.double() if self.weighted else torch.ones(len(replies), dtype=torch.float64)
         return weighted_sum(replies.states, counts / counts.sum())
 

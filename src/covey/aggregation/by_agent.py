@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.aggregation.ddpg import DIVERGED, Agent, Architecture, Learning
-from covey.aggregation.impact import ByImpactFactors, Reported
-from covey.environments import FloatArray
+from covey.aggregation.impact_factors import ByImpactFactors, Reported
+from covey.arrays import FloatArray, State
+from covey.core.interfaces import Setting
 from covey.errors import Refusal, require
 from covey.randomness import generator
-from covey.roles import Setting, State
 
 
 class ByAgent(ByImpactFactors):
@@ -71,7 +71,7 @@ class ByAgent(ByImpactFactors):
         """What the agent sees of a round: `[S]`."""
 
     @abstractmethod
-    def factors(self, round: int, action: FloatArray, reported: Reported) -> FloatArray:
+    def factors(self, t: int, action: FloatArray, reported: Reported) -> FloatArray:
         """Impact factors `[K]` by an action `[D]`."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class ByAgent(ByImpactFactors):
         self.last: tuple[FloatArray, FloatArray, float] | None = None
         """State, action and cost of the last round, if its action can still be rewarded."""
 
-    def impact_factors(self, round: int, reported: Reported, device: torch.device) -> FloatArray:
+    def impact_factors(self, t: int, reported: Reported, device: torch.device) -> FloatArray:
         """One step of the agent (Algorithm 2, lines 13-21)."""
         self.agent.to(device)
         state = self.state_of(reported)
@@ -102,21 +102,21 @@ class ByAgent(ByImpactFactors):
             if self.last is not None:
                 last_state, last_action, last_cost = self.last
                 self.agent.replay.push(last_state, last_action, self.reward_of(last_cost, reported.cost), state)
-            draws = self.draws(round, "noise").standard_normal(len(action))
+            draws = self.draws(t, "noise").standard_normal(len(action))
             self.deviation = (1 - self.reversion) * self.deviation + self.noise * draws
             action = self.limited(action + self.deviation)
             self.last = state, action, reported.cost
-            key = (self.setting.seed, round, "replay", self.worker)
+            key = (self.setting.seed, t, "replay", self.worker)
             if not self.side_thread:
                 # After the last round too: nothing is done before it is needed, and a run may be gone on with.
                 self.agent.train_later(*key)
-            elif round < self.setting.rounds:
+            elif t < self.setting.rounds:
                 self.agent.train_aside(*key)
         else:
             action = self.limited(action)
-        return self.factors(round, action, reported)
+        return self.factors(t, action, reported)
 
-    def nothing_reported(self, round: int) -> None:
+    def nothing_reported(self, t: int) -> None:
         self.last = None
 
     def reward_of(self, before: float, after: float) -> float:
@@ -128,8 +128,8 @@ class ByAgent(ByImpactFactors):
             return -after
         return float(np.log(max(before, 1e-12)) - np.log(max(after, 1e-12)))
 
-    def draws(self, round: int, purpose: str) -> np.random.Generator:
-        return generator(self.setting.seed, round, purpose, self.worker)
+    def draws(self, t: int, purpose: str) -> np.random.Generator:
+        return generator(self.setting.seed, t, purpose, self.worker)
 
     def state_dict(self) -> State:
         last = None if self.last is None else {"state": self.last[0], "action": self.last[1], "cost": self.last[2]}

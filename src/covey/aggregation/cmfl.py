@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from covey.aggregation.average import Average
+from covey.arrays import State
+from covey.core.interfaces import CohortProbe, Probe, Setting
+from covey.core.messages import Gate, Replies
 from covey.errors import require
-from covey.messages import Gate, Replies
-from covey.probes import CohortProbe, Probe
-from covey.roles import Setting, State, aggregators
+from covey.registries import aggregators
 
 if TYPE_CHECKING:
-    from covey.client import Learner
+    from covey.client.learner import Learner
     from covey.data.dataset import Samples
 
 
@@ -76,18 +77,18 @@ class CMFL(Average):
         self.update: Tensor | None = None
         """ū `[parameters]`; None before the first."""
 
-    def probes(self, round: int) -> tuple[Probe, ...]:
+    def probes(self, t: int) -> tuple[Probe, ...]:
         return () if self.update is None else (Relevance(self.update),)
 
-    def gate(self, round: int) -> Gate | None:
-        return None if self.update is None else Gate(Relevance.name, "share", self.threshold_at(round))
+    def gate(self, t: int) -> Gate | None:
+        return None if self.update is None else Gate(Relevance.name, "share", self.threshold_at(t))
 
-    def threshold_at(self, round: int) -> float:
+    def threshold_at(self, t: int) -> float:
         """v_t."""
-        return self.threshold / math.sqrt(round) if self.decay == "sqrt" else self.threshold
+        return self.threshold / math.sqrt(t) if self.decay == "sqrt" else self.threshold
 
-    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
-        combined = super().combine(round, model, replies)
+    def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
+        combined = super().combine(t, model, replies)
         trainable = self.setting.layout.trainable
         self.update = combined[:trainable] - model[:trainable].to(combined.device)
         return combined
@@ -115,17 +116,17 @@ class ServerCMFL(Average):
         require(0 <= threshold <= 1, f"aggregator.threshold is a share in [0, 1], not {threshold:g}.")
         self.threshold = threshold
 
-    def combine(self, round: int, model: Tensor, replies: Replies) -> Tensor:
-        shares = self.relevance(round, model, replies)
+    def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
+        shares = self.relevance(t, model, replies)
         keep = np.flatnonzero(shares.numpy() >= self.threshold)
         if not len(keep):
             keep = np.array([int(shares.argmax())])
-        return super().combine(round, model, replies.take(keep))
+        return super().combine(t, model, replies.take(keep))
 
-    def relevance(self, round: int, model: Tensor, replies: Replies) -> Tensor:
+    def relevance(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         """How far each client's update agrees with the mean of all: `[k]`."""
         before = model.to(replies.states.device)
-        mean = (super().combine(round, model, replies) - before)[: self.setting.layout.trainable]
+        mean = (super().combine(t, model, replies) - before)[: self.setting.layout.trainable]
         return torch.stack([sign_agreement(state - before, mean) for state in replies.states]).cpu()
 
 

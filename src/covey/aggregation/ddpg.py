@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from covey.aggregation.agents_together import Network, catch_up, leave, wait
 from covey.aggregation.repeatable import as_tensor, one_thread
-from covey.aggregation.replay import Experiences, Replay, prioritised
-from covey.environments import FloatArray
+from covey.aggregation.replay_buffer import Experiences, Replay, prioritised
+from covey.arrays import FloatArray, State
 from covey.errors import require
 from covey.randomness import generator, torch_seed
-from covey.roles import State
 
 LEAST_PRIORITY = 1e-6
 """Added to every temporal difference, so that each experience can be drawn."""

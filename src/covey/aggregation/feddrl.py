@@ -17,10 +17,11 @@ from torch import Tensor
 
 from covey.aggregation.by_agent import ByAgent
 from covey.aggregation.ddpg import Architecture, Learning, Perceptron
-from covey.aggregation.impact import Reported, softmax
-from covey.environments import FloatArray
+from covey.aggregation.impact_factors import Reported, softmax
+from covey.arrays import FloatArray
+from covey.core.interfaces import Setting
 from covey.errors import require
-from covey.roles import Setting, aggregators
+from covey.registries import aggregators
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ class FedDRL(ByAgent):
     def limited(self, action: FloatArray) -> FloatArray:
         return np.clip(action, 0.0 if self.order == "authors" else -1.0, 1.0)
 
-    def factors(self, round: int, action: FloatArray, reported: Reported) -> FloatArray:
+    def factors(self, t: int, action: FloatArray, reported: Reported) -> FloatArray:
         """α_k by eq. 5 and 6, of the usable seats."""
         means, spreads = np.split(action, 2)
-        draws = self.draws(round, "impact factors").standard_normal(len(means))
+        draws = self.draws(t, "impact factors").standard_normal(len(means))
         if self.order == "paper":
             drawn = means + np.minimum(np.abs(spreads), self.beta * np.abs(means)) * draws
             return softmax(self.sharpness * drawn, reported.usable)

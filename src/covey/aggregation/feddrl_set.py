@@ -14,10 +14,11 @@ from torch import Tensor
 
 from covey.aggregation.by_agent import ByAgent
 from covey.aggregation.ddpg import Architecture, Learning, Perceptron
-from covey.aggregation.impact import Reported, softmax
-from covey.environments import FloatArray
+from covey.aggregation.impact_factors import Reported, softmax
+from covey.arrays import FloatArray, State
+from covey.core.interfaces import Setting
 from covey.errors import require
-from covey.roles import Setting, State, aggregators
+from covey.registries import aggregators
 
 FEATURES = 6
 """What is seen of a client: relative loss, remembered relative loss, what training left of the loss, relative number of
@@ -211,7 +212,7 @@ class FedDRLSet(ByAgent):
         state: FloatArray = (x * usable[:, None]).ravel()
         return state
 
-    def factors(self, round: int, action: FloatArray, reported: Reported) -> FloatArray:
+    def factors(self, t: int, action: FloatArray, reported: Reported) -> FloatArray:
         return softmax(action, reported.usable)
 
     def state_dict(self) -> State:

@@ -2,10 +2,10 @@
 
 import torch
 
-from covey.aggregation.impact import ByImpactFactors, Reported, softmax
-from covey.environments import FloatArray
+from covey.aggregation.impact_factors import ByImpactFactors, Reported, softmax
+from covey.arrays import FloatArray
 from covey.errors import require
-from covey.roles import aggregators
+from covey.registries import aggregators
 
 
 @aggregators.add("loss-softmax")
@@ -24,7 +24,7 @@ class LossSoftmax(ByImpactFactors):
         require(sharpness >= 0, f"aggregator.sharpness must not be negative, not {sharpness:g}.")
         self.sharpness = sharpness
 
-    def impact_factors(self, round: int, reported: Reported, device: torch.device) -> FloatArray:
+    def impact_factors(self, t: int, reported: Reported, device: torch.device) -> FloatArray:
         total = reported.before[reported.usable].sum()
         # Where no client has any loss left, all are served equally well.
         shares = reported.before / total if total > 0 else reported.before

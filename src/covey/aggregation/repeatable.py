@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from covey.environments import FloatArray
+from covey.arrays import FloatArray
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Data sets: samples in memory, cut into training and test, not yet dealt to clients."""
 
 from covey.data.cifar import cifar10, cifar100
-from covey.data.dataset import Dataset, DatasetLoader, Samples, datasets
+from covey.data.dataset import Dataset, DatasetLoader, Samples
 from covey.data.digits import digits
 from covey.data.files import download
 from covey.data.given import given
@@ -18,7 +18,6 @@ __all__ = [
     "cifar10",
     "cifar100",
     "csv",
-    "datasets",
     "digits",
     "download",
     "fashion_mnist",

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey.data.dataset import Dataset, datasets
+from covey.data.dataset import Dataset
 from covey.data.files import choose, locate, reason, unusable
+from covey.registries import datasets
 
 Bytes = npt.NDArray[np.uint8]
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from covey.errors import Refusal, require
-from covey.registry import Registry
+from covey.registries import datasets
 
 DatasetLoader = Callable[..., "Dataset"]
 """`load(data_dir, *, option=default, ...)`; `data_dir` is where the user keeps data sets, or None."""
-
-datasets: Registry[DatasetLoader] = Registry("dataset", "datasets", parts_of_users=True)
 
 
 @dataclass(frozen=True, eq=False)

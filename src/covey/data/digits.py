@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from covey.data.dataset import Dataset, channel_statistics, datasets
+from covey.data.dataset import Dataset, channel_statistics
 from covey.errors import require
 from covey.randomness import generator
+from covey.registries import datasets
 
 
 @datasets.add("digits")

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from covey.data.dataset import Dataset, datasets
+from covey.data.dataset import Dataset
 from covey.errors import Refusal
+from covey.registries import datasets
 
 
 @datasets.add("given")

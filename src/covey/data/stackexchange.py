@@ -6,7 +6,7 @@ from html import unescape
 from pathlib import Path
 from xml.parsers import expat
 
-from covey.data.writings import LONGEST, Writing, opened
+from covey.data.documents import LONGEST, Writing, opened
 from covey.errors import Refusal, require
 
 _CHUNK = 1 << 18

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.data.dataset import Dataset, datasets
+from covey.data.dataset import Dataset
 from covey.errors import require
 from covey.randomness import generator
+from covey.registries import datasets
 
 _LATENT = 16
 _MODES = 3

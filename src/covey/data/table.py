@@ -13,10 +13,11 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.data.dataset import Dataset, channel_statistics, datasets, require_finite
+from covey.data.dataset import Dataset, channel_statistics, require_finite
 from covey.data.files import reason
 from covey.errors import Refusal, require
 from covey.randomness import generator
+from covey.registries import datasets
 
 Row = tuple[int, list[str]]
 """A line of a CSV file: its number, and what is in it."""

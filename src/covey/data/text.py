@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.data.dataset import Dataset, DatasetLoader, datasets
+from covey.data.dataset import Dataset, DatasetLoader
+from covey.data.documents import COMPRESSED, Writing, json_lines
 from covey.data.stackexchange import stack_exchange
-from covey.data.writings import COMPRESSED, Writing, json_lines
 from covey.errors import Refusal, require
+from covey.registries import datasets
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<padding>", "<unknown>")

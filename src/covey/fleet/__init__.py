@@ -4,6 +4,6 @@ covey fleet up --clients 5 --method fedacs --rounds 3      # on this machine, fr
 covey fleet init fleet --sites harbour,mill,quarry ...     # files for real machines
 """
 
-from covey.fleet.folder import Fleet, Rules, Site
+from covey.fleet.fleet_folder import Fleet, Rules, Site
 
 __all__ = ["Fleet", "Rules", "Site"]

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from covey.fleet.folder import Fleet
+from covey.fleet.fleet_folder import Fleet
 
 _SERVER = """\
 #!/bin/sh

@@ -51,10 +51,10 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from covey.errors import Refusal, require
-from covey.fleet.folder import Site
-from covey.fleet.link import ACQUIRE
+from covey.fleet.fleet_folder import Site
 from covey.fleet.processes import end_with_parent, free_port
 from covey.fleet.site import protection
+from covey.fleet.superlink import ACQUIRE
 from covey.registry import import_path
 
 PID = "node.pid"

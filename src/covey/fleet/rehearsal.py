@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from covey.config import Config
-from covey.experiment import Experiment, describing
-from covey.federations import Federation
-from covey.fleet.folder import Fleet
+from covey.config.schema import Config
+from covey.environment.federated_data import Federation
+from covey.fleet.fleet_folder import Fleet
 from covey.fleet.samples import federation_of
-from covey.flower.references import require_live
+from covey.flower.live_method import require_live
+from covey.job.experiment import Experiment
+from covey.job.settings import describing
 
 
 def rehearse(config: Config, federation: Federation | None = None) -> Federation:

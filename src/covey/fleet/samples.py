@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from covey.data.dataset import Dataset
+from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
-from covey.federations import Federation
-from covey.fleet.folder import Fleet
+from covey.fleet.fleet_folder import Fleet
 from covey.registry import coerce
 
 LOADER = "covey.fleet.samples:load"

@@ -28,16 +28,16 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict
 from numpy.typing import NDArray
 
-from covey.client import Learner
+from covey.client.learner import Learner
 from covey.data.dataset import Dataset, Samples
 from covey.errors import Refusal, require
-from covey.estimation import Privacy
 from covey.fleet.certificates import write_private
-from covey.fleet.drill import drilled
-from covey.flower.app import answered, register
+from covey.fleet.fault_injection import drilled
+from covey.flower.node_app import answered, register
+from covey.flower.node_work import Client
 from covey.flower.protection import Protection
-from covey.flower.work import Client
-from covey.models import build_model
+from covey.model import build_model
+from covey.probe.class_query import Privacy
 
 RUN = "covey"
 """Where a run's configuration holds what it is about."""

@@ -4,8 +4,8 @@ app = covey.flower.client_app(Net, load_data)                             # clie
 strategy = covey.flower.Strategy("fedacs", model=Net(), clients=20)       # server_app.py
 """
 
-from covey.flower.app import as_samples, client_app
-from covey.flower.inprocess import InProcessGrid
+from covey.flower.in_process_grid import InProcessGrid
+from covey.flower.node_app import as_samples, client_app
 from covey.flower.protection import Protection
 from covey.flower.strategy import Strategy
 

@@ -1,6 +1,6 @@
 """What a client does to its answers before they leave it: clipping and Gaussian noise. The client's own choice.
 
-The noise is that of `covey.estimation.Privacy`: as little as (ε, δ) allows.
+The noise is that of `covey.probe.class_query.Privacy`: as little as (ε, δ) allows.
 """
 
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covey.client import Learner
+from covey.client.learner import Learner
+from covey.core.interfaces import Probe
 from covey.data.dataset import Samples
 from covey.errors import require
-from covey.estimation import ClassQuery, Privacy, finite
-from covey.insight import Insight, sample_gradients
-from covey.predictor import GuardedPredictorProbe, PredictorProbe, PrivatePredictorProbe
-from covey.probes import Probe
+from covey.probe.class_query import ClassQuery, Privacy, finite
+from covey.probe.insight import Insight, sample_gradients
+from covey.probe.predictor import GuardedPredictorProbe, PredictorProbe, PrivatePredictorProbe
 
 
 @dataclass(frozen=True)

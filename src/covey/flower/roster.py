@@ -11,9 +11,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from covey.environments import IntArray
+from covey.arrays import IntArray
+from covey.core.client_health import Health
 from covey.errors import Refusal
-from covey.flower.health import Health
 from covey.flower.wire import WHO
 
 IDENTITY = "covey.identity"

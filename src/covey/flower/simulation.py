@@ -26,8 +26,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from covey.flower.job import app as client_app
 from covey.flower.roster import Roster
+from covey.flower.simulated_client import app as client_app
 
 _OPENING = 180.0
 """Seconds that Ray and the nodes may take to come up."""

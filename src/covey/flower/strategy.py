@@ -18,22 +18,23 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor, nn
 
-from covey.config import Config, Local
-from covey.environments import IntArray
+from covey.arrays import IntArray
+from covey.config.schema import Config
+from covey.config.sections import Local
+from covey.core.build import method_of
+from covey.core.checkpoint import has_checkpoint
+from covey.core.client_health import Health
+from covey.core.client_names import write_names
+from covey.core.interfaces import Method, Setting
+from covey.core.messages import Order, Replies, checked
 from covey.errors import Refusal, require
-from covey.experiment import method_of
-from covey.flower.app import Named
-from covey.flower.folder import RunFolder
-from covey.flower.health import Health
-from covey.flower.post import Configure, Post, reported
-from covey.flower.references import require_live
+from covey.flower.exchange import Configure, Post, reported
+from covey.flower.live_method import require_live
+from covey.flower.node_app import Named
 from covey.flower.roster import Roster
-from covey.layout import Layout
-from covey.messages import Order, Replies, checked
-from covey.names import write_names
+from covey.flower.strategy_folder import RunFolder
+from covey.model.layout import Layout
 from covey.randomness import generator
-from covey.records import has_checkpoint
-from covey.roles import Method, Setting
 
 _log = logging.getLogger("flwr")
 

@@ -22,17 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covey.aggregation.cmfl import Relevance
-from covey.config import Local
+from covey.config.sections import Local
+from covey.core.interfaces import Probe
+from covey.core.messages import Gate
 from covey.errors import Refusal, require
-from covey.estimation import ClassQuery, Privacy
-from covey.insight import Insight
-from covey.manymodel.fedfomo import Offer
-from covey.manymodel.mocha import LocalSubproblem
-from covey.messages import Gate
-from covey.predictor import PredictorProbe, PrivatePredictorProbe
-from covey.probes import Losses, Probe, Utility
+from covey.personalization.fedfomo import Offer
+from covey.personalization.mocha import LocalSubproblem
+from covey.probe.class_query import ClassQuery, Privacy
+from covey.probe.insight import Insight
+from covey.probe.losses import Losses, Utility
+from covey.probe.predictor import PredictorProbe, PrivatePredictorProbe
+from covey.probe.simhash import SimHash
 from covey.registry import import_path
-from covey.simhash import SimHash
 
 VERSION = 1
 """Of the format; a client and a server of different versions refuse each other."""

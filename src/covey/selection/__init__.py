@@ -1,6 +1,6 @@
 """Selectors: whom to invite."""
 
-from covey.roles import Selector, selectors
+from covey.core.interfaces import Selector
 from covey.selection.composed import Composed
 from covey.selection.fedacs import FedACS
 from covey.selection.k_linucb import KLinUCB
@@ -22,5 +22,4 @@ __all__ = [
     "Rexp3",
     "Selector",
     "Uniform",
-    "selectors",
 ]

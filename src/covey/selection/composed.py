@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from covey.environments import IntArray
+from covey.arrays import IntArray
+from covey.core.interfaces import Selector, Setting
 from covey.errors import require
 from covey.randomness import generator
-from covey.roles import Selector, Setting, selectors
+from covey.registries import selectors
 
 
 @selectors.add("composed")
@@ -34,7 +35,7 @@ class Composed(Selector):
             f"selector.clients must be from 0 to {setting.clients - 1}.",
         )
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
+    def select(self, t: int, candidates: IntArray) -> IntArray:
         reachable = np.intersect1d(self.clients, candidates)
-        rng = generator(self.setting.seed, round, "composed")
+        rng = generator(self.setting.seed, t, "composed")
         return np.asarray(rng.choice(reachable, size=min(self.setting.cohort, len(reachable)), replace=False))

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Probe, Selector, Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.messages import Replies
-from covey.probes import Probe, Utility
-from covey.roles import Selector, Setting, State
-from covey.simhash import Form, Packed, SimHash, unpacked
+from covey.probe.losses import Utility
+from covey.probe.simhash import Form, Packed, SimHash, unpacked
 
 Reward = Literal["per-sample", "total"]
 
@@ -65,13 +65,13 @@ class ContextSelector(Selector):
         self._utilities: FloatArray = np.full(setting.clients if self.judged else 0, np.nan)
         """`[clients]`: U(i) at the present model, of those that were asked for it; else NaN."""
 
-    def survey(self, round: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
+    def survey(self, t: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
         unknown = candidates[~self.known[candidates]]
         if self.judged:
             return candidates, (self.probe, Utility()) if len(unknown) else (Utility(),)
         return (unknown, (self.probe,)) if len(unknown) else None
 
-    def surveyed(self, round: int, replies: Replies) -> None:
+    def surveyed(self, t: int, replies: Replies) -> None:
         # Bits that did not arrive are a row of zeros, which bits may be, so that only the fault tells.
         lacking = [fault.client for fault in replies.faults if fault.measurement == self.probe.name]
         rows = replies.observed(self.probe.name)
@@ -85,10 +85,10 @@ class ContextSelector(Selector):
             self._utilities[:] = np.nan
             self._utilities[replies.clients[rows]] = replies.samples.double().numpy()[rows] * losses
 
-    def probes(self, round: int) -> tuple[Probe, ...]:
+    def probes(self, t: int) -> tuple[Probe, ...]:
         return (Utility(),)
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         rows, rewards = _losses(replies)
         self._utility = None
         if len(rows):
@@ -97,10 +97,10 @@ class ContextSelector(Selector):
             rewards = samples * rewards if self.reward == "total" else rewards
             self.greatest = max(self.greatest, float(rewards.max()))
         known = self.known[replies.clients[rows]]
-        self.learn(round, replies.clients[rows][known], rewards[known])
+        self.learn(t, replies.clients[rows][known], rewards[known])
 
     @abstractmethod
-    def learn(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
+    def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         """Take in the rewards `[k]` of clients `[k]` with a context (possibly none), not yet scaled."""
 
     def scaled(self, rewards: FloatArray) -> FloatArray:

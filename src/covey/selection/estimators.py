@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.environments import FloatArray
+from covey.arrays import FloatArray
 from covey.selection.contexts import normalised
 
 

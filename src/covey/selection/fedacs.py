@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Probe, Selector, Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.insight import Insight, vectors
-from covey.messages import Replies
-from covey.probes import Probe
+from covey.probe.insight import Insight, vectors
 from covey.randomness import generator
-from covey.roles import Selector, Setting, State, selectors
+from covey.registries import selectors
 
 LITERAL_CLIENTS = 500
 """Up to this many clients `draws="auto"` follows Algorithm 2 to the letter (about 10 ms a round)."""
@@ -108,50 +108,50 @@ class FedACS(Selector):
         self.record_rewards: FloatArray = np.empty(0)
         self._cohort: IntArray = np.empty(0, dtype=np.int64)
 
-    def probes(self, round: int) -> tuple[Probe, ...]:
-        return (self.probe,) if self._learns(round) else ()
+    def probes(self, t: int) -> tuple[Probe, ...]:
+        return (self.probe,) if self._learns(t) else ()
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
+    def select(self, t: int, candidates: IntArray) -> IntArray:
         """Algorithm 2: the pool S', then κ clients uniformly from it."""
-        pool = self.pool_of(round, candidates)
-        rng = generator(self.setting.seed, round, "cohort")
+        pool = self.pool_of(t, candidates)
+        rng = generator(self.setting.seed, t, "cohort")
         self._cohort = np.asarray(rng.choice(pool, size=min(self.setting.cohort, len(pool)), replace=False))
         return self._cohort
 
-    def pool_of(self, round: int, candidates: IntArray) -> IntArray:
+    def pool_of(self, t: int, candidates: IntArray) -> IntArray:
         """S' of Algorithm 2, the share λ of the candidates by Thompson sampling; ascending."""
         places = max(self.setting.cohort, int(np.rint(self.pool * len(candidates))))
         if places >= len(candidates):
             return candidates
-        rng = generator(self.setting.seed, round, "pool")
+        rng = generator(self.setting.seed, t, "pool")
         wins, losses = self.wins[candidates], self.losses[candidates]
         if self.draws == "literal" or (self.draws == "auto" and self.setting.clients <= LITERAL_CLIENTS):
             return candidates[literal_pool(rng, wins, losses, places)]
         return candidates[quick_pool(rng, wins, losses, places)]
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         """Score this round's clients (eq. 16) and let them duel (Algorithm 3)."""
-        if not self._learns(round):
+        if not self._learns(t):
             return
         rows = replies.observed(self.probe.name)
         if len(rows) >= 2:
             index = torch.from_numpy(rows)
             fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
-            self.duel(round, replies.clients[rows], -self._skewness(fields, replies.samples[index]))
+            self.duel(t, replies.clients[rows], -self._skewness(fields, replies.samples[index]))
         answered = np.union1d(replies.clients, replies.withheld)
         if len(answered):
             self.losses[np.setdiff1d(self._cohort, answered)] += self.step * len(self.record_clients)
 
-    def duel(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
+    def duel(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         """Algorithm 3: each of the round's clients against all others of it and the last h rounds' records.
 
         Only the round's clients win or lose; a tie, such as that of a client with itself, changes nothing.
         """
-        recent = self.record_rounds >= round - self.history
+        recent = self.record_rounds >= t - self.history
         # This round's records come first, so that they are the ones that are kept of a client with two.
         everyone = np.concatenate([clients, self.record_clients[recent]])
         self.record_clients, latest = np.unique(everyone, return_index=True)
-        rounds = np.full(len(clients), round, dtype=np.int64)
+        rounds = np.full(len(clients), t, dtype=np.int64)
         self.record_rounds = np.concatenate([rounds, self.record_rounds[recent]])[latest]
         self.record_rewards = np.concatenate([rewards, self.record_rewards[recent]])[latest]
         opponents = np.sort(self.record_rewards)
@@ -176,8 +176,8 @@ class FedACS(Selector):
         self.record_rounds = np.array(state["record_rounds"], dtype=np.int64)
         self.record_rewards = np.array(state["record_rewards"], dtype=np.float64)
 
-    def _learns(self, round: int) -> bool:
-        return self.early_stop is None or round <= self.early_stop
+    def _learns(self, t: int) -> bool:
+        return self.early_stop is None or t <= self.early_stop
 
     def _skewness(self, fields: Mapping[str, Tensor], samples: Tensor) -> FloatArray:
         if self.norm == "joint":

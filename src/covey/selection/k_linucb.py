@@ -7,12 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Setting
 from covey.errors import require
+from covey.probe.simhash import Form
 from covey.randomness import generator
-from covey.roles import Setting, State, selectors
+from covey.registries import selectors
 from covey.selection.contexts import ContextSelector, Reward, highest, normalised, one_thread
-from covey.simhash import Form
 
 
 @selectors.add("k-linucb")
@@ -74,8 +75,8 @@ class KLinUCB(ContextSelector):
         self.totals: FloatArray = np.zeros(own)
         """`[clients]`: the sum of each client's rewards, where each has a model of its own."""
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
-        rng = generator(self.setting.seed, round, "cohort")
+    def select(self, t: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, t, "cohort")
         known = candidates[self.known[candidates]]
         chosen = known[highest(rng, self.bounds(known), self.setting.cohort)]
         return self.filled(rng, chosen, candidates)
@@ -88,7 +89,7 @@ class KLinUCB(ContextSelector):
         bounds: FloatArray = values + self.alpha * np.sqrt(np.maximum(spreads, 0))
         return bounds
 
-    def learn(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
+    def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         if self.model == "disjoint":
             self.counts[clients] += 1
             self.totals[clients] += rewards

@@ -14,14 +14,15 @@ from weakref import WeakSet
 
 import numpy as np
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.messages import Replies
+from covey.probe.simhash import Form, unpacked
 from covey.randomness import generator, key
-from covey.roles import Setting, State, selectors
+from covey.registries import selectors
 from covey.selection.contexts import ContextSelector, Reward, highest, one_thread
 from covey.selection.estimators import Estimator, Linear, Network, Seen, fit_together, stack_device
-from covey.simhash import Form, unpacked
 
 _GROUPED = 50_000
 """Clients whose contexts the clusters are made from, at most; all others join the nearest."""
@@ -206,16 +207,16 @@ class NCCB(ContextSelector):
         self._settle()
         return self._inverse
 
-    def surveyed(self, round: int, replies: Replies) -> None:
-        super().surveyed(round, replies)
+    def surveyed(self, t: int, replies: Replies) -> None:
+        super().surveyed(t, replies)
         known = np.flatnonzero(self.known)
         if len(known) >= max(1, 2 * self.clustered):
-            self._cluster(round, known)
+            self._cluster(t, known)
         self._join(np.flatnonzero(self.known & (self.cluster < 0)))
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
+    def select(self, t: int, candidates: IntArray) -> IntArray:
         """Algorithm 1, lines 6 to 21."""
-        rng = generator(self.setting.seed, round, "cohort")
+        rng = generator(self.setting.seed, t, "cohort")
         known = candidates[self.known[candidates]]
         chosen = self._explore(rng, known)
         others = np.setdiff1d(known, chosen, assume_unique=True)
@@ -250,13 +251,13 @@ class NCCB(ContextSelector):
         growth = math.log(1 + self.seen * longest / (self.ridge * parameters))
         return self.gamma * math.sqrt(parameters * growth + 2 * math.log(1 / self.delta))
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         # What is due is trained on rewards as shares of the greatest until now, which this round may raise.
         self._settle()
         self.plays[self._cohort] += 1
-        super().observe(round, replies)
+        super().observe(t, replies)
 
-    def learn(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
+    def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         """Algorithm 1, line 23, and equation 14."""
         self._settle()
         size = max(len(clients), 1) if self.train == "round" else 1
@@ -320,9 +321,9 @@ class NCCB(ContextSelector):
         members = [known[cluster == one] for one in chosen.tolist()]
         return np.array([rng.choice(some) for some in members], dtype=np.int64)
 
-    def _cluster(self, round: int, known: IntArray) -> None:
+    def _cluster(self, t: int, known: IntArray) -> None:
         """Make clusters of the contexts that are known, and let all clients join them anew."""
-        rng = generator(self.setting.seed, round, "clusters")
+        rng = generator(self.setting.seed, t, "clusters")
         some = known if len(known) <= _GROUPED else rng.choice(known, size=_GROUPED, replace=False)
         contexts, counts = np.unique(self.contexts[some], axis=0, return_counts=True)
         number = min(self.clusters, len(contexts))
@@ -333,7 +334,7 @@ class NCCB(ContextSelector):
                 stacklevel=2,
             )
         self.centres = centres_of(
-            unpacked(contexts).astype(np.float64), counts, number, key(self.setting.seed, round, "k-means") >> 32
+            unpacked(contexts).astype(np.float64), counts, number, key(self.setting.seed, t, "k-means") >> 32
         )
         self.clustered = len(known)
         self.cluster[:] = -1

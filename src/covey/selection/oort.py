@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Probe, Selector, Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.messages import Replies
-from covey.probes import Probe, Utility
+from covey.probe.losses import Utility
 from covey.randomness import generator
-from covey.roles import Selector, Setting, State, selectors
+from covey.registries import selectors
 
 
 @selectors.add("oort")
@@ -131,13 +132,13 @@ class Oort(Selector):
         if seconds is not None:
             self.durations[clients] = seconds
 
-    def probes(self, round: int) -> tuple[Probe, ...]:
+    def probes(self, t: int) -> tuple[Probe, ...]:
         return (Utility(),)
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
-        rng = generator(self.setting.seed, round, "cohort")
+    def select(self, t: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, t, "cohort")
         size = min(self.setting.cohort, len(candidates))
-        if round == 1:
+        if t == 1:
             self._exploited = np.empty(0, dtype=np.int64)
             self._cohort = np.asarray(rng.choice(candidates, size=size, replace=False))
             return self._cohort
@@ -147,25 +148,25 @@ class Oort(Selector):
         if not len(explored) and not len(unexplored):
             # A blacklisted client is better than no client.
             explored = candidates
-        exploring = min(len(unexplored), size - math.floor(size * (1 - self.exploring_share(round)) + 1e-9))
+        exploring = min(len(unexplored), size - math.floor(size * (1 - self.exploring_share(t)) + 1e-9))
         exploiting = min(len(explored), size - exploring)
         exploring = min(len(unexplored), size - exploiting)
-        self._exploited = self._exploit(rng, round, explored, exploiting)
+        self._exploited = self._exploit(rng, t, explored, exploiting)
         self._cohort = np.concatenate([self._exploited, self._explore(rng, unexplored, exploring)])
         return self._cohort
 
-    def exploring_share(self, round: int) -> float:
+    def exploring_share(self, t: int) -> float:
         """ε in a round, as long as there are clients to explore."""
-        return max(self.exploration * self.exploration_decay ** (round - 1), self.exploration_floor)
+        return max(self.exploration * self.exploration_decay ** (t - 1), self.exploration_floor)
 
-    def scores(self, round: int, clients: IntArray) -> FloatArray:
+    def scores(self, t: int, clients: IntArray) -> FloatArray:
         """How much explored clients are worth inviting: `[clients]`."""
         utilities = self.utilities[clients]
         ordered = np.sort(utilities)
         clipped = np.minimum(utilities, ordered[min(int(len(ordered) * self.clip), len(ordered) - 1)])
         low = float(clipped.min()) * 0.999
         statistical = (clipped - low) / max(float(clipped.max()) - low, 1e-4)
-        stale = np.sqrt(self.staleness * math.log(round) / self.last[clients])
+        stale = np.sqrt(self.staleness * math.log(t) / self.last[clients])
         scores: FloatArray = (statistical + stale) * self.speed_factors(clients)
         return scores
 
@@ -193,7 +194,7 @@ class Oort(Selector):
         often = often[self.invitations[often] > self.blacklist]
         return often[: int(self.blacklist_share * self.setting.clients)]
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         arrived = replies.observed("utility")
         clients = replies.clients[arrived]
         samples = replies.samples.double().numpy()
@@ -210,9 +211,9 @@ class Oort(Selector):
             self.utilities[np.setdiff1d(self._cohort, clients)] = utilities.mean()
         self.utilities[clients] = utilities
         invited = np.union1d(self._cohort, replies.clients)
-        self.last[invited] = round
+        self.last[invited] = t
         self.invitations[invited] += 1
-        self._pace(round, utilities[np.isin(clients, self._exploited)])
+        self._pace(t, utilities[np.isin(clients, self._exploited)])
 
     def state_dict(self) -> State:
         return {
@@ -234,11 +235,11 @@ class Oort(Selector):
         self.history = list(state["history"])
         self.percentile = float(state["percentile"])
 
-    def _exploit(self, rng: np.random.Generator, round: int, explored: IntArray, count: int) -> IntArray:
+    def _exploit(self, rng: np.random.Generator, t: int, explored: IntArray, count: int) -> IntArray:
         """`count` explored clients in proportion to their score, from those above the cut-off."""
         if not count:
             return np.empty(0, dtype=np.int64)
-        scores = self.scores(round, explored)
+        scores = self.scores(t, explored)
         above = scores >= self.cut_off * np.sort(scores)[-count]
         return drawn(rng, explored[above], scores[above], count)
 
@@ -252,11 +253,11 @@ class Oort(Selector):
         best = np.argsort(-prior, kind="stable")[: int(self.window * count)]
         return drawn(rng, shuffled[best], prior[best], count)
 
-    def _pace(self, round: int, exploited: FloatArray) -> None:
+    def _pace(self, t: int, exploited: FloatArray) -> None:
         """The pacer: relax or tighten the preferred duration at the end of every window."""
         step = self.pacer_step
         self.history = [*self.history, float(exploited.mean()) if len(exploited) else 0.0][-2 * step :]
-        if round < 2 * step or round % step or not np.isfinite(self.durations).any():
+        if t < 2 * step or t % step or not np.isfinite(self.durations).any():
             return
         before, now = sum(self.history[:-step]), sum(self.history[-step:])
         if abs(now - before) <= 0.1 * before:

@@ -5,11 +5,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Selector, Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.messages import Replies
 from covey.randomness import generator
-from covey.roles import Selector, Setting, State, selectors
+from covey.registries import selectors
 from covey.selection.oort import drawn
 
 
@@ -56,8 +57,8 @@ class OortSimple(Selector):
         """`[clients]`"""
         self._cohort: IntArray = np.empty(0, dtype=np.int64)
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
-        rng = generator(self.setting.seed, round, "cohort")
+    def select(self, t: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, t, "cohort")
         size = min(self.setting.cohort, len(candidates))
         fresh = candidates[~self.visited[candidates]]
         if len(fresh):
@@ -70,23 +71,23 @@ class OortSimple(Selector):
         if not len(allowed):
             # A banned client is better than no client.
             allowed = candidates
-        utilities = self.utilities(round, allowed)
+        utilities = self.utilities(t, allowed)
         pool = max(int(self.pool * self.setting.clients), size)
         best = np.argsort(-utilities, kind="stable")[:pool]
         self._cohort = drawn(rng, allowed[best], utilities[best], size)
         return self._cohort
 
-    def utilities(self, round: int, clients: IntArray) -> FloatArray:
+    def utilities(self, t: int, clients: IntArray) -> FloatArray:
         """u_i: `[clients]`."""
-        utilities: FloatArray = self.losses[clients] + np.sqrt(self.staleness * math.log(round) / self.last[clients])
+        utilities: FloatArray = self.losses[clients] + np.sqrt(self.staleness * math.log(t) / self.last[clients])
         return utilities
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         clients = replies.clients
         self.visited[self._cohort] = True
         self.visited[clients] = True
         self.losses[clients] = replies.losses.numpy()
-        self.last[clients] = round
+        self.last[clients] = t
         self.answers[clients] += 1
         if self.ban:
             for client in clients[(self.answers[clients] >= self.ban) & ~self.banned[clients]].tolist():

@@ -4,12 +4,13 @@ Power-of-Choice Selection Strategies", 2020, algorithm π_pow-d).
 
 import numpy as np
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Probe, Selector, Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.messages import Replies
-from covey.probes import Probe, Utility
+from covey.probe.losses import Utility
 from covey.randomness import generator
-from covey.roles import Selector, Setting, State, selectors
+from covey.registries import selectors
 
 
 @selectors.add("power-of-choice")
@@ -45,9 +46,9 @@ class PowerOfChoice(Selector):
         self._losses: FloatArray = np.empty(0)
         self._answered: IntArray = np.empty(0, dtype=np.int64)
 
-    def survey(self, round: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]]:
+    def survey(self, t: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]]:
         """The candidate set of size d, and the loss that each shall report."""
-        rng = generator(self.setting.seed, round, "candidates")
+        rng = generator(self.setting.seed, t, "candidates")
         known = np.isfinite(self.sizes)
         sizes = np.where(known, self.sizes, self.sizes[known].mean() if known.any() else 1.0)[candidates]
         count = min(self.asking, len(candidates))
@@ -55,21 +56,21 @@ class PowerOfChoice(Selector):
         self._answered, self._losses = np.empty(0, dtype=np.int64), np.empty(0)
         return self._asked, (Utility(),)
 
-    def surveyed(self, round: int, replies: Replies) -> None:
+    def surveyed(self, t: int, replies: Replies) -> None:
         self._learn_sizes(replies)
         rows = replies.observed(Utility.name)
         self._answered = replies.clients[rows]
         self._losses = replies.probes[Utility.name]["loss"].double().numpy()[rows] if len(rows) else np.empty(0)
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
-        rng = generator(self.setting.seed, round, "cohort")
+    def select(self, t: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, t, "cohort")
         shuffled = rng.permutation(len(self._answered))
         highest = self._answered[shuffled][np.argsort(-self._losses[shuffled], kind="stable")]
         unasked = rng.permutation(np.setdiff1d(candidates, self._asked))
         silent = rng.permutation(np.setdiff1d(self._asked, self._answered))
         return np.concatenate([highest, unasked, silent])[: self.setting.cohort]
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         self._learn_sizes(replies)
 
     def state_dict(self) -> State:

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import torch
 
-from covey.environments import FloatArray, IntArray
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Probe, Selector, Setting
+from covey.core.messages import Replies
 from covey.errors import require
-from covey.insight import Insight, vectors
-from covey.messages import Replies
-from covey.probes import Probe
+from covey.probe.insight import Insight, vectors
 from covey.randomness import generator
-from covey.roles import Selector, Setting, State, selectors
+from covey.registries import selectors
 from covey.selection.fedacs import skewness_scores
 
 
@@ -73,12 +73,12 @@ class Rexp3(Selector):
         """The chances, with everyone in reach, of those that the last cohort was drawn from."""
         self._restart(0)
 
-    def probes(self, round: int) -> tuple[Probe, ...]:
+    def probes(self, t: int) -> tuple[Probe, ...]:
         return (self.probe,)
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
-        self._enter(round)
-        rng = generator(self.setting.seed, round, "cohort")
+    def select(self, t: int, candidates: IntArray) -> IntArray:
+        self._enter(t)
+        rng = generator(self.setting.seed, t, "cohort")
         chances = self.probabilities()[candidates]
         self._reach = float(chances.sum())
         size = min(self.setting.cohort, len(candidates))
@@ -90,17 +90,17 @@ class Rexp3(Selector):
         mixed: FloatArray = (1 - self.exploration) * weights / weights.sum() + self.exploration / len(weights)
         return mixed
 
-    def observe(self, round: int, replies: Replies) -> None:
+    def observe(self, t: int, replies: Replies) -> None:
         rows = replies.observed(self.probe.name)
         if len(rows) < 2:
             return
         index = torch.from_numpy(rows)
         fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
-        self.learn(round, replies.clients[rows], -skewness_scores(vectors(fields), replies.samples[index]))
+        self.learn(t, replies.clients[rows], -skewness_scores(vectors(fields), replies.samples[index]))
 
-    def learn(self, round: int, clients: IntArray, rewards: FloatArray) -> None:
+    def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         """Exp3's update with any rewards of clients that were invited, each divided by its chance."""
-        self._enter(round)
+        self._enter(t)
         self.least = float(rewards.min()) if self.least is None else min(self.least, float(rewards.min()))
         self.greatest = float(rewards.max()) if self.greatest is None else max(self.greatest, float(rewards.max()))
         reach = self.greatest - self.least
@@ -123,9 +123,9 @@ class Rexp3(Selector):
         self.greatest = state["greatest"]
         self.batches = int(state["batches"])
 
-    def _enter(self, round: int) -> None:
+    def _enter(self, t: int) -> None:
         """Restart where the round is the first one of a batch."""
-        batches = (round - 1) // self.batch
+        batches = (t - 1) // self.batch
         if batches != self.batches:
             self._restart(batches)
 

@@ -2,15 +2,16 @@
 
 import numpy as np
 
-from covey.environments import IntArray
+from covey.arrays import IntArray
+from covey.core.interfaces import Selector
 from covey.randomness import generator
-from covey.roles import Selector, selectors
+from covey.registries import selectors
 
 
 @selectors.add("uniform")
 class Uniform(Selector):
     """Each round a fresh cohort, uniformly at random without replacement."""
 
-    def select(self, round: int, candidates: IntArray) -> IntArray:
-        rng = generator(self.setting.seed, round, "cohort")
+    def select(self, t: int, candidates: IntArray) -> IntArray:
+        rng = generator(self.setting.seed, t, "cohort")
         return np.asarray(rng.choice(candidates, size=min(self.setting.cohort, len(candidates)), replace=False))

@@ -1,0 +1,101 @@
+"""A replay buffer: what an agent did, what it got for it, and what came next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covey.arrays import FloatArray, IntArray, State
+
+_FIELDS = ("states", "actions", "rewards", "next_states")
+
+
+@dataclass(frozen=True, eq=False)
+class Experiences:
+    """n experiences (s, a, r, s'), for one agent or a stack of them."""
+
+    states: Tensor
+    """`[..., n, S]`"""
+    actions: Tensor
+    """`[..., n, D]`"""
+    rewards: Tensor
+    """`[..., n]`"""
+    next_states: Tensor
+    """`[..., n, S]`"""
+
+    @classmethod
+    def stack(cls, many: Sequence["Experiences"]) -> "Experiences":
+        """Of several agents with as many experiences each: `[agents, n, ...]`."""
+        return cls(*(torch.stack([getattr(each, field) for each in many]) for field in _FIELDS))
+
+    def between(self, begin: int, end: int) -> "Experiences":
+        """Of a stack, those at positions from `begin` to before `end`."""
+        return Experiences(*(getattr(self, field)[:, begin:end] for field in _FIELDS))
+
+    def take(self, chosen: Tensor) -> "Experiences":
+        """Of a stack, for each agent the experiences at positions `chosen` `[agents, m]`: `[agents, m, ...]`."""
+        agent = torch.arange(len(chosen), device=chosen.device)[:, None]
+        return Experiences(*(getattr(self, field)[agent, chosen] for field in _FIELDS))
+
+
+class Replay:
+    """The last `capacity` experiences of an agent, as float64 on the CPU."""
+
+    def __init__(self, capacity: int, state_size: int, action_size: int) -> None:
+        self.capacity = capacity
+        self._shapes = ((state_size,), (action_size,), (), (state_size,))
+        self._arrays: list[FloatArray] = [np.empty((0, *shape)) for shape in self._shapes]
+        self._length = 0
+        self._next = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, state: FloatArray, action: FloatArray, reward: float, next_state: FloatArray) -> None:
+        """Remember one more; the oldest is forgotten where there is no room."""
+        if self._next == len(self._arrays[0]) and self._length < self.capacity:
+            room = min(self.capacity, max(64, 2 * self._length))
+            self._arrays = [np.concatenate([old, np.empty((room - len(old), *old.shape[1:]))]) for old in self._arrays]
+        for array, value in zip(self._arrays, (state, action, np.float64(reward), next_state), strict=True):
+            array[self._next] = value
+        self._length = max(self._length, self._next + 1)
+        self._next = (self._next + 1) % self.capacity
+
+    def extend(self, other: "Replay") -> None:
+        """Remember what another buffer holds."""
+        for row in range(len(other)):
+            self.push(*(array[row] for array in other._arrays))
+
+    def copy(self) -> "Replay":
+        """The same experiences, apart."""
+        twin = Replay(self.capacity, self._arrays[0].shape[1], self._arrays[1].shape[1])
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+    def experiences(self, device: torch.device | str = "cpu") -> Experiences:
+        """All of them: `[n, ...]`."""
+        return Experiences(*(torch.from_numpy(array[: self._length]).to(device) for array in self._arrays))
+
+    @property
+    def rewards(self) -> FloatArray:
+        """`[n]`, to be read or changed in place."""
+        return self._arrays[2][: self._length]
+
+    def state_dict(self) -> State:
+        held = {field: array[: self._length].copy() for field, array in zip(_FIELDS, self._arrays, strict=True)}
+        return {**held, "next": self._next}
+
+    def load_state_dict(self, state: State) -> None:
+        self._arrays = [np.array(state[field], dtype=np.float64) for field in _FIELDS]
+        self._length = len(self._arrays[0])
+        self._next = int(state["next"])
+
+
+def prioritised(rng: np.random.Generator, priorities: FloatArray, shape: tuple[int, ...]) -> IntArray:
+    """Positions drawn with replacement, each as often as its priority `[n]` says."""
+    chances = priorities / priorities.sum()
+    drawn: NDArray[np.int64] = rng.choice(len(priorities), size=shape, p=chances).astype(np.int64, copy=False)
+    return drawn

@@ -1,0 +1,5 @@
+"""`python -m covey.cli`."""
+
+from covey.cli.main import main
+
+main()

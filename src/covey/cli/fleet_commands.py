@@ -1,0 +1,373 @@
+"""`covey fleet`: a thin layer over `covey.fleet`."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from covey.cli import terminal as display
+from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, print_json
+from covey.cli.flags import settings as settings_of
+from covey.config.recipe import recipe_of
+from covey.config.schema import Config, require_same
+from covey.config.values import overlay
+from covey.core.build import build_federation
+from covey.core.client_names import read_names, write_names
+from covey.errors import Refusal, require
+from covey.job.runs import Run, resume, run
+from covey.job.settings import default_folder
+from covey.registry import coerce
+
+if TYPE_CHECKING:
+    from covey.fleet.fleet_folder import Fleet
+
+app = typer.Typer(help="A real fleet: TLS, authenticated nodes, faults, restart.", no_args_is_help=True)
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The fleet's folder.")]
+SetFlag = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1.")
+]
+
+_SITES = 5
+"""Sites of a fleet on one machine where nothing is said."""
+
+_FEW = 0.4
+"""Share of the clients invited where nothing is said: fleets on one machine are small."""
+
+
+@app.command()
+def up(
+    clients: Annotated[
+        str | None, typer.Option("--clients", metavar="N", help=f"Number of sites; by default {_SITES}.")
+    ] = None,
+    method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
+    cohort: Annotated[
+        str | None,
+        typer.Option(
+            "--cohort", metavar="N", help=f"Sites a round: count or share; by default {_FEW} (covey run invites 0.1)."
+        ),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is dealt to the sites.")] = None,
+    environment: Annotated[str | None, typer.Option("--environment", help="Who holds what.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
+    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Decides split and draws.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
+    ] = None,
+    drill: Annotated[
+        list[str] | None,
+        typer.Option("--drill", metavar="SITE:KIND:ROUND", help="A site misbehaves, such as 2:nan:1. Repeatable."),
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run, on a new fleet.")
+    ] = None,
+    out: OutFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
+    from covey.fleet.fault_injection import Drill
+    from covey.fleet.fleet_folder import Rules
+    from covey.fleet.loopback import QUICK, Loopback, loopback_fleet
+    from covey.fleet.rehearsal import rehearse
+
+    flags = {
+        "clients": clients,
+        "method": method,
+        "rounds": rounds,
+        "cohort": cohort,
+        "dataset": dataset,
+        "environment": environment,
+        "model": model,
+        "seed": seed,
+        "runtime": "fleet",
+        "devices": None if timeout is None else {"deadline": timeout},
+    }
+    given = settings_of(config, flags, set_)
+    if again is None:
+        settings = overlay({"clients": _SITES, "cohort": _FEW}, given)
+        chosen = Config.of(settings)
+        federation = rehearse(chosen)
+    else:
+        require(out is None, "A run is gone on with in its own folder: leave out --out.")
+        chosen = Run.open(again).config
+        settings = chosen.as_mapping()
+        require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
+        federation = build_federation(chosen)
+    done = len(Run.open(again).metrics) if again else 0
+    drills = [Drill.of(text, federation.clients, range(done + 1, chosen.rounds + 1)) for text in drill or []]
+    with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
+        rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
+        node = {"drill": "drill.txt"} if drills else None
+        fleet = loopback_fleet(Path(place) / "fleet", federation, settings, rules=rules, node=node)
+        for one in drills:
+            with (fleet.site(fleet.sites[one.client]) / "data" / "drill.txt").open("a", encoding="utf-8") as file:
+                file.write(one.line)
+        result: Run | None = None
+        try:
+            _say(json_, f"Starting a SuperLink at {fleet.address} and {len(fleet.sites)} SuperNodes, over TLS.")
+            with Loopback(fleet):
+                result = _played(fleet, chosen, again, out)
+        finally:
+            logs = _keep_logs(fleet, result.folder if result else Path(place).parent / f"{Path(place).name}-logs")
+        _say(json_, f"Taken down again. Logs: {logs}")
+    assert result is not None
+    rows = result.metrics[done:]
+    _tell(result, json_, [said for one in drills if (said := one.missed(rows)) is not None])
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
+    sites: Annotated[str, typer.Option("--sites", metavar="A,B,…", help="What the sites are called.")],
+    address: Annotated[
+        str, typer.Option("--address", metavar="HOST:PORT", help="Where sites reach the server.")
+    ] = "127.0.0.1:8443",
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Another name or address of the server. Repeatable.")
+    ] = None,
+    shape: Annotated[str, typer.Option("--shape", metavar="N,…", help="Shape of a sample: 24, or 1,28,28.")] = "",
+    classes: Annotated[str, typer.Option("--classes", metavar="N", help="Classes: how many, or their names.")] = "",
+    method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
+    cohort: Annotated[
+        str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share; by default all.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
+    ] = None,
+    poll: Annotated[str, typer.Option("--poll", metavar="SECONDS", help="How often a site looks for orders.")] = "3",
+    set_: SetFlag = None,
+) -> None:
+    """Files for a real fleet: certificates, keys, a start script for each site, a page for the operator."""
+    from covey.fleet.certificates import SERVER_DAYS
+    from covey.fleet.deployment import write_deployment
+    from covey.fleet.fleet_folder import Fleet, Rules
+    from covey.fleet.rehearsal import rehearse_own
+    from covey.fleet.samples import described
+
+    require(bool(shape and classes), "Say what samples look like: --shape 24 --classes 4 (or --classes ok,worn).")
+    names = tuple(name.strip() for name in sites.split(",") if name.strip())
+    data: dict[str, Any] = {
+        "shape": list(coerce(shape, tuple[int, ...], "--shape")),
+        "classes": int(classes) if classes.isdecimal() else [name.strip() for name in classes.split(",")],
+    }
+    described(data, folder)
+    flags = {"method": method, "model": model, "rounds": rounds, "cohort": cohort}
+    given = settings_of(None, flags, set_)
+    usual: dict[str, Any] = {"method": "fedavg", "model": "mlp", "rounds": 20}
+    if "cohort" not in given:
+        usual["cohort"] = len(names)
+        # Where all sites are invited, FedACS's pool is all of them, too.
+        selector = recipe_of(given.get("method", usual["method"])).selector
+        usual |= {"selector": {"pool": 1.0}} if selector == "fedacs" else {}
+    settings = overlay(usual, given)
+    rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
+    fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
+    fleet = replace(fleet, run=_as_values(settings, rehearse_own(fleet)))
+    fleet.write([fleet.host, *(host or [])], poll=coerce(poll, float, "--poll"))
+    write_deployment(fleet, SERVER_DAYS)
+    display.say(f"Written: {folder}. Begin with {folder / 'README.md'}")
+
+
+@app.command()
+def link(folder: FolderArgument) -> None:
+    """Run the fleet's SuperLink, where sites connect to, until it is stopped."""
+    from covey.fleet.fleet_folder import Fleet
+    from covey.fleet.loopback import superlink_command
+    from covey.fleet.processes import environment
+
+    fleet = Fleet.read(folder)
+    command = superlink_command(fleet, host="127.0.0.1" if fleet.host in ("127.0.0.1", "localhost") else "0.0.0.0")
+    log = ["--log-file", str(fleet.server / "superlink.log")]
+    os.execve(command[0], [*command, *log], environment(fleet.server / "flower"))
+
+
+@app.command()
+def node(folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]) -> None:
+    """Run the node of a site, until it is stopped."""
+    from covey.fleet.node import main
+    from covey.fleet.processes import environment
+
+    os.environ.update(environment(folder / "flower"))
+    raise typer.Exit(main([str(folder)]))
+
+
+@app.command()
+def register(folder: FolderArgument, json_: JsonFlag = False) -> None:
+    """Make the keys of a fleet's sites known to its SuperLink."""
+    fleet = _fleet(folder)
+    known = _link(fleet).register((name, fleet.site(name) / "node.pub") for name in fleet.sites)
+    if json_:
+        print_json(known)
+    else:
+        display.say(f"Registered: {', '.join(known)}")
+
+
+@app.command()
+def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
+    """Who of a fleet is there."""
+    fleet = _fleet(folder)
+    nodes = {str(known.name): known for known in _link(fleet).nodes()}
+    rows = [
+        {"site": name, "status": str(nodes[name].status) if name in nodes else "not registered"} for name in fleet.sites
+    ]
+    if json_:
+        print_json(rows)
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("site", "status"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row["site"], row["status"])
+    display.console.print(table, highlight=False)
+
+
+@app.command("run")
+def run_(
+    folder: FolderArgument,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; by default 'run' in the fleet's.")] = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Run a fleet's job, or go on with it from the last finished round, with the settings that it was begun with."""
+    from covey.fleet.samples import settings
+    from covey.flower.live_method import require_live
+
+    fleet = _fleet(folder)
+    given = overlay(settings(fleet), settings_of(None, {}, set_))
+    place = out or fleet.folder / "run"
+    begun = place if (place / "config.json").is_file() else None
+    chosen = Config.of(given)
+    require_live(chosen.method)
+    if begun:
+        require_same(Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
+    _tell(_played(fleet, chosen, begun, place), json_)
+
+
+def use(folder: Path) -> dict[str, Any]:
+    """Settings of a job on a live fleet, for `--fleet`."""
+    from covey.fleet.samples import settings
+
+    return settings(_fleet(folder))
+
+
+def go_on(folder: Path, begun: Path, json_: bool) -> None:
+    """Go on with a run on a live fleet, for `covey resume --fleet`."""
+    chosen = Run.open(begun).config
+    require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
+    fleet, sites = _fleet(folder), list(read_names(begun).values())
+    require(
+        not sites or sites == list(fleet.sites),
+        f"The run in {begun} is one of the sites {', '.join(sites)}; those of {folder} are {', '.join(fleet.sites)}.",
+    )
+    _tell(_played(fleet, chosen, begun, None), json_)
+
+
+def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
+    """Settings that were typed as the numbers that they stand for, in the form that they were given in."""
+
+    def value(given: Any, meant: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(meant, Mapping):
+            return {name: value(one, meant.get(name)) for name, one in given.items()}
+        return given if meant is None or isinstance(meant, Mapping) else meant
+
+    meant = resolved.as_mapping()
+    return {key: value(given, meant.get(key)) for key, given in settings.items()}
+
+
+def _fleet(folder: Path) -> "Fleet":
+    """The fleet in a folder, which the runtime finds from now on."""
+    try:
+        from covey.fleet.fleet_folder import Fleet
+        from covey.fleet.fleet_runtime import FLEET
+    except ImportError as error:
+        raise Refusal(f"A fleet needs Flower: pip install 'covey[flower]' ({error}).") from error
+    fleet = Fleet.read(folder)
+    os.environ[FLEET] = str(fleet.folder)
+    return fleet
+
+
+def _link(fleet: "Fleet") -> Any:
+    from covey.fleet.superlink import Link
+
+    return Link(fleet.address, fleet.server / "ca.crt")
+
+
+def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> Run:
+    """A run on a live fleet, with its progress."""
+    fleet = _fleet(fleet.folder)
+    done = len(Run.open(begun).metrics) if begun else 0
+    place = begun or out or default_folder(chosen)
+    with display.run_progress(chosen.method, chosen.rounds, done) as progress:
+
+        def on_round(record: dict[str, Any]) -> None:
+            write_names(place, fleet.sites)
+            progress(record)
+
+        if begun is not None:
+            return resume(begun, on_round=on_round)
+        return run(chosen, out=place, on_round=on_round)
+
+
+def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
+    """What a run came to; `missed` are drills that did not take place."""
+    names = read_names(result.folder)
+    faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
+    if json_:
+        lost = [{"round": number, **fault, "name": names.get(fault["client"])} for number, fault in faults]
+        print_json({**display.run_summary(result), "faults": lost, "missed_drills": list(missed)})
+    else:
+        display.run_result(result)
+        for number, fault in faults[:20]:
+            who = names.get(fault["client"], f"client {fault['client']}")
+            display.say(f"Round {number}: the answer of {who} was lost: {fault['reason']}.")
+        for said in missed:
+            display.say(said)
+    if not result.finished:
+        print(f"covey: Stopped after round {len(result.metrics)}; what is done is in {result.folder}.", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _keep_logs(fleet: "Fleet", place: Path) -> Path:
+    """Copies of what processes said; keys stay behind and are deleted."""
+    logs = place / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    found = [*fleet.folder.glob("*.log"), *fleet.server.glob("*.log"), *fleet.folder.glob("sites/*/node.log")]
+    for path in found:
+        name = f"{path.parent.name}.log" if path.name == "node.log" else path.name
+        shutil.copy(path, logs / name)
+    return logs
+
+
+@contextmanager
+def _orderly() -> Iterator[None]:
+    """Within, SIGTERM is an exception like Ctrl-C, so that processes are taken down."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(json_: bool, text: str) -> None:
+    if not json_:
+        display.say(text)

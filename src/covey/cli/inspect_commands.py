@@ -1,0 +1,168 @@
+"""`covey describe`, `analyze` and `list`: what there is, before anything trains."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import covey
+from covey.cli import terminal as display
+from covey.cli.flags import (
+    ClientsFlag,
+    ConfigFlag,
+    DataDirFlag,
+    DatasetFlag,
+    DeviceFlag,
+    EnvironmentFlag,
+    FleetFlag,
+    JsonFlag,
+    ModelFlag,
+    PoisonFlag,
+    RuntimeFlag,
+    SeedFlag,
+    SetFlag,
+    print_json,
+    settings,
+)
+from covey.cli.fleet_commands import use as use_fleet
+from covey.config.values import overlay
+from covey.errors import Refusal
+from covey.job.analysis import ROUNDS
+from covey.job.federation_summary import describe as description_of
+from covey.registries import runtimes
+from covey.registry import Registry, coerce
+
+_LISTS: dict[str, Registry[Any]] = {
+    registry.plural: registry
+    for registry in (
+        covey.methods,
+        covey.environments,
+        covey.datasets,
+        covey.models,
+        covey.selectors,
+        covey.aggregators,
+        covey.manymodels,
+        runtimes,
+    )
+}
+
+
+def describe(
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    clients: ClientsFlag = None,
+    seed: SeedFlag = None,
+    data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    draw: Annotated[Path | None, typer.Option("--draw", help="Also draw it as an HTML page.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Who holds what: the class mix, size and skew of every client of a federation."""
+    flags = {
+        "environment": environment,
+        "dataset": dataset,
+        "clients": clients,
+        "seed": seed,
+        "data_dir": data_dir,
+        "poison": poison,
+    }
+    description = description_of(covey.Config.of(settings(config, flags, set_)))
+    if json_:
+        print_json(description.as_mapping())
+    else:
+        description.show(display.console)
+    if draw is not None:
+        print(f"Drawn: {description.draw(draw)}", file=sys.stderr)
+
+
+def analyze(
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    model: ModelFlag = None,
+    clients: ClientsFlag = None,
+    seed: SeedFlag = None,
+    insight: Annotated[
+        str, typer.Option("--insight", help="What clients send: head, full, or package.module:function.")
+    ] = "head",
+    rounds: Annotated[
+        str | None, typer.Option("--rounds", metavar="N", help="Insight rounds, each from a fresh model; by default 3.")
+    ] = None,
+    level: Annotated[
+        str, typer.Option("--level", metavar="P", help="Chance of calling any client odd if all were alike.")
+    ] = "0.05",
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Use the model, and the federation, of a run.")
+    ] = None,
+    runtime: RuntimeFlag = None,
+    device: DeviceFlag = None,
+    fleet: FleetFlag = None,
+    data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write a line for each client to this file.")] = None,
+    draw: Annotated[Path | None, typer.Option("--draw", help="Also draw it as an HTML page.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """How skewed is each client, and which ones are odd? Without their data, and without training."""
+    flags = {
+        "environment": environment,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "seed": seed,
+        "runtime": runtime,
+        "device": device,
+        "data_dir": data_dir,
+        "poison": poison,
+    }
+    count = None if rounds is None else coerce(rounds, int, "rounds")
+    live = {} if fleet is None else use_fleet(fleet)
+    with display.run_progress("analyze", count or (1 if from_ else ROUNDS), 0) as on_round:
+        analysis = covey.analyze(
+            overlay(live, settings(config, flags, set_)),
+            model_of=from_,
+            insight=insight,
+            rounds=count,
+            level=coerce(level, float, "level"),
+            on_round=on_round,
+        )
+    if json_:
+        print_json(analysis.as_mapping())
+    else:
+        display.analysis(analysis)
+    if csv is not None:
+        print(f"Written: {analysis.write_csv(csv)}", file=sys.stderr)
+    if draw is not None:
+        print(f"Drawn: {analysis.draw(draw)}", file=sys.stderr)
+
+
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(help="methods, environments, datasets, models, selectors, aggregators, manymodels or runtimes."),
+    ],
+    json_: JsonFlag = False,
+) -> None:
+    """What there is to choose from, with options and their defaults."""
+    if kind not in _LISTS:
+        raise Refusal(f"There is no list of '{kind}'. Lists: {', '.join(_LISTS)}.")
+    entries = [
+        {
+            "name": entry.name,
+            "summary": entry.summary,
+            "options": {option.name: _plain(option.default) for option in entry.options.values()},
+        }
+        for entry in _LISTS[kind]
+    ]
+    if json_:
+        print_json(entries)
+    else:
+        display.entries(kind, entries)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)) else str(value)

@@ -1,0 +1,272 @@
+"""`covey demo`, `run`, `compare` and `resume`: whatever trains."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import covey
+from covey.cli import terminal as display
+from covey.cli.agent_command import agents_for, with_agent
+from covey.cli.flags import (
+    AgentFlag,
+    AgentsFlag,
+    AggregatorFlag,
+    ClientsFlag,
+    CohortFlag,
+    ConfigFlag,
+    DataDirFlag,
+    DatasetFlag,
+    DeviceFlag,
+    EnvironmentFlag,
+    JsonFlag,
+    MemoryFlag,
+    MethodFlag,
+    ModelFlag,
+    OutFlag,
+    PoisonFlag,
+    PrecisionFlag,
+    RoundsFlag,
+    RuntimeFlag,
+    SeedFlag,
+    SelectorFlag,
+    SetFlag,
+    WorkersFlag,
+    print_json,
+    settings,
+)
+from covey.cli.fleet_commands import go_on as go_on_live
+from covey.cli.fleet_commands import use
+from covey.cli.on_demand_command import go_on
+from covey.errors import Refusal, require
+from covey.job.comparison.execution import ONE_SEED, resume_comparison
+from covey.job.comparison.plan import is_comparison
+from covey.job.comparison.statistics import Comparison
+from covey.job.on_demand import is_ondemand
+from covey.job.runs import Run
+from covey.page.run_report import report as write_report
+
+
+def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
+    """What does skew cost? FedAvg on 60 skewed clients against the same clients without skew; under a minute."""
+    comparison = _compare(
+        json_,
+        methods=["fedavg", "iid"],
+        seeds=5,
+        out=out or _fresh(Path("runs/demo")),
+        given={
+            "dataset": "digits",
+            "environment": {"name": "uniform", "samples": 24},
+            "clients": 60,
+            "cohort": 6,
+            "rounds": 40,
+            "local": {"epochs": 20, "batch": 20, "rate": 0.05},
+        },
+        question="What does skew cost? 60 clients with handwritten digits, each leaning to one of them by α ~ U[0, 1].",
+    )
+    if not json_:
+        display.say(f"Report: {write_report([comparison.folder])}")
+
+
+def run(
+    method: MethodFlag = None,
+    selector: SelectorFlag = None,
+    aggregator: AggregatorFlag = None,
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    model: ModelFlag = None,
+    clients: ClientsFlag = None,
+    cohort: CohortFlag = None,
+    rounds: RoundsFlag = None,
+    seed: SeedFlag = None,
+    runtime: RuntimeFlag = None,
+    workers: WorkersFlag = None,
+    precision: PrecisionFlag = None,
+    device: DeviceFlag = None,
+    memory_limit: MemoryFlag = None,
+    data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
+    agent: AgentFlag = None,
+    out: OutFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Run one method on one federation."""
+    flags = {
+        "method": method,
+        "selector": selector,
+        "aggregator": aggregator,
+        "environment": environment,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "seed": seed,
+        "runtime": runtime,
+        "workers": workers,
+        "precision": precision,
+        "device": device,
+        "memory_limit": memory_limit,
+        "data_dir": data_dir,
+        "poison": poison,
+    }
+    chosen = covey.Config.of(with_agent(settings(config, flags, set_), agent))
+    with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
+        result = covey.run(chosen, out=out, on_round=on_round)
+    _tell_run(result, json_)
+
+
+def compare(
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Methods, or mixes such as fedacs+feddrl (selector+aggregator), separated by commas; "
+            "the first is the yardstick.",
+        ),
+    ],
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="N", help="How many seeds (0, 1, …), or a list such as 3,7.")
+    ] = "3",
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", metavar="KEY=V1,V2", help="Sweep a setting over values.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to, in (0, 1].")
+    ] = None,
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="Clients also measure how well the model that they receive serves them.")
+    ] = False,
+    environment: EnvironmentFlag = None,
+    dataset: DatasetFlag = None,
+    model: ModelFlag = None,
+    clients: ClientsFlag = None,
+    cohort: CohortFlag = None,
+    rounds: RoundsFlag = None,
+    runtime: RuntimeFlag = None,
+    workers: WorkersFlag = None,
+    precision: PrecisionFlag = None,
+    device: DeviceFlag = None,
+    memory_limit: MemoryFlag = None,
+    data_dir: DataDirFlag = None,
+    poison: PoisonFlag = None,
+    agent: AgentsFlag = None,
+    out: OutFlag = None,
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Compare methods over seeds: same federations, same initialisations, paired differences."""
+    flags = {
+        "environment": environment,
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "runtime": runtime,
+        "workers": workers,
+        "precision": precision,
+        "device": device,
+        "memory_limit": memory_limit,
+        "data_dir": data_dir,
+        "poison": poison,
+    }
+    given = settings(config, flags, set_)
+    given.pop("method", None)
+    # A file of settings may be shared with `covey run`; what is said here may not contradict the seeds.
+    require("seed" not in settings(None, {}, set_), ONE_SEED)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    _compare(
+        json_,
+        methods=names,
+        agents=agents_for(names, agent or []),
+        seeds=_seeds(seeds),
+        vary=_vary(vary or []),
+        target=target,
+        fairness=fairness,
+        out=out,
+        given=given,
+    )
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a comparison.")],
+    workers: WorkersFlag = None,
+    fleet: Annotated[Path | None, typer.Option("--fleet", help="Folder of the live fleet that it runs on.")] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """Go on with a run or a comparison that was stopped, from its last finished round."""
+    if fleet is not None:
+        use(fleet)
+    if is_ondemand(folder):
+        go_on(folder, json_)
+        return
+    if is_comparison(folder):
+        with display.comparison_progress() as (on_run, on_round):
+            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round)
+        _tell_comparison(comparison, json_)
+        return
+    if fleet is not None:
+        go_on_live(fleet, folder, json_)
+        return
+    before = Run.open(folder)
+    count = None if workers is None else covey.Config.of(workers=workers).workers
+    with display.run_progress(before.config.method, before.config.rounds, len(before.metrics)) as on_round:
+        result = covey.resume(folder, on_round=on_round, workers=count)
+    _tell_run(result, json_)
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()] if "," in text else int(text)
+    except ValueError:
+        raise Refusal(f"--seeds takes a number such as 3, or a list such as 0,4,7, not '{text}'.") from None
+
+
+def _vary(texts: list[str]) -> dict[str, list[str]]:
+    sweep = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise Refusal(f"'{text}' is not of the form key=value1,value2, such as local.rate=0.1,0.01.")
+        sweep[key.strip()] = [value.strip() for value in values.split(",") if value.strip()]
+    return sweep
+
+
+def _compare(json_: bool, question: str | None = None, **arguments: Any) -> Comparison:
+    if question and not json_:
+        display.say(question)
+    with display.comparison_progress() as (on_run, on_round):
+        comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round)
+    _tell_comparison(comparison, json_)
+    return comparison
+
+
+def _tell_run(result: Run, json_: bool) -> None:
+    if json_:
+        print_json(display.run_summary(result))
+    else:
+        display.run_result(result)
+    if not result.finished:
+        print(f"covey: Stopped. Go on with: covey resume {result.folder}", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _tell_comparison(comparison: Comparison, json_: bool) -> None:
+    if json_:
+        print_json({"folder": str(comparison.folder), "target": comparison.target, "rows": comparison.rows})
+    else:
+        display.comparison(comparison)
+
+
+def _fresh(folder: Path) -> Path:
+    """`folder`, or the first of `folder-2`, `folder-3`, … that does not exist."""
+    number, candidate = 2, folder
+    while candidate.exists():
+        candidate = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return candidate

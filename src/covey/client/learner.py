@@ -1,0 +1,319 @@
+"""What one client does: local SGD from the model it received, on its own samples."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covey import randomness
+from covey.config.sections import Local
+from covey.data.dataset import Dataset, Samples
+from covey.errors import require
+from covey.model.batched import SideBySide
+from covey.model.dropout import dropout_layers, set_dropout_key
+from covey.model.layout import Layout
+
+_PREPARED_BYTES = 1 << 26
+"""Samples that take no more than this are normalised once, before the first epoch."""
+
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+
+
+class Learner:
+    """A model ready to be trained and measured from flat states, one client after another.
+
+    The module's tensors are views of whatever state is being worked on, so an SGD step is a few
+    operations on one vector.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dataset: Dataset,
+        precision: Precision = "fp32",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        _fits(module, dataset)
+        self.device = torch.device(device)
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.module = module.to(self.device, self.dtype)
+        self.layout = Layout.of(module)
+        self.classes = dataset.classes
+        self.never = torch.tensor(dataset.never, dtype=torch.int64, device=self.device)
+        self.stacks = self.device.type == "cuda"
+        self.chunk = 500 if self.device.type == "cpu" else 5_000
+        self._bf16 = precision == "bf16"
+        self._parameters = list(module.parameters())
+        self._drops = bool(dropout_layers(module))
+        self._channels_last = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+        spatial = (1,) * (len(dataset.shape) - 1)
+        deviation = torch.tensor(dataset.deviation, dtype=self.dtype, device=self.device)
+        mean = torch.tensor(dataset.mean, dtype=self.dtype, device=self.device)
+        self.scale = (1 / deviation).view(-1, *spatial)
+        self.shift = (-mean / deviation).view(-1, *spatial)
+        self.kept: dict[str, Any] = {}
+        """What probes keep from one round to the next, such as recorded graphs; it goes with the learner."""
+
+    @cached_property
+    def side_by_side(self) -> SideBySide:
+        """The model for many states at once, in the same precision."""
+        with torch.inference_mode(False):
+            return SideBySide(self.module, self.dtype, torch.bfloat16 if self._bf16 else self.dtype)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Stored samples as the model takes them: normalised per channel; tokens (int64) as they are."""
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            return x
+        x = torch.addcmul(self.shift, x.to(self.dtype), self.scale)
+        return channels_last(x) if self._channels_last and x.dim() == 4 else x
+
+    def fit(
+        self,
+        start: Tensor,
+        samples: Samples,
+        work: Local,
+        t: int,
+        key: int,
+        anchor: Tensor | None = None,
+        on_step: Callable[[Sequence[Tensor], Tensor], None] | None = None,
+    ) -> tuple[Tensor, float]:
+        """Local SGD: the trained state `[d]` and the mean training loss over all steps.
+
+        One step on batch b from parameters w, with w⁰ the parameters received (or those of `anchor`):
+        g = ∇loss_b(w) + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v.
+        `on_step` is told ∇loss_b(w), one tensor for each parameter, and the labels of b.
+        """
+        state = start.to(self.dtype, copy=True)
+        self.layout.bind(self.module, state)
+        self.module.train()
+        parameters = [slot.of(state) for slot in self.layout.parameters]
+        pulled_to = start if anchor is None else anchor
+        received = [slot.of(pulled_to.to(self.dtype)) for slot in self.layout.parameters] if work.proximal else None
+        velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum else None
+        total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        # Crops and flips are of the stored images, so those are normalised in the batch.
+        ready = not (work.crop or work.flip) and samples.x.numel() * self.dtype.itemsize <= _PREPARED_BYTES
+        if ready:
+            samples = Samples(self.inputs(samples.x), samples.y)
+        for epoch in range(work.epochs):
+            rate = work.rate_at(t, epoch)
+            place = randomness.key(key, epoch)
+            masks = self._mask_keys(place, steps_of(len(samples), work))
+            for step, (x, y) in enumerate(batches(samples, work, place)):
+                if masks:
+                    set_dropout_key(self.module, masks[step])
+                loss = self._loss(x if ready else self.inputs(x), y)
+                # Parameters that are added to each other have one tensor as gradient: it is not written to.
+                gradients: tuple[Tensor, ...] | list[Tensor] = torch.autograd.grad(loss, self._parameters)
+                if on_step is not None:
+                    on_step(gradients, y)
+                if work.weight_decay:
+                    gradients = torch._foreach_add(gradients, parameters, alpha=work.weight_decay)
+                if received is not None:
+                    away = torch._foreach_sub(parameters, received)
+                    gradients = torch._foreach_add(gradients, away, alpha=work.proximal)
+                if velocity is not None:
+                    torch._foreach_mul_(velocity, work.momentum)
+                    torch._foreach_add_(velocity, gradients)
+                    gradients = velocity
+                torch._foreach_add_(parameters, gradients, alpha=-rate)
+                total_loss += loss.detach() * len(y)
+        return state, float(total_loss) / (len(samples) * work.epochs)
+
+    def place(self, state: Tensor) -> None:
+        """Make the module the model of this state, in evaluation mode."""
+        self.layout.bind(self.module, state.to(self.device, self.dtype))
+        self.module.eval()
+
+    def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples in order, as many at once as are computed fastest."""
+        for at in range(0, len(samples), self.chunk):
+            yield samples.x[at : at + self.chunk], samples.y[at : at + self.chunk]
+
+    @torch.inference_mode()
+    def losses(self, state: Tensor, samples: Samples) -> Tensor:
+        """The cross-entropy of every sample, in evaluation mode: float64 `[n]`."""
+        self.place(state)
+        return torch.cat([self.loss(x, y, reduction="none").double() for x, y in self.chunks(samples)])
+
+    def own_losses(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
+        """The mean loss of every client's model `[k, d]` on its own samples, which lie one after another: `[k]`."""
+        if self.stacks and len(counts) > 1:
+            return self._own_losses_at_once(states, samples, counts)
+        parts = samples.split(counts)
+        return torch.stack([self.losses(state, part).mean() for state, part in zip(states, parts, strict=True)])
+
+    @torch.inference_mode()
+    def _own_losses_at_once(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
+        """The models side by side, clients padded to the largest."""
+        models = self.side_by_side.models(states)
+        sizes = torch.tensor(counts, device=self.device)
+        begins = torch.cumsum(sizes, dim=0) - sizes
+        total = torch.zeros(len(counts), dtype=torch.float64, device=self.device)
+        step = max(1, 2 * self.chunk // len(counts))
+        for at in range(0, max(counts), step):
+            within = torch.arange(at, min(at + step, max(counts)), device=self.device)
+            real = within < sizes[:, None]
+            places = begins[:, None] + within.minimum(sizes[:, None] - 1)
+            x, y = samples.x[places], samples.y[places]
+            flat = self.inputs(x.flatten(0, 1)).contiguous()
+            inputs = flat.view(*places.shape, *flat.shape[1:])
+            logits = self.side_by_side.logits(models, inputs, own=True)
+            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+            total += (losses.view(places.shape).double() * real).sum(dim=1)
+        return total / sizes
+
+    def mean_loss(self, state: Tensor, samples: Samples) -> float:
+        """Mean cross-entropy of a state on samples, in evaluation mode."""
+        return float(self.losses(state, samples).mean())
+
+    def score(self, state: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
+        losses, correct = self.scores(state[None], samples)
+        return losses[0], correct[0]
+
+    @torch.inference_mode()
+    def scores(self, states: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """`score` of states `[m, d]` that differ in their head alone: what lies below it is computed once."""
+        losses = torch.zeros(len(states), dtype=torch.float64, device=self.device)
+        correct = torch.zeros(len(states), self.classes, dtype=torch.int64, device=self.device)
+        for x, y in self.chunks(samples):
+            for loss, right, logits in zip(losses, correct, self._logits(states, self.inputs(x)), strict=True):
+                loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
+                if len(self.never):
+                    logits = logits.index_fill(1, self.never, -torch.inf)
+                right.index_add_(0, y, (logits.argmax(dim=1) == y).long())
+        return losses, correct
+
+    def differ_in_their_head_alone(self, states: Tensor) -> bool:
+        """Whether everything but the last layer is the same in states `[m, d]`."""
+        slots = (*self.layout.parameters, *self.layout.buffers)
+        return all(
+            torch.equal(here := slot.of(states), here[:1].expand_as(here))
+            for slot in slots
+            if slot not in self.layout.head
+        )
+
+    def _logits(self, states: Tensor, inputs: Tensor) -> Iterator[Tensor]:
+        """Of each state in turn. Below the head they come to the same, so the head alone is applied to what it was
+        given for the first, unless what the head gives is not what the model gives."""
+        ends: list[tuple[tuple[Tensor, ...], Tensor]] = []
+        head = dict(self.module.named_modules()).get(str(self.module.head), self.module)
+        hook = head.register_forward_hook(lambda _, given, found: ends.append((given, found)))
+        self.place(states[0])
+        with self.arithmetic():
+            logits = self.module(inputs)
+        hook.remove()
+        yield logits
+        is_last = len(ends) == 1 and ends[0][1] is logits
+        last, given = (head, ends[0][0]) if is_last else (self.module, (inputs,))
+        for state in states[1:]:
+            self.place(state)
+            with self.arithmetic():
+                yield last(*given)
+
+    def _mask_keys(self, place: int, steps: int) -> list[int]:
+        """A key for the dropout masks of each step of an epoch; none where the model drops nothing."""
+        return randomness.bits(randomness.key(place, "dropout"), steps).tolist() if self._drops else []
+
+    def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross-entropy of the module as it stands on stored samples."""
+        return self._loss(self.inputs(x), y, reduction)
+
+    def _loss(self, inputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+        with self.arithmetic():
+            logits = self.module(inputs)
+        return F.cross_entropy(logits.to(self.dtype), y, reduction=reduction)
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
+
+
+def _fits(module: nn.Module, dataset: Dataset) -> None:
+    """Refuse words for a model that takes measurements, and the reverse, where the model says which it takes."""
+    given = not (dataset.x.dtype == torch.uint8 or dataset.x.is_floating_point())
+    taken = getattr(module, "tokens", given)
+    kinds = {True: "words (tokens)", False: "measurements or images"}
+    require(
+        taken == given,
+        f"The model {type(module).__name__} takes {kinds[taken]}, and the samples of '{dataset.name}' are "
+        f"{kinds[given]}; choose another model{' (lstm)' if given else ''} or another dataset.",
+    )
+
+
+def trained_on(count: int, holdout: int) -> int:
+    """How many of so many samples are trained on where every `holdout`-th is kept for validation (0: none is)."""
+    return count - count // holdout if holdout else count
+
+
+def training_places(numbers: Tensor, holdout: Tensor | int) -> Tensor:
+    """Where the samples that are trained on lie: numbers 0, 1, … over those alone → places among all samples."""
+    return numbers + numbers // (holdout - 1)
+
+
+def training_part(samples: Samples, holdout: int) -> Samples:
+    """All samples but every `holdout`-th; all of them where that is 0."""
+    if not holdout:
+        return samples
+    places = training_places(torch.arange(trained_on(len(samples), holdout), device=samples.y.device), holdout)
+    return Samples(samples.x[places], samples.y[places])
+
+
+def validation_part(samples: Samples, holdout: int) -> Samples:
+    """Every `holdout`-th sample; all of them where a client has too few to keep any out of its training."""
+    if not holdout or len(samples) < holdout:
+        return samples
+    return Samples(samples.x[holdout - 1 :: holdout], samples.y[holdout - 1 :: holdout])
+
+
+def steps_of(samples: int, work: Local) -> int:
+    """How many batches an epoch has."""
+    return -(-samples // (work.batch or samples))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images with channels innermost, the layout that convolutions and pools are fastest in on a CPU."""
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    # With one channel both layouts are the same bytes, and only strides tell torch which kernels to take.
+    height, width = x.shape[2:]
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+
+
+def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
+    """`x[chosen]` in the layout of `x`, copied sample by sample and not, as indexing does, value by value."""
+    if x.dim() == 4 and x.stride(1) == 1:
+        return x.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
+    return x.index_select(0, chosen)
+
+
+def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch: samples in random order, cropped and flipped where asked; the last batch may be smaller."""
+    count = len(samples)
+    order = randomness.permutation(randomness.key(key, "batches"), count)
+    augmented = work.crop > 0 or work.flip
+    if augmented:
+        shifts = randomness.integers(randomness.key(key, "crop"), 2 * count, 2 * work.crop + 1).view(count, 2)
+        flips = randomness.integers(randomness.key(key, "flip"), count, 2).bool() & work.flip
+    size = work.batch or count
+    for at in range(0, count, size):
+        chosen = order[at : at + size]
+        x = rows_of(samples.x, chosen)
+        if augmented:
+            x = crop_and_flip(x, work.crop, shifts[at : at + size], flips[at : at + size])
+        yield x, samples.y[chosen]
+
+
+def crop_and_flip(x: Tensor, padding: int, shifts: Tensor, flips: Tensor) -> Tensor:
+    """Images `[b, c, h, w]` padded by black, cut back to size at `shifts` `[b, 2]`, mirrored where `flips` `[b]`."""
+    height, width = x.shape[-2:]
+    rows = shifts[:, :1] + torch.arange(height, device=x.device)
+    columns = torch.arange(width, device=x.device).expand(len(x), width)
+    columns = shifts[:, 1:] + torch.where(flips[:, None], width - 1 - columns, columns)
+    padded = F.pad(x, (padding,) * 4)
+    image = torch.arange(len(x), device=x.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,0 +1,276 @@
+"""Configuration: one typed, validated object, whether it came from flags, a TOML file or a Python call.
+
+A configuration is given as a nested mapping. Parts are named, with their options beside the name:
+
+    {"method": "fedavg", "rounds": 100,
+     "environment": {"name": "dirichlet", "alpha": 0.1},   # or just "dirichlet"
+     "local": {"rate": 0.05, "epochs": 1}}
+
+Values come in three layers, later ones winning: defaults, what the method prescribes (FedProx its
+proximal term), what the user gave.
+"""
+
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
+from typing import Any, Literal
+
+from covey.config.recipe import Recipe, recipe_of
+from covey.config.sections import SECTIONS, Alterations, Devices, Local
+from covey.config.values import PARTS, chosen, parse_bytes, section_values, unknown_key
+from covey.errors import Refusal, require
+from covey.registries import aggregators, datasets, environments, manymodels, methods, models, runtimes, selectors
+from covey.registry import Registry, coerce
+
+NATURAL = "natural"
+"""The environment of data sets that come with their clients (users, sites)."""
+
+GIVEN = "given"
+"""Data set and environment of a run on a federation that was passed in from Python."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A part chosen by name, with all of its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_mapping(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+_ASIDE = ("workers", "data_dir")
+"""Settings that change no result."""
+
+_NAMED = 3
+"""Settings that a refusal names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides what a run computes. Made by `Config.of`; all values are resolved."""
+
+    method: str
+    dataset: Choice
+    environment: Choice
+    model: Choice
+    selector: Choice | None
+    aggregator: Choice | None
+    many: Choice | None
+    local: Local
+    altered: Alterations = field(default_factory=Alterations)
+    """Clients whose images look different, or whose labels are wrong."""
+    devices: Devices = field(default_factory=Devices)
+    """How fast clients are, when they can be reached, whether they answer."""
+    clients: int = 60
+    """Number of clients in the federation."""
+    cohort: int = 6
+    """Clients invited each round: a count, or a fraction of the clients such as 0.1."""
+    rounds: int = 50
+    """Rounds to run."""
+    seed: int = 0
+    """Decides data split, initialisation and every draw."""
+    evaluate_every: int = 1
+    """Rounds between evaluations on the test set; the last round is always evaluated."""
+    runtime: str = "local"
+    """What executes the clients' work."""
+    workers: int = 0
+    """Worker processes of the local runtime; 0 is one per core. Never changes a result."""
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    """Arithmetic of client work; bf16 keeps an fp32 master copy, tf32 is a GPU's faster fp32 (fp32 on a CPU)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the stacked runtime computes; auto is a GPU, or else the local runtime in its place."""
+    memory_limit: str | None = None
+    """Device memory that the stacked runtime may use, such as 8GiB; larger cohorts are split."""
+    data_dir: str | None = None
+    """Folder with data sets; COVEY_DATA where it is not given."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory limit in bytes; 0 is none."""
+        return parse_bytes(self.memory_limit) if self.memory_limit else 0
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> "Config":
+        """The configuration that a mapping describes, checked in full."""
+        return resolve({**(given or {}), **more})
+
+    @classmethod
+    def stored(cls, mapping: Mapping[str, Any]) -> "Config":
+        """The configuration of a run folder; its selector, aggregator and method need not be here."""
+        return resolve(mapping, stored=True)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """A mapping that `Config.of` turns into this configuration again."""
+        mapping: dict[str, Any] = {}
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, Choice):
+                mapping[spec.name] = value.as_mapping()
+            elif spec.name in SECTIONS:
+                mapping[spec.name] = asdict(value)
+            elif value is not None:
+                mapping[spec.name] = value
+        return mapping
+
+
+def plain_fields() -> dict[str, Any]:
+    """Name and type of the configuration's plain values (all but parts and sections)."""
+    hints = typing.get_type_hints(Config)
+    hints["cohort"] = int | float
+    return {name: hint for name, hint in hints.items() if name not in (*PARTS, *SECTIONS, "method")}
+
+
+def known_keys() -> list[str]:
+    """Top-level keys of a configuration."""
+    return ["method", *PARTS, *SECTIONS, *plain_fields()]
+
+
+def require_same(before: Config, now: Config, run: str, instead: str) -> None:
+    """Refuse to go on with a run under other settings than it was begun with; `instead` is what else can be done."""
+    was, given = (_flat(config.as_mapping()) for config in (before, now))
+    others = [key for key in {**was, **given} if key not in _ASIDE and was.get(key) != given.get(key)]
+    begun, wanted = (
+        ", ".join(f"{key} = {values.get(key, 'nothing')}" for key in others[:_NAMED]) for values in (was, given)
+    )
+    more = f" ({len(others) - _NAMED} more settings differ)" if len(others) > _NAMED else ""
+    require(
+        not others,
+        f"{run} was begun with {begun}, and is now given {wanted}{more}. A run keeps its settings: put them back, or "
+        f"{instead}.",
+    )
+
+
+def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
+    """Check every key, name, option and bound of `given`, and fill in what it leaves open.
+
+    What was `stored` is complete, and may name selectors, aggregators and methods of somebody's own that are not here.
+    """
+    for key in given:
+        if key not in known_keys():
+            raise Refusal(unknown_key(key, known_keys()))
+    method, recipe = _recipe(given, stored)
+    dataset = _choice(datasets, given.get("dataset"), "digits")
+    environment = _choice(environments, given.get("environment"), "uniform")
+    plain = {
+        name: coerce(given[name], hint, name) for name, hint in plain_fields().items() if given.get(name) is not None
+    }
+    if "data_dir" not in plain and os.environ.get("COVEY_DATA"):
+        plain["data_dir"] = os.environ["COVEY_DATA"]
+    if environment.name == NATURAL and "clients" not in plain:
+        # Bound late: loading data is above configuration.
+        natural = import_module("covey.environment.natural")
+        plain["clients"] = natural.count_clients(dataset.name, plain.get("data_dir"), dict(dataset.options))
+    config = Config(
+        method=method,
+        dataset=dataset,
+        environment=environment,
+        model=_choice(models, given.get("model"), "mlp"),
+        selector=_choice(selectors, given.get("selector"), recipe.selector, stored),
+        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator, stored, recipe.weighing),
+        many=_many(method, recipe, given.get("many")),
+        local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
+        altered=Alterations(**section_values("altered", given.get("altered") or {})),
+        devices=Devices(**section_values("devices", given.get("devices") or {})),
+        **{**plain, "cohort": _cohort(plain)},
+    )
+    require(config.clients >= 1, f"clients must be at least 1, not {config.clients}.")
+    require(config.rounds >= 1, f"rounds must be at least 1, not {config.rounds}.")
+    require(0 <= config.seed < 2**63, f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}.")
+    require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
+    require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
+    runtimes[config.runtime]
+    _ = config.memory_bytes
+    return config
+
+
+def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
+    """The method's name and recipe; a selector or aggregator named without a method makes one of its own."""
+    selector, _ = chosen("selector", given.get("selector"))
+    aggregator, _ = chosen("aggregator", given.get("aggregator"))
+    name = given.get("method")
+    if name is None:
+        name = f"{selector or 'uniform'}+{aggregator or 'average'}" if selector or aggregator else "fedavg"
+    if not isinstance(name, str):
+        raise Refusal(f"method must be a name, not {name!r}.")
+    if name not in methods.names() and "+" in name and selector and aggregator:
+        name = f"{selector}+{aggregator}"
+    if stored and name not in methods.names() and selector and aggregator:
+        return name, Recipe("A method that is not here.", selector=selector, aggregator=aggregator)
+    recipe = recipe_of(name)
+    for section, given_name, own in (
+        ("selector", selector, recipe.selector),
+        ("aggregator", aggregator, recipe.aggregator),
+    ):
+        if given.get(section) is not None and own is None:
+            raise Refusal(f"The method '{name}' has no {section} to choose or to set options of.")
+        if given_name is not None and given_name != own:
+            raise Refusal(
+                f"The method '{name}' has the {section} '{own}'; to combine other parts, "
+                "give --selector and --aggregator and leave --method out."
+            )
+    return name, recipe
+
+
+def _many(method: str, recipe: Recipe, given: Any) -> Choice | None:
+    """The method with many models that the recipe stands for, with its options."""
+    name, _ = chosen(manymodels.section, given)
+    if given is not None and recipe.many is None:
+        raise Refusal(f"The method '{method}' keeps one model; there is nothing to set under many.")
+    if name is not None and name != recipe.many:
+        raise Refusal(f"The method '{method}' stands for '{recipe.many}' under many, not for '{name}'.")
+    choice: Choice | None = _choice(manymodels, given, recipe.many)
+    return choice
+
+
+def _choice(
+    registry: Registry[Any],
+    given: Any,
+    default: str | None,
+    stored: bool = False,
+    prescribed: Mapping[str, Any] | None = None,
+) -> Any:
+    """The part that was chosen, or the default one, with all of its options; None where there is no such part.
+
+    `prescribed` are the default part's options where they differ from what its author has set.
+    """
+    name, options = chosen(registry.section, given)
+    name = name or default
+    if name is None:
+        return None
+    options = {**(prescribed or {}), **options} if name == default else options
+    try:
+        return Choice(name, registry.options(name, options))
+    except Refusal:
+        # It is gone, or has other options by now; whoever goes on with the run is told so.
+        if stored:
+            return Choice(name, options)
+        raise
+
+
+def _cohort(plain: Mapping[str, Any]) -> int:
+    """The cohort as a count: given so, or as a fraction of the clients, or a tenth of them."""
+    clients: int = plain.get("clients", Config.clients)
+    cohort: int | float = plain.get("cohort", 0.1)
+    if isinstance(cohort, float):
+        require(
+            0 < cohort <= 1,
+            f"cohort {cohort:g} is neither a whole number of clients nor a fraction in (0, 1].",
+        )
+        return max(1, round(cohort * clients))
+    require(
+        1 <= cohort <= clients,
+        f"cohort must be from 1 to the number of clients, {clients}, not {cohort}.",
+    )
+    return cohort

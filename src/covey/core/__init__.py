@@ -1,0 +1,1 @@
+"""The core: interfaces, messages, the round loop, records."""

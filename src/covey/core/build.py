@@ -1,0 +1,94 @@
+"""Build what a configuration describes: the federation and the method."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from covey.config.recipe import recipe_of
+from covey.config.schema import NATURAL, Config
+from covey.core.interfaces import Method, Setting
+from covey.core.one_model import OneModel
+from covey.data.dataset import Dataset, load_dataset
+from covey.environment.alterations import assign
+from covey.environment.federated_data import Federation
+from covey.environment.natural import natural, natural_clients
+from covey.environment.partition import deal
+from covey.errors import require
+from covey.model.factory import build_model
+from covey.model.layout import Layout
+from covey.randomness import generator
+from covey.registries import aggregators, manymodels, selectors
+
+
+def dataset_of(config: Config) -> Dataset:
+    """Load the data set of a configuration."""
+    folder = Path(config.data_dir) if config.data_dir else None
+    return load_dataset(config.dataset.name, folder, dict(config.dataset.options))
+
+
+def build_federation(config: Config) -> Federation:
+    """The federation that a configuration describes."""
+    dataset = dataset_of(config)
+    if config.environment.name == NATURAL:
+        natural_clients(dataset)
+        assert dataset.groups is not None
+        dealt, names = natural(dataset.groups.numpy(), config.clients), dataset.group_names[: config.clients]
+    else:
+        rng = generator(config.seed, "environment")
+        options = dict(config.environment.options)
+        dealt = deal(config.environment.name, options, dataset.y.numpy(), dataset.classes, config.clients, rng)
+        names = ()
+    parts = [torch.from_numpy(part) for part in dealt.parts]
+    federation = Federation(dataset, parts, dealt.shared, dealt.skew, names)
+    return altered_federation(federation, config)
+
+
+def altered_federation(federation: Federation, config: Config) -> Federation:
+    """The federation with the alterations that a configuration asks for."""
+    if not config.altered:
+        return federation
+    drawn = assign(config.altered, federation.clients, generator(config.seed, "alterations"))
+    return replace(federation, alterations=config.altered, altered=drawn, seed=config.seed)
+
+
+def method_of(config: Config, setting: Setting, model: Tensor) -> Method:
+    """The method of a configuration, which may refuse the setting."""
+    if config.many is not None:
+        made: Method = manymodels[config.many.name].part(setting, model, **config.many.options)
+        return made
+    assert config.selector is not None
+    assert config.aggregator is not None
+    selector = selectors.make(config.selector.name, config.selector.options)
+    aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
+    return OneModel(setting, model, selector, aggregator, resident=recipe_of(config.method).resident)
+
+
+def build_module(config: Config, dataset: Dataset) -> nn.Module:
+    """Build the model of a configuration for a data set."""
+    require(
+        len(dataset.shape) == 3 or not (config.local.crop or config.local.flip),
+        f"local.crop and local.flip are for images, and samples of '{dataset.name}' have the shape "
+        f"{' x '.join(map(str, dataset.shape))}.",
+    )
+    return build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+
+
+def initial_model(config: Config, module: nn.Module) -> Tensor:
+    """Return the state `[d]` that a run begins with, in the run's precision."""
+    return Layout.of(module).read(module).to(torch.float64 if config.precision == "fp64" else torch.float32)
+
+
+def setting_of(config: Config, clients: int, classes: int, layout: Layout, *, resumed: bool = False) -> Setting:
+    """Return what a method may know about a run."""
+    return Setting(
+        clients=clients,
+        cohort=min(config.cohort, clients),
+        rounds=config.rounds,
+        classes=classes,
+        seed=config.seed,
+        layout=layout,
+        work=config.local,
+        resumed=resumed,
+    )

@@ -1,0 +1,178 @@
+"""The round loop. Every method on every runtime goes through here."""
+
+import time
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from covey.arrays import State
+from covey.core.interfaces import JointWork, Method, Runtime
+from covey.core.messages import Order, Replies, checked
+from covey.core.round_record import RoundRecord, Stopwatch, round_record
+from covey.core.scores import Scores, summary
+from covey.environment.federated_data import Truth
+
+OnRound = Callable[[dict[str, Any]], None]
+"""Called with each round's record (see `RoundRecord`) when the round ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """Request: score models `[m, d]` on the test set."""
+
+    models: Tensor
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Request and barrier: every run has aggregated its round; what runs can compute together is computed here."""
+
+    works: Sequence[JointWork]
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """Request: none. No client can be reached, and the round is skipped without a record."""
+
+    t: int
+
+
+Request = Order | Scoring | Joint | Unreachable
+Answer = Replies | Scores | None
+
+
+class RoundWriter(Protocol):
+    """Where finished rounds go."""
+
+    rounds_done: int
+    clock: float
+
+    def write(self, record: RoundRecord, state: Callable[[], State], *, now: bool = True) -> None:
+        """Keep a finished round, and the method's state now or when it is due."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LoopRun:
+    """One run as the loop sees it."""
+
+    method: Method
+    runtime: Runtime
+    records: RoundWriter
+    truth: Truth | None
+    """The clients' true class shares and skew; None where nobody knows them."""
+    rounds: int
+    evaluate_every: int = 1
+    """Rounds between evaluations on the test set; 0 never evaluates."""
+    on_round: OnRound | None = None
+
+
+def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any, None]:
+    """Run the rounds that the records do not hold yet.
+
+    A round yields its order and is sent the replies. It also yields what it needs besides: a survey before, joint work
+    and scores after.
+    """
+    method, runtime, records = run.method, run.runtime, run.records
+    for t in range(records.rounds_done + 1, run.rounds + 1):
+        watch = Stopwatch()
+        asked: list[tuple[Order, Replies]] = []
+        with watch("selection"):
+            reachable = runtime.available(t)
+            survey = method.survey(t, reachable) if len(reachable) else None
+        if not len(reachable):
+            yield Unreachable(t)
+            continue
+        if survey is not None:
+            asked.append((survey, checked((yield survey))))
+        with watch("selection"):
+            for _, answers in asked:
+                method.surveyed(t, answers)
+            order = method.order(t, reachable)
+        replies = yield order
+        watch.seconds["clients"] = replies.wall_seconds + sum(answers.wall_seconds for _, answers in asked)
+        with watch("aggregation"):
+            replies = checked(replies)
+            method.absorb(t, replies)
+        # A cohort's states may be the largest thing in memory: they go before other runs are waited for.
+        replies = replies.for_records()
+        yield Joint(method.joint_work())
+        scores = None
+        if run.evaluate_every and (t % run.evaluate_every == 0 or t == run.rounds):
+            scored = yield Scoring(method.models())
+            watch.seconds["evaluation"] = scored.wall_seconds
+            with watch("evaluation"):
+                assert run.truth is not None
+                scores = summary(scored, run.truth, method.model_of_client)
+        skew = None if run.truth is None else run.truth.skew
+        record = round_record(order, replies, scores, skew, watch.seconds, records.clock, asked)
+        if figures := method.figures():
+            record["figures"] = figures
+        record = runtime.annotate(record)
+        stopping = stop()
+        records.write(record, method.state_dict, now=stopping or t == run.rounds)
+        if run.on_round:
+            run.on_round(cast(dict[str, Any], record))
+        del replies
+        if stopping:
+            return
+
+
+def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: False) -> None:
+    """Advance runs together: what all of them request in a round is executed at once, where their runtimes can.
+
+    Joint work comes first, then scores, surveys and training, so that runs which need one of them stay in step. A run
+    that ends leaves the others; once `stop` returns True, each ends after its round.
+    """
+    loops = [round_loop(run, stop) for run in runs]
+    waiting = {number: request for number, loop in enumerate(loops) if (request := next(loop, None)) is not None}
+    while waiting:
+        first = min(map(_precedence, waiting.values()))
+        numbers = [number for number in sorted(waiting) if _precedence(waiting[number]) == first]
+        begin = time.perf_counter()
+        answers = _answers([(runs[number].runtime, waiting[number]) for number in numbers])
+        share = (time.perf_counter() - begin) / len(numbers)
+        for number, answer in zip(numbers, answers, strict=True):
+            try:
+                waiting[number] = loops[number].send(None if answer is None else replace(answer, wall_seconds=share))
+            except StopIteration:
+                del waiting[number]
+
+
+def _precedence(request: Request) -> int:
+    if isinstance(request, Joint | Unreachable):
+        return -1
+    return 0 if isinstance(request, Scoring) else 2 if request.train else 1
+
+
+def _answers(requests: Sequence[tuple[Runtime, Request]]) -> Sequence[Answer]:
+    """Answer requests of one precedence: those of runtimes of one group as one."""
+    perform_jointly([work for _, request in requests if isinstance(request, Joint) for work in request.works])
+    answers: list[Answer] = [None] * len(requests)
+    groups: dict[Hashable, list[int]] = {}
+    for number, (runtime, request) in enumerate(requests):
+        if isinstance(request, Order | Scoring):
+            groups.setdefault((runtime.group, type(request)), []).append(number)
+    for numbers in groups.values():
+        runtime = requests[numbers[0]][0]
+        orders, scorings = [], []
+        for one, request in (requests[number] for number in numbers):
+            if isinstance(request, Order):
+                orders.append((one, request))
+            elif isinstance(request, Scoring):
+                scorings.append((one, request.models))
+        found: Sequence[Answer] = runtime.execute_many(orders) if orders else runtime.evaluate_many(scorings)
+        for number, answer in zip(numbers, found, strict=True):
+            answers[number] = answer
+    return answers
+
+
+def perform_jointly(works: Sequence[JointWork]) -> None:
+    """Perform work of many runs: of one class and with equal keys at once."""
+    groups: dict[Hashable, list[JointWork]] = {}
+    for work in works:
+        groups.setdefault((type(work), work.key), []).append(work)
+    for together in groups.values():
+        type(together[0]).perform(together)

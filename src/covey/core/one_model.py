@@ -1,0 +1,136 @@
+"""A method with one global model: a selector invites, an aggregator combines."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.arrays import IntArray, State
+from covey.core.interfaces import Aggregator, JointWork, Selector, Setting
+from covey.core.messages import Order, Replies
+from covey.errors import Refusal, require
+
+
+class OneModel:
+    """One global model: a selector invites, an aggregator combines."""
+
+    def __init__(
+        self, setting: Setting, model: Tensor, selector: Selector, aggregator: Aggregator, *, resident: bool = False
+    ) -> None:
+        self.setting = setting
+        self.model = model
+        self.selector = selector
+        self.aggregator = aggregator
+        self.resident = resident
+        self._kept = False
+        _require_role(selector, Selector)
+        _require_role(aggregator, Aggregator)
+        selector.begin(setting)
+        aggregator.begin(setting)
+
+    def survey(self, t: int, candidates: IntArray) -> Order | None:
+        asked = self.selector.survey(t, candidates)
+        if asked is None:
+            return None
+        clients, probes = asked
+        unsent = not any(probe.uses_model for probe in probes)
+        return Order(t, np.sort(clients), self.model, self.setting.work, probes, unsent, train=False)
+
+    def surveyed(self, t: int, replies: Replies) -> None:
+        self.selector.surveyed(t, replies)
+
+    def order(self, t: int, candidates: IntArray) -> Order:
+        cohort = self._cohort(self.selector.select(t, candidates), candidates)
+        wanted = (*self.selector.probes(t), *self.aggregator.probes(t))
+        probes = tuple({probe.name: probe for probe in wanted}.values())
+        gate = self.aggregator.gate(t)
+        return Order(t, cohort, self.model, self.setting.work, probes, self.resident, gate=gate)
+
+    def absorb(self, t: int, replies: Replies) -> None:
+        self.selector.observe(t, replies.everyone())
+        self.aggregator.observe(t, replies)
+        kept_before, self._kept = self._kept, False
+        if len(replies):
+            found = self._sound(self.aggregator.combine(t, self.model, replies))
+            self._kept = not bool(torch.isfinite(found).all())
+            self.model = self.model if self._kept else found
+        if self._kept and not kept_before:
+            name = type(self.aggregator).__name__
+            warnings.warn(
+                f"The aggregator {name} came to NaN or infinity in round {t}: the model stays as it was.",
+                stacklevel=2,
+            )
+
+    def _cohort(self, chosen: Any, candidates: IntArray) -> IntArray:
+        """What the selector answered, ascending; refused where it is no choice among the candidates."""
+        name, most = type(self.selector).__name__, self.setting.cohort
+        try:
+            numbers = np.asarray(chosen)
+        except ValueError:
+            numbers = np.zeros((0, 0))
+        require(
+            numbers.ndim == 1 and (numbers.size == 0 or numbers.dtype.kind in "iu"),
+            f"The selector {name} must return an array of client numbers, not {_shown(chosen)}.",
+        )
+        strangers = np.setdiff1d(numbers, candidates)
+        if len(strangers):
+            raise Refusal(
+                f"The selector {name} chose client {strangers[0]}, which is none of the round's {len(candidates)} "
+                "candidates."
+            )
+        clients = np.unique(numbers.astype(np.int64))
+        require(len(clients) == len(numbers), f"The selector {name} chose a client more than once: {_shown(chosen)}.")
+        require(
+            len(clients) <= most, f"The selector {name} chose {len(clients)} clients for a cohort of at most {most}."
+        )
+        return clients
+
+    def _sound(self, found: Any) -> Tensor:
+        """What the aggregator answered, in the model's precision; refused where it is no model."""
+        name, shape = type(self.aggregator).__name__, tuple(self.model.shape)
+        if not isinstance(found, Tensor) or tuple(found.shape) != shape:
+            raise Refusal(
+                f"The aggregator {name} must return the next model, a tensor of the shape {shape}, not {_shown(found)}."
+            )
+        return found.to(self.model.dtype)
+
+    def joint_work(self) -> Sequence[JointWork]:
+        return (*self.selector.joint_work(), *self.aggregator.joint_work())
+
+    def figures(self) -> dict[str, object]:
+        kept = {"model_kept": True} if self._kept else {}
+        return {**self.selector.figures(), **self.aggregator.figures(), **kept}
+
+    def models(self) -> Tensor:
+        return self.model.unsqueeze(0)
+
+    @property
+    def model_of_client(self) -> IntArray:
+        return np.zeros(self.setting.clients, dtype=np.int64)
+
+    def state_dict(self) -> State:
+        return {
+            "model": self.model,
+            "selector": self.selector.state_dict(),
+            "aggregator": self.aggregator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.model = state["model"]
+        self.selector.load_state_dict(state["selector"])
+        self.aggregator.load_state_dict(state["aggregator"])
+
+
+def _require_role(part: object, role: type) -> None:
+    name = role.__name__
+    require(isinstance(part, role), f"{_shown(part)} is no {name.lower()}: one of your own derives from covey.{name}.")
+
+
+def _shown(value: Any) -> str:
+    """A part's answer in a refusal."""
+    if isinstance(value, Tensor):
+        return f"one of the shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r:.60}" if value is not None else "None"

@@ -1,0 +1,135 @@
+"""One round as a line of `metrics.jsonl`."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypedDict, cast
+
+from covey.arrays import FloatArray
+from covey.core.messages import Fault, Order, Replies
+from covey.core.scores import EvaluationScores, finite
+
+TIMINGS = ("seconds", "probe_seconds")
+"""Fields of a record that differ between two runs of the same seed."""
+
+
+class FaultRecord(TypedDict):
+    """A reply or a measurement that was lost."""
+
+    client: int
+    reason: str
+
+
+class ClientLoss(TypedDict):
+    """How well, and how evenly, the model that was sent serves the round's clients."""
+
+    mean: float
+    variance: float
+    gap: float
+
+
+class RoundRecord(TypedDict, total=False):
+    """A round's line. Scores are there if the round was evaluated, figures if the method has any, and so on."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    class_accuracy: list[float]
+    own_accuracy: float | None
+    train_loss: float | None
+    clients: list[int]
+    cohort_skew: float | None
+    dropped: list[FaultRecord]
+    unmeasured: list[FaultRecord]
+    withheld: list[int]
+    bytes_up: int
+    bytes_down: int
+    probe_bytes: dict[str, int]
+    clock: float
+    seconds: dict[str, float]
+    probe_seconds: dict[str, float]
+    client_loss: ClientLoss
+    figures: dict[str, Any]
+    away: list[int]
+    resting: list[int]
+    health: dict[str, dict[str, int]]
+
+
+class Stopwatch:
+    """Seconds by phase: `with watch("clients"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+
+def round_record(
+    order: Order,
+    replies: Replies,
+    scores: EvaluationScores | None,
+    skew: FloatArray | None,
+    seconds: Mapping[str, float],
+    clock: float = 0.0,
+    asked: Sequence[tuple[Order, Replies]] = (),
+) -> RoundRecord:
+    """Return the round's line. `skew` is the true skew of each client `[clients]`, None where it is not known.
+
+    `clock` is the simulated time at which the round began; `asked` are the surveys before it with their replies.
+    """
+    answers = [replies, *(answer for _, answer in asked)]
+    probe_bytes: Counter[str] = Counter()
+    probe_seconds: Counter[str] = Counter()
+    for answer in answers:
+        probe_bytes.update(answer.probe_bytes)
+        probe_seconds.update(answer.probe_seconds)
+    faults = [fault for answer in answers for fault in answer.faults]
+    samples = replies.samples.double()
+    trained = order.train and len(replies) > 0
+    loss = float((replies.losses * samples).sum() / samples.sum()) if trained else float("nan")
+    record: RoundRecord = {"round": order.round}
+    record.update(cast(RoundRecord, scores or {}))
+    rest: RoundRecord = {
+        "train_loss": finite(loss),
+        "clients": order.clients.tolist(),
+        "cohort_skew": None if skew is None or not len(order.clients) else float(skew[order.clients].mean()),
+        "dropped": [_said(fault) for fault in faults if fault.measurement is None],
+        "unmeasured": [_said(fault) for fault in faults if fault.measurement is not None],
+        "withheld": replies.withheld.tolist(),
+        "bytes_up": sum(answer.bytes_up for answer in answers),
+        "bytes_down": order.bytes_down() + sum(survey.bytes_down() for survey, _ in asked),
+        "probe_bytes": dict(probe_bytes),
+        "clock": clock + sum(answer.round_seconds for answer in answers),
+        "seconds": {phase: round(value, 6) for phase, value in seconds.items()},
+        "probe_seconds": {probe: round(value, 6) for probe, value in probe_seconds.items()},
+    }
+    record.update(rest)
+    if fairness := client_loss(replies):
+        record["client_loss"] = fairness
+    return record
+
+
+def client_loss(replies: Replies) -> ClientLoss | None:
+    """Return how evenly the model that was sent serves the round's clients; None where they have not measured it.
+
+    Mean and variance of its losses on each client's own samples, and the gap from the lowest to the highest.
+    """
+    for probe, field in (("losses", "before"), ("utility", "loss")):
+        rows = replies.observed(probe)
+        if len(rows):
+            losses = replies.probes[probe][field].double().cpu().numpy()[rows]
+            return {
+                "mean": float(losses.mean()),
+                "variance": float(losses.var()),
+                "gap": float(losses.max() - losses.min()),
+            }
+    return None
+
+
+def _said(fault: Fault) -> FaultRecord:
+    return {"client": fault.client, "reason": fault.reason}

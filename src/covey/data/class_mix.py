@@ -1,0 +1,177 @@
+"""Target class mixes as people ask for them: text, mappings, numbers, a file of labels."""
+
+import csv
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from covey.arrays import FloatArray
+from covey.data.paper_targets import PREFIXES
+from covey.data.paper_targets import target as named_target
+from covey.errors import Refusal, require
+
+Target: TypeAlias = str | Path | Mapping[Any, float] | Sequence[float] | FloatArray
+"""`"cat=0.5,dog=0.5"`, `"td1"`, `"local:7"`, a file of labels, class → share, or a share for each class in order."""
+
+_HEADINGS = ("label", "labels", "class", "y", "target")
+"""What a column of labels is headed; the first of these that a file has is taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A mix that somebody asked for."""
+
+    name: str
+    mix: FloatArray
+    """`[classes]`, sums to one."""
+    notes: tuple[str, ...] = ()
+    """What was done to it."""
+
+    def as_mapping(self) -> dict[str, Any]:
+        return {"name": self.name, "mix": self.mix.tolist(), "notes": list(self.notes)}
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> "Wanted":
+        return cls(str(mapping["name"]), np.array(mapping["mix"], dtype=np.float64), tuple(mapping["notes"]))
+
+
+def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None = None) -> Wanted:
+    """What is asked for, as a mix over all classes, or a sentence that says what is wrong with it.
+
+    Classes go by their names, or by their numbers from 0 where no class is called so. Shares that do not sum to one are
+    scaled, with a note. `shares` are the clients' own mixes `[clients, classes]`, for targets such as `local:7`, where
+    they are known.
+    """
+    if isinstance(target, Wanted):
+        return target
+    if isinstance(target, Path):
+        return _from_labels(target, class_names)
+    if isinstance(target, str):
+        text = target.strip()
+        if "=" not in text:
+            require(bool(text), "The target is empty: say what share of which class, such as 0=0.5,3=0.5.")
+            if text.lower() in PREFIXES or text.lower().startswith("local:"):
+                return Wanted(text, named_target(text, len(class_names), shares))
+            require(
+                not _is_file(text),
+                f"'{text}' is a file: for the mix of the labels in it, --target-csv '{text}', or in Python a Path.",
+            )
+            raise Refusal(
+                f"'{text}' is not a target: give shares such as {class_names[0]}=0.7,{class_names[-1]}=0.3; "
+                f"or {', '.join(PREFIXES)}" + ("." if shares is None else "; or local:0, the mix of client 0.")
+            )
+        return _from_shares(text, _pairs(text), class_names)
+    if isinstance(target, Mapping):
+        pairs = [(str(label), share) for label, share in target.items()]
+        name = ",".join(f"{label}={share:g}" if _is_number(share) else label for label, share in pairs)
+        return _from_shares(name, pairs, class_names)
+    values = list(target)
+    require(
+        len(values) == len(class_names),
+        f"A target in numbers has a share for each of the {len(class_names)} classes, and this one has {len(values)}.",
+    )
+    held = [(label, share) for label, share in enumerate(values) if not _is_number(share) or share != 0]
+    name = ",".join(f"{class_names[label]}={share:.3g}" for label, share in held if _is_number(share))
+    return _from_numbers(name, dict(held), class_names)
+
+
+def all_wanted(targets: Any, class_names: Sequence[str], shares: FloatArray | None = None) -> tuple[Wanted, ...]:
+    """One target or a list of them."""
+    one = isinstance(targets, (str, Path, Mapping, Wanted)) or (
+        len(targets) > 0 and all(np.ndim(item) == 0 and not isinstance(item, (str, Path, Wanted)) for item in targets)
+    )
+    found = tuple(wanted(target, class_names, shares) for target in ([targets] if one else targets))
+    require(len(found) > 0, "There is no target: say what share of which class, such as 0=0.5,3=0.5.")
+    return found
+
+
+def class_number(label: str, class_names: Sequence[str]) -> int:
+    """The class called `label`, or the one with that number."""
+    if label in class_names:
+        return list(class_names).index(label)
+    if label.isdecimal() and int(label) < len(class_names):
+        return int(label)
+    close = difflib.get_close_matches(label, class_names, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    listed = ", ".join(class_names[:20]) + (", …" if len(class_names) > 20 else "")
+    raise Refusal(f"There is no class '{label}'.{hint} Classes: {listed}; or by number, 0 to {len(class_names) - 1}.")
+
+
+def _pairs(text: str) -> list[tuple[str, Any]]:
+    pairs = []
+    for part in text.split(","):
+        if part.strip():
+            label, _, share = part.rpartition("=")
+            require(bool(label.strip()), f"'{part.strip()}' is not of the form class=share, such as 3=0.5.")
+            pairs.append((label.strip(), share.strip()))
+    return pairs
+
+
+def _from_shares(name: str, pairs: Sequence[tuple[str, Any]], class_names: Sequence[str]) -> Wanted:
+    held: dict[int, Any] = {}
+    for label, share in pairs:
+        number = class_number(label, class_names)
+        require(number not in held, f"The target names '{class_names[number]}' twice.")
+        held[number] = share
+    return _from_numbers(name, held, class_names)
+
+
+def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]) -> Wanted:
+    mix = np.zeros(len(class_names))
+    for label, share in held.items():
+        try:
+            mix[label] = float(share)
+        except (TypeError, ValueError):
+            raise Refusal(f"The share of '{class_names[label]}' must be a number, not '{share}'.") from None
+        require(
+            bool(np.isfinite(mix[label])) and mix[label] >= 0,
+            f"The share of '{class_names[label]}' must not be negative or infinite, not {share}.",
+        )
+    total = math.fsum(mix) if mix.max() < 1e300 else math.inf
+    require(total < math.inf, f"The shares of '{name}' are too large to be added up.")
+    require(total > 0, "The target is empty: all of its shares are zero.")
+    notes = () if abs(total - 1) < 1e-6 else (f"The shares of '{name}' sum to {total:g} and were scaled to sum to 1.",)
+    return Wanted(name, mix / total, notes)
+
+
+def _from_labels(path: Path, class_names: Sequence[str]) -> Wanted:
+    """The mix of the labels in a file: one a line, or the column of a CSV file that is headed as in `_HEADINGS`."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise Refusal(
+            f"The file of labels {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from error
+    column = 0
+    if rows:
+        heading = ["" if cell.strip() in class_names else cell.strip().lower() for cell in rows[0]]
+        found = [heading.index(name) for name in _HEADINGS if name in heading]
+        if found:
+            column, rows = found[0], rows[1:]
+    require(bool(rows), f"The file {path} holds no labels.")
+    allowed = f"one label a line, or a table with a column headed {', '.join(_HEADINGS[:-1])} or {_HEADINGS[-1]}"
+    require(all(len(row) > column for row in rows), f"Some lines of {path} have no label: it is {allowed}.")
+    try:
+        labels = [class_number(row[column].strip(), class_names) for row in rows]
+    except Refusal as refusal:
+        raise Refusal(f"In the file {path}: {refusal} A file of labels is {allowed}.") from None
+    counts = np.bincount(labels, minlength=len(class_names)).astype(np.float64)
+    return Wanted(path.name, counts / counts.sum())
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:
+        # Too long for a name, say.
+        return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

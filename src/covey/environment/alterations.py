@@ -1,0 +1,105 @@
+"""Alterations: clients whose images look different, or whose labels are wrong. They go with any environment.
+
+They act on a client's samples when these are gathered, so that shared images are stored once, as they
+are. Which clients are altered is drawn once for the federation; which labels are noisy depends on the
+client's key only, so that a client holds the same wrong labels in every round.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covey import randomness
+from covey.config.sections import Alterations
+from covey.errors import require
+
+Feature = Literal["shifted", "blurred", "inverted"]
+FEATURES: tuple[Feature, ...] = ("shifted", "blurred", "inverted")
+
+
+@dataclass(frozen=True)
+class Altered:
+    """Which clients are altered."""
+
+    features: tuple[Feature | None, ...]
+    """How each client's images are altered, or None."""
+    poisoned: tuple[bool, ...]
+    """Whether each client's labels are flipped."""
+
+
+def assign(alterations: Alterations, clients: int, rng: np.random.Generator) -> Altered:
+    """Draw the altered clients: share · clients of each kind, rounded; nobody has two kinds of images.
+
+    Whose labels are flipped is independent of whose images are altered.
+    """
+    features: list[Feature | None] = [None] * clients
+    order, poison_order = rng.permutation(clients), rng.permutation(clients)
+    at = 0
+    for feature in FEATURES:
+        number = _rounded(getattr(alterations, feature), clients)
+        for client in order[at : at + number]:
+            features[client] = feature
+        at += number
+    flipped = set(poison_order[: _rounded(alterations.poison, clients)].tolist())
+    return Altered(tuple(features), tuple(client in flipped for client in range(clients)))
+
+
+def alter_images(x: Tensor, kind: Feature | None, white: int = 255) -> Tensor:
+    """Images uint8 `[n, channels, height, width]` as a client of this kind sees them.
+
+    `white` is the brightest value of the data set (images need not use all of 0-255), black is 0.
+    """
+    if kind is None:
+        return x
+    require(
+        x.dtype == torch.uint8 and x.dim() == 4,
+        f"Only images can be {kind}: uint8 of shape [n, channels, height, width], "
+        f"not {str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}.",
+    )
+    if kind == "inverted":
+        return white - x.clamp(max=white)
+    return _shifted(x) if kind == "shifted" else _blurred(x)
+
+
+def alter_labels(y: Tensor, classes: int, noise: float, flipped: bool, key: int) -> Tensor:
+    """A client's labels int64 `[n]`, all of them in their stored order, with flips and then noise.
+
+    Flipped: y becomes (y + 1) mod classes. Noise: round(noise · n) labels, chosen by `key`, become one of the
+    other classes, each as likely as any other.
+    """
+    if flipped:
+        y = (y + 1) % classes
+    number = _rounded(noise, len(y))
+    if number and classes > 1:
+        wrong = randomness.permutation(randomness.key(key, "noisy"), len(y), y.device)[:number]
+        away = 1 + randomness.integers(randomness.key(key, "noise"), number, classes - 1, y.device)
+        y = y.index_copy(0, wrong, (y[wrong] + away) % classes)
+    return y
+
+
+def _rounded(share: float, count: int) -> int:
+    return int(share * count + 0.5)
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """Right and down by an eighth of the image, at least a pixel; black moves in."""
+    height, width = x.shape[-2:]
+    down, right = max(1, height // 8), max(1, width // 8)
+    return F.pad(x, (right, 0, down, 0))[..., :height, :width].contiguous()
+
+
+def _blurred(x: Tensor) -> Tensor:
+    """The binomial kernel [1 2 1]/4 along both axes, twice for 32 pixels; integers, so every device agrees."""
+    height, width = x.shape[-2:]
+    rows = torch.arange(-1, height + 1, device=x.device).clamp(0, height - 1)
+    columns = torch.arange(-1, width + 1, device=x.device).clamp(0, width - 1)
+    for _ in range(max(1, min(height, width) // 12)):
+        z = x.to(torch.int16)[..., rows, :][..., columns]
+        z = z[..., :-2, :] + 2 * z[..., 1:-1, :] + z[..., 2:, :]
+        z = z[..., :-2] + 2 * z[..., 1:-1] + z[..., 2:]
+        x = ((z + 8) >> 4).to(torch.uint8)
+    return x

@@ -1,0 +1,77 @@
+"""Dirichlet environments: On-Demand FL's split of classes, and FedACS's layers of β-Dirichlet clients."""
+
+import numpy as np
+
+from covey.arrays import IntArray
+from covey.environment.partition import (
+    ClassDecks,
+    Deal,
+    allot,
+    deal_by_class,
+    dirichlet_shares,
+    fill_up,
+    samples_per_client,
+)
+from covey.errors import require
+from covey.registries import environments
+
+
+@environments.add("dirichlet")
+def dirichlet(
+    labels: IntArray, classes: int, clients: int, rng: np.random.Generator, *, alpha: float = 0.5, minimum: int = 1
+) -> Deal:
+    """Each class is split over clients by shares from a Dirichlet(α); disjoint, sizes differ.
+
+    As in On-Demand FL: for every class p ~ Dir(α·1) over clients, and the class's samples are cut at
+    the cumulative shares. Clients left with fewer than `minimum` samples take the missing ones from
+    the largest clients, so that everyone can train at any α.
+    """
+    require(alpha > 0, f"environment.alpha must be above 0, not {alpha:g}.")
+    require(minimum >= 1, f"environment.minimum must be at least 1, not {minimum}.")
+    require(
+        len(labels) >= clients * minimum,
+        f"{len(labels)} training samples cannot give {minimum} to each of {clients} clients; "
+        "lower --clients or environment.minimum.",
+    )
+    counts = np.empty((clients, classes), dtype=np.int64)
+    for label, members in enumerate(np.bincount(labels, minlength=classes)):
+        shares = dirichlet_shares(alpha, clients, rng)
+        # A random phase, or at large α every class would be rounded in favour of the same clients.
+        cuts = np.minimum(np.cumsum(shares)[:-1] * members + rng.random(), members).astype(np.int64)
+        counts[:, label] = np.diff(cuts, prepend=0, append=members)
+    parts = fill_up(deal_by_class(counts, labels, rng), minimum, rng)
+    return Deal([np.sort(part) for part in parts], shared=False)
+
+
+@environments.add("dirichlet-layers")
+def dirichlet_layers(
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    median: float = 0.2,
+    maximum: float = 3.0,
+    samples: int | None = None,
+    reuse: float = 8.0,
+) -> Deal:
+    """FedACS Definition 5: clients with a class mix from Dirichlet(β), half of them at low β; clients share samples.
+
+    Client 1, 3, 5, ... draws β from (0, `median`], client 0, 2, 4, ... from (`median`, `maximum`]; its
+    mix is one draw from Dirichlet(β·1) over the classes (Definition 2). Each client holds `samples`, or
+    as many as use every training sample `reuse` times.
+    """
+    require(
+        0 < median < maximum,
+        "environment.median must be above 0 and below environment.maximum, "
+        f"not {median:g} with a maximum of {maximum:g}.",
+    )
+    count = samples_per_client(labels, clients, samples, reuse)
+    decks = ClassDecks(labels, classes, rng)
+    fractions = 1 - rng.random(clients)
+    parts = []
+    for client, fraction in enumerate(fractions):
+        beta = median * fraction if client % 2 else median + (maximum - median) * fraction
+        counts = allot(count, dirichlet_shares(float(beta), classes, rng))
+        parts.append(np.concatenate([decks.deal(label, int(own)) for label, own in enumerate(counts)]))
+    return Deal(parts, shared=True)

@@ -1,0 +1,148 @@
+"""FedACS's environments of α-dominance clients (Definitions 1, 3 and 4, Fig. 4 and section VII)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from covey.arrays import FloatArray, IntArray
+from covey.environment.partition import ClassDecks, Deal, samples_per_client
+from covey.errors import require
+from covey.registries import environments
+
+OBSERVED = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""α of the six observation groups of FedACS's Fig. 4."""
+
+
+def dominance_counts(alpha: float, dominant: int, samples: int, classes: int) -> IntArray:
+    """Samples per class of an α-dominance client (FedACS Definition 1): `[classes]`, summing to `samples`.
+
+    ⌊M(1-α)/C⌋ of every class, the rest of the dominant class.
+    """
+    common = int(samples * (1 - alpha) / classes + 1e-9)
+    counts = np.full(classes, common, dtype=np.int64)
+    counts[dominant] += samples - common * classes
+    return counts
+
+
+def deal_dominance(
+    alphas: FloatArray,
+    labels: IntArray,
+    classes: int,
+    samples: int,
+    rng: np.random.Generator,
+    class_numbers: Sequence[int] | None = None,
+) -> list[IntArray]:
+    """Samples of α-dominance clients; the dominant class of the next client is the one dealt least so far.
+
+    With `class_numbers`, client i holds only as many classes, those dealt least so far.
+    """
+    decks = ClassDecks(labels, classes, rng)
+    parts = []
+    for client, alpha in enumerate(alphas):
+        number = classes if class_numbers is None else class_numbers[client]
+        held = np.argsort(decks.dealt, kind="stable")[:number]
+        counts = np.zeros(classes, dtype=np.int64)
+        counts[held] = dominance_counts(float(alpha), 0, samples, number)
+        parts.append(np.concatenate([decks.deal(label, int(own)) for label, own in enumerate(counts)]))
+    return parts
+
+
+@environments.add("uniform")
+def uniform(
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    samples: int | None = None,
+    reuse: float = 8.0,
+) -> Deal:
+    """FedACS Definition 3: α-dominance clients with α uniform in [0, 1]; clients share samples.
+
+    Each client holds `samples`, or as many as use every training sample `reuse` times (the paper's
+    200 clients of 2,000 use each of 50,000 images 8 times).
+    """
+    count = samples_per_client(labels, clients, samples, reuse)
+    alphas = rng.uniform(0.0, 1.0, size=clients)
+    return Deal(deal_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
+
+
+@environments.add("uniform-observed")
+def uniform_observed(
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    group: int = 10,
+    samples: int | None = None,
+    reuse: float = 8.0,
+) -> Deal:
+    """FedACS Fig. 4: as `uniform`, the last clients in six groups at α = 0, 0.2, ... 1; clients share samples.
+
+    The last 6·`group` clients are the observation groups, the least skewed group first; the others
+    have α uniform in [0, 1]. The paper has groups of 10 among 200 clients.
+    """
+    require(group >= 1, f"environment.group must be at least 1, not {group}.")
+    observed = np.repeat(OBSERVED, group)
+    fitting = clients // 20 or 1
+    require(
+        clients > len(observed),
+        f"Six observation groups of {group} leave none of {clients} clients for the uniform part; "
+        + (f"set environment.group={fitting} or raise --clients." if clients > 6 * fitting else "raise --clients."),
+    )
+    count = samples_per_client(labels, clients, samples, reuse)
+    alphas = np.concatenate([rng.uniform(0.0, 1.0, size=clients - len(observed)), observed])
+    return Deal(deal_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
+
+
+@environments.add("inverse-pareto")
+def inverse_pareto(
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    shape: float = 2.0,
+    samples: int | None = None,
+    reuse: float = 8.0,
+) -> Deal:
+    """FedACS Definition 4: α-dominance clients, α = 2 - x with x of a Pareto law cut to [1, 2]; clients share samples.
+
+    Most clients are heavily skewed, the more so the larger `shape` is. x is drawn by inverting its
+    distribution F(x) = (1 - x^-s)/(1 - 2^-s), so α has the density s(2-α)^-(s+1)/(1 - 2^-s): the
+    exponent of eq. 5 is printed as -s, which does not integrate to one.
+    """
+    require(shape > 0, f"environment.shape must be above 0, not {shape:g}.")
+    count = samples_per_client(labels, clients, samples, reuse)
+    alphas = inverse_pareto_quantiles(rng.random(clients), shape)
+    return Deal(deal_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
+
+
+def inverse_pareto_quantiles(probability: FloatArray, shape: float) -> FloatArray:
+    """α = 2 - F⁻¹(p) for the Pareto law of shape s cut to [1, 2]: F⁻¹(p) = (1 - p(1 - 2^-s))^(-1/s)."""
+    mass = -np.expm1(-shape * np.log(2.0))
+    alphas: FloatArray = np.clip(2.0 - np.exp(-np.log1p(-probability * mass) / shape), 0.0, 1.0)
+    return alphas
+
+
+@environments.add("few-class")
+def few_class(
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    samples: int | None = None,
+    reuse: float = 8.0,
+) -> Deal:
+    """FedACS section VII: clients of 1 to all classes, α-dominance with α uniform within them; clients share samples.
+
+    The number of classes is uniform too, and a client holds those dealt least so far. α alone does
+    not order these clients (one class at α = 0 is as skewed as can be), so the environment states no
+    skew, and evaluation takes the distance from the overall mix.
+    """
+    count = samples_per_client(labels, clients, samples, reuse)
+    alphas = rng.uniform(0.0, 1.0, size=clients)
+    numbers = rng.integers(1, classes, size=clients, endpoint=True)
+    return Deal(deal_dominance(alphas, labels, classes, count, rng, numbers.tolist()), shared=True)

@@ -1,0 +1,333 @@
+"""The fleet runtime: clients are the sites of a fleet, real ones, which come and go, fail and return."""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
+
+from covey.arrays import FloatArray, IntArray
+from covey.config.schema import Config
+from covey.core.client_health import Health
+from covey.core.interfaces import Method, Runtime
+from covey.core.messages import Order, Replies, checked
+from covey.core.round_record import RoundRecord
+from covey.core.scores import Scores
+from covey.environment.federated_data import Federation
+from covey.errors import Refusal, require
+from covey.fleet.fleet_folder import Fleet
+from covey.fleet.flower_app import write_app
+from covey.fleet.site import about
+from covey.fleet.superlink import FleetGrid, Link
+from covey.flower.exchange import Post
+from covey.flower.live_method import require_live
+from covey.flower.roster import Roster
+from covey.runtime.local import LocalRuntime
+from covey.storage import replace_file
+
+FLEET = "COVEY_FLEET"
+"""The environment variable that names a fleet's folder."""
+
+_PARTS = 10**9
+"""Accuracy that sites report is kept to so many parts."""
+
+_LARGER = 3
+"""An answer may have so many times the bytes of the model, where that is more than the limit."""
+
+_PAUSE = 0.5
+"""Seconds between two looks for sites that are away."""
+
+
+class FleetRuntime(Runtime):
+    """Runs orders on a fleet: site i of `fleet.toml` is client i, with the samples that it holds.
+
+    A round takes those sites that can be reached and are not rested, and waits for them no longer than the time-out.
+    """
+
+    live = True
+    """Time is real here, and nothing about devices is simulated."""
+
+    def __init__(self, federation: Federation, module: nn.Module, config: Config, fleet: Fleet) -> None:
+        require_live(config.method)
+        require(
+            federation.clients == len(fleet.sites),
+            f"The fleet in {fleet.folder} has {len(fleet.sites)} sites, and the run {federation.clients} clients.",
+        )
+        self.fleet, self.rules, self._config = fleet, fleet.rules, config
+        self.holdings_known = not fleet.data
+        """Whether the server knows what samples the sites were dealt."""
+        self._tests = not federation.dataset.untested
+        """Whether the server has a test set of its own."""
+        told = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
+        self._told = json.dumps(told, sort_keys=True)
+        self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
+        size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
+        self._limit = max(self.rules.bytes, _LARGER * size)
+        self._roster = Roster(len(fleet.sites), fleet.sites, patience=self.rules.patience, registered=True)
+        self._health = Health(self.rules.strikes, self.rules.longest)
+        self._session: _Session | None = None
+        self._begun = False
+        self._away: list[int] = []
+        self._resting: list[int] = []
+        self._method: Method | None = None
+        self._resident = False
+        """Whether the last training left its models at the sites."""
+        self._at_sites = False
+        """Whether the last scores are what sites report."""
+        self._scored = True
+        self._strange = False
+        """Whether the run was begun on another fleet than this, whose sites hold nothing of it."""
+        self._post = Post(
+            self._roster,
+            seed=config.seed,
+            timeout=config.devices.deadline or self.rules.timeout,
+            limit=self._limit,
+            run=self._name(),
+        )
+        self._accounts = fleet.server / "accounts" / f"{self._post.run}.json"
+        self._recall()
+
+    def attach(self, method: Method) -> None:
+        """Know which model each site uses, for it to be scored there."""
+        self._method = method
+
+    def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with a run from its records: who failed in a row, and who is rested."""
+        self._health.recall(rows[-1].get("health", {}) if rows else {})
+        self._strange = bool(rows) and not self._accounts.is_file()
+
+    @classmethod
+    def of(cls, federation: Federation, module: nn.Module, config: Config) -> "FleetRuntime":
+        """The fleet that the environment variable COVEY_FLEET names."""
+        folder = os.environ.get(FLEET)
+        require(folder is not None, f"Say which fleet: --fleet FOLDER, or the environment variable {FLEET}.")
+        return cls(federation, module, config, Fleet.read(str(folder)))
+
+    def available(self, t: int) -> IntArray:
+        """Sites that can be reached and are not rested; waits for them, and gives up when `patience` is over."""
+        grid = self._grid()
+        resting = self._health.resting(t)
+        end = time.monotonic() + self.rules.patience
+        while True:
+            there = self._look(grid)
+            # Before the first round all are waited for; later nobody in particular.
+            wanted = len(self.fleet.sites) if not self._begun else self.rules.minimum
+            over = time.monotonic() > end
+            if len(there) >= wanted or (over and len(there) >= self.rules.minimum):
+                break
+            if over:
+                raise Refusal(
+                    f"{len(there)} of {len(self.fleet.sites)} sites can be reached after {self.rules.patience:g} "
+                    f"seconds, and a round needs {self.rules.minimum}. What is done is kept: go on when they are back."
+                )
+            time.sleep(_PAUSE)
+        self._begun = True
+        fit = np.array([client for client in there.tolist() if client not in resting], dtype=np.int64)
+        if len(fit) < self.rules.minimum:
+            fit = there
+        self._away = np.setdiff1d(np.arange(len(self.fleet.sites)), there).tolist()
+        self._resting = np.setdiff1d(there, fit).tolist()
+        return fit
+
+    def execute(self, order: Order) -> Replies:
+        require(
+            not self._strange or not ((order.train and order.resident) or any(probe.kept for probe in order.probes)),
+            f"The run cannot be gone on with here: '{self._config.method}' leaves with sites what only they know "
+            f"(their own models or variables), and the fleet in {self.fleet.folder} knows nothing of this run. Go on "
+            "with it on the fleet that it was begun on, or begin another.",
+        )
+        grid = self._grid()
+        begin = time.perf_counter()
+        with self._connected():
+            replies = checked(self._post.exchange(grid, order))
+        lost = [fault.client for fault in replies.faults if fault.measurement is None]
+        self._health.note(order.round, order.clients.tolist(), lost, forgiving=order.train)
+        if order.train:
+            self._resident = order.resident
+        self._remember()
+        return replace(replies, round_seconds=time.perf_counter() - begin)
+
+    def evaluate(self, states: Tensor) -> Scores:
+        """On the server's test set; where it has none, or not the models, sites evaluate, each on its own samples."""
+        self._at_sites = self._resident or not self._tests
+        if not self._at_sites:
+            return self._evaluator.evaluate(states)
+        method = self._method
+        if method is not None and len(states) == len(method.models()):
+            rows = self._at_their_sites(states, method.model_of_client)
+        else:
+            rows = self._at_all_sites(states)
+        self._scored = bool(np.isfinite(rows).any())
+        # The mean of others stands for a model that nobody scored; nothing is said of classes.
+        rows = np.where(np.isfinite(rows), rows, np.nanmean(rows, axis=0)) if self._scored else np.zeros_like(rows)
+        classes = self._evaluator.federation.dataset.classes
+        correct = np.zeros((len(states), classes), dtype=np.int64)
+        totals = np.zeros(classes, dtype=np.int64)
+        totals[0] = _PARTS
+        correct[:, 0] = np.rint(rows[:, 1] * _PARTS)
+        return Scores(rows[:, 0], correct, totals)
+
+    def _at_all_sites(self, states: Tensor) -> FloatArray:
+        """Loss and accuracy `[m, 2]` of each model over all sites that answer, weighted by their samples."""
+        rows = np.full((len(states), 2), np.nan)
+        for row, state in enumerate(states):
+            scores = list(self._scores(state).values())
+            if scores:
+                rows[row] = _by_samples(scores)
+        return rows
+
+    def _at_their_sites(self, states: Tensor, users: IntArray) -> FloatArray:
+        """Loss and accuracy `[m, 2]` of each model over the sites that use it (`users` `[sites]`), by their samples."""
+        rows = np.full((len(states), 2), np.nan)
+        found = self._scores(states[0] if len(states) == 1 else states[torch.from_numpy(users)])
+        for model in range(len(states)):
+            scores = [found[client] for client in np.flatnonzero(users == model).tolist() if client in found]
+            if scores:
+                rows[model] = _by_samples(scores)
+        return rows
+
+    def _scores(self, start: Tensor) -> dict[int, tuple[int, float, float]]:
+        grid = self._grid()
+        there = self._look(grid)
+        models = start if start.dim() == 1 else start[torch.from_numpy(there)]
+        with self._connected():
+            order = Order(0, there, models, self._config.local, train=False, resident=self._resident)
+            return self._post.scores(grid, order)
+
+    def _look(self, grid: FleetGrid) -> IntArray:
+        """Sites that are there now."""
+        with self._connected():
+            self._roster.refresh(grid, self._post.timeout)
+        return self._roster.available()
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """What a lost connection means, in words."""
+        try:
+            yield
+        except (httpx.HTTPError, OSError) as error:
+            raise Refusal(
+                f"The SuperLink at {self.fleet.address} is gone ({error}). What is done is kept: start it again, and "
+                "go on with the run."
+            ) from error
+
+    def annotate(self, record: RoundRecord) -> RoundRecord:
+        """A round's record with who was away or rested, and without what is not known of sites' own data."""
+        record = {**record, "away": self._away, "resting": self._resting}
+        if health := self._health.as_mapping():
+            record["health"] = health
+        if not self.holdings_known:
+            record["cohort_skew"] = None
+        if "accuracy" in record:
+            if not self.holdings_known or self._at_sites:
+                record["own_accuracy"] = None
+            if self._at_sites:
+                record.pop("class_accuracy", None)
+            if not self._scored:
+                record |= {"accuracy": None, "loss": None}
+        return record
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.leave()
+            self._session = None
+        self._evaluator.close()
+
+    def _grid(self) -> FleetGrid:
+        if self._session is None:
+            self._session = _Session.enter(self.fleet, self._told, self._limit)
+        self._session.act()
+        return self._session.grid
+
+    def _name(self) -> str:
+        """A name for the run that a server which goes on with it finds again, and sites recognise."""
+        config = {key: value for key, value in self._config.as_mapping().items() if key not in ("rounds", "workers")}
+        whole = json.dumps([config, self._told], sort_keys=True, default=str).encode()
+        return hashlib.blake2b(whole, key=self.fleet.secret[:64], digest_size=8).hexdigest()
+
+    def _recall(self) -> None:
+        """What sites hold of a run that this one goes on with."""
+        if self._accounts.is_file():
+            held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
+            self._post.holds = {int(client): list(models) for client, models in held.items()}
+
+    def _remember(self) -> None:
+        if self._post.holds:
+            self._accounts.parent.mkdir(exist_ok=True)
+            replace_file(self._accounts, json.dumps(self._post.holds).encode())
+
+
+def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:
+    """Mean loss and accuracy of several sites, by their samples."""
+    found = np.array(scores)
+    mean: FloatArray = found[:, 0] / found[:, 0].sum() @ found[:, 1:]
+    return mean
+
+
+@dataclass
+class _Session:
+    """A run on a fleet's SuperLink, shared by all runtimes of this process that are about the same model."""
+
+    key: tuple[Path, str]
+    grid: FleetGrid
+    stack: ExitStack
+    identity: tuple[Any, Any, Any]
+    users: int = 0
+
+    @classmethod
+    def enter(cls, fleet: Fleet, told: str, limit: int) -> "_Session":
+        key = (fleet.folder, told)
+        if key not in _sessions:
+            stack = ExitStack()
+            try:
+                link = Link(fleet.address, fleet.server / "ca.crt", fleet.secret)
+                if not any(other.key[0] == fleet.folder for other in _sessions.values()):
+                    stack.enter_context(_alone(fleet))
+                    link.stop_runs()
+                app = fleet.server / "app"
+                write_app(app, told)
+                grid = stack.enter_context(link.grid(app, poll=fleet.rules.poll, limit=limit))
+            except BaseException:
+                stack.close()
+                raise
+            identity = (TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id)
+            _sessions[key] = cls(key, grid, stack, identity)
+        session = _sessions[key]
+        session.users += 1
+        return session
+
+    def act(self) -> None:
+        """Send messages as this run's server."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.identity
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            del _sessions[self.key]
+            self.act()
+            self.stack.close()
+
+
+@contextmanager
+def _alone(fleet: Fleet) -> Iterator[None]:
+    """Be the fleet's only server; the system lets go of it however this process ends."""
+    with (fleet.server / "run.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refusal(f"Another job is running on the fleet in {fleet.folder}; wait for it, or stop it.") from None
+        yield
+
+
+_sessions: dict[tuple[Path, str], _Session] = {}

@@ -1,0 +1,323 @@
+"""The server's side of the wire: orders become messages, and messages replies; nothing a client sends is trusted.
+
+A client that answers with an error, with garbage or not at all costs its own reply (a `Fault` that says why).
+"""
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import torch
+from flwr.app import Message, Metadata, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from covey.config.sections import Local
+from covey.core.interfaces import Probe
+from covey.core.messages import Fault, Order, Replies, Reply, gathered
+from covey.errors import Refusal
+from covey.flower.node_memory import used_now
+from covey.flower.roster import Roster
+from covey.flower.wire import (
+    EVALUATE,
+    QUERY,
+    REPLY,
+    TRAIN,
+    Parcel,
+    Shared,
+    describe,
+    digest,
+    pack_order,
+    unpack_answer,
+    work_as_json,
+)
+
+Configure = Callable[[int, str], Mapping[str, Any]]
+"""`configure(round, client's name)`: settings for one client. Those of local SGD (`epochs`, `rate`, …) apply to it, and
+all reach a training function of the user's own."""
+
+LACKING = "covey.lacking"
+"""A reply with this record says that the client lost what it should hold; it is asked again, with everything."""
+
+LIMIT = 1 << 30
+"""Bytes of arrays that an answer may hold, where nothing else is said."""
+
+_LOCAL = {spec.name for spec in fields(Local)}
+
+
+class Post:
+    """Sends orders over a grid. Knows which models each client holds, so that they are not sent again."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        seed: int,
+        job: Callable[[int], str] | None = None,
+        simulated: bool = False,
+        timeout: float = 3600.0,
+        configure: Configure | None = None,
+        run: str | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        self.roster = roster
+        self.run = secrets.token_hex(8) if run is None else run
+        """Names the run to clients: what they hold from another one they forget."""
+        self.timeout = timeout
+        """Seconds that a round waits for answers."""
+        self.limit = limit
+        self.settings: Mapping[str, Any] = {}
+        """For all clients' own training functions."""
+        self._seed = seed
+        self._job = job
+        self._simulated = simulated
+        self._configure = configure
+        self.holds: dict[int, list[str]] = {}
+        """Client → digests of the models that it holds, the one used longest ago first."""
+        self._posted: list[tuple[Metadata, int]] = []
+        """The round's messages, and whom each was for."""
+        self._kept: dict[int, set[str]] = {}
+        """Client → digests of what probes keep there (in a simulation)."""
+
+    def messages(
+        self, order: Order, everything: Sequence[int] | None = None, *, evaluate: bool = False
+    ) -> list[Message]:
+        """The order as messages to its clients, or to those of `everything`, who hold nothing any more."""
+        if everything is not None:
+            for client in everything:
+                self.holds.pop(client, None)
+                self._kept.pop(client, None)
+        wanted = set(order.clients.tolist()) if everything is None else set(everything)
+        messages = []
+        self._posted = [] if everything is None else self._posted
+        shared: Shared = {}
+        for position, client in enumerate(order.clients.tolist()):
+            node = self.roster.node_of(client)
+            if client in wanted and node is not None:
+                content = self.letter(order, position, shared, evaluate=evaluate)
+                kind = EVALUATE if evaluate else TRAIN if order.train else QUERY
+                message = Message(content, node, kind, ttl=self.timeout, group_id=str(order.round))
+                self._posted.append((message.metadata, client))
+                messages.append(message)
+        return messages
+
+    def letter(
+        self, order: Order, position: int, shared: Shared | None = None, *, evaluate: bool = False
+    ) -> RecordDict:
+        """What one client is sent."""
+        client = int(order.clients[position])
+        held = order.resident or order.held
+        # Methods whose models stay with clients look for what is there; for others nothing is there.
+        parcel = Parcel({*self.holds.get(client, ()), *self._kept.get(client, ())}, {} if shared is None else shared)
+        probes = [probe.for_client(client) for probe in order.probes]
+        needed = evaluate or order.train or any(probe.uses_model for probe in probes)
+        own = (order.train or evaluate) and order.resident and not self._simulated and client in self.holds
+        start = None if own or not needed else parcel.refer("state", order.start_of(position))
+        anchor = order.anchor if order.anchor is None or order.anchor.dim() == 1 else order.anchor[position]
+        work, settings = self._for_client(order, client)
+        instructions = {
+            "run": self.run,
+            "job": self._job(client) if self._job else "",
+            "seed": self._seed,
+            "round": order.round,
+            "client": client,
+            "start": start,
+            "own": own,
+            "anchor": None if anchor is None else parcel.refer("anchor", anchor),
+            "work": work_as_json(work),
+            "probes": [self._described(probe, parcel) for probe in probes],
+            "train": order.train,
+            "gate": None if order.gate is None else asdict(order.gate),
+            "holdout": order.holdout,
+            "returns": order.train and not order.resident,
+            "holds": held and needed and not evaluate,
+        }
+        return pack_order(instructions, parcel.arrays, settings)
+
+    def _for_client(self, order: Order, client: int) -> tuple[Local, dict[str, Any]]:
+        own = dict(self._configure(order.round, self.roster.names[client])) if self._configure else {}
+        work = replace(order.work, **{name: value for name, value in own.items() if name in _LOCAL})
+        return work, {**self.settings, **own} if order.train else {}
+
+    def _described(self, probe: Probe, parcel: Parcel) -> Any:
+        """A probe as JSON. What it keeps on clients is named by its round, as the server has nothing but that."""
+        described = describe(probe, probe.name, parcel.refer)
+        for name in probe.kept if not self._simulated else ():
+            t = getattr(probe, name, None)
+            if t is not None:
+                described["options"][name] = {"~ndarray": {"held": f"{probe.name}.{name}@{int(t[0])}"}}
+                parcel.arrays.pop(f"{probe.name}.{name}", None)
+        return described
+
+    def exchange(self, grid: Grid, order: Order) -> Replies:
+        """Send an order, wait for the answers, and read them."""
+        begin = time.monotonic()
+        sent = self.messages(order)
+        answers = list(grid.send_and_receive(sent, timeout=self.timeout)) if sent else []
+        return self.read(grid, order, answers, self.timeout - (time.monotonic() - begin))
+
+    def scores(self, grid: Grid, order: Order) -> dict[int, tuple[int, float, float]]:
+        """Client → samples, loss and accuracy that it reports of a model, where that makes sense."""
+        sent = self.messages(order, evaluate=True)
+        found = self._by_client(grid.send_and_receive(sent, timeout=self.timeout)) if sent else {}
+        read = {client: reported(found[client]) for client in sorted(found)}
+        return {client: scores for client, scores in read.items() if scores is not None}
+
+    def read(self, grid: Grid, order: Order, answers: Iterable[Message], left: float | None = None) -> Replies:
+        """Answers in client order; who lacks what it should hold is asked once more, in the seconds that are left."""
+        found = self._by_client(answers)
+        lacking = [client for client, answer in found.items() if _lacks(answer)]
+        if lacking and (left is None or left > 0):
+            again = self.messages(order, lacking)
+            found |= self._by_client(grid.send_and_receive(again, timeout=self.timeout if left is None else left))
+        replies: list[Reply] = []
+        faults: list[Fault] = []
+        seconds: list[float] = []
+        for position, client in enumerate(order.clients.tolist()):
+            result = self._reply(order, position, found.get(client))
+            if isinstance(result, Fault):
+                faults.append(result)
+            else:
+                replies.append(result)
+                seconds.append(self._seconds(found[client]))
+        gathering = gathered(order, replies, tuple(faults), order.start.shape[-1])
+        times = dict(zip((reply.client for reply in replies), seconds, strict=True))
+        return gathering.timed(times, max(seconds, default=0.0))
+
+    def _by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
+        """The first answer to each message. Who sent it is who was asked, whatever the answer says of itself."""
+        asked = {metadata.message_id: client for metadata, client in self._posted if metadata.message_id}
+        found: dict[int, Message] = {}
+        for answer in answers:
+            client = asked.get(answer.metadata.reply_to_message_id)
+            if client is None and not asked:
+                client = self.roster.client_of(answer.metadata.src_node_id)
+            if client is not None:
+                found.setdefault(client, answer)
+        return found
+
+    def _seconds(self, answer: Message) -> float:
+        """From when the order was made to when its answer was: what Flower took off the time that it may live."""
+        taken = self.timeout - answer.metadata.ttl
+        return min(max(taken, 0.0), self.timeout) if math.isfinite(taken) else self.timeout
+
+    def _reply(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
+        client = int(order.clients[position])
+        code = answer.error.code if answer is not None and answer.has_error() else None
+        if answer is None or code in _EXPIRED or code == ErrorCode.NODE_UNAVAILABLE:
+            # The SuperLink may notice before the time is over here that an order has expired, or that a node is gone.
+            there = self.roster.node_of(client) is not None and code != ErrorCode.NODE_UNAVAILABLE
+            return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
+        if answer.has_error():
+            return Fault(client, f"it answered with an error: {_reason(answer.error.reason)}")
+        if _lacks(answer):
+            return Fault(client, "it no longer has what it should hold of earlier rounds")
+        try:
+            return self._checked(order, position, answer.content)
+        except Exception as error:  # whatever a client sends, it must not end the run
+            # What libraries advise ("load it unsafely") is not for operators; sentences of our own are.
+            why = _short(str(error)) if isinstance(error, Refusal) else type(error).__name__
+            return Fault(client, f"its answer cannot be read: {why}")
+
+    def _checked(self, order: Order, position: int, content: RecordDict) -> Reply | Fault:
+        client = int(order.clients[position])
+        if REPLY not in content.metric_records:
+            return Fault(client, "its answer is not one of Covey's")
+        size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+        if size > self.limit:
+            return Fault(client, f"its answer is larger than {self.limit:,} bytes")
+        probes = [probe.for_client(client) for probe in order.probes]
+        answer = unpack_answer(content, {probe.name: None for probe in probes})
+        for probe in probes:
+            for name in probe.kept:
+                answer.measured.get(probe.name, {}).pop(name, None)
+        if order.gate is not None and order.gate.field not in answer.measured.get(order.gate.probe, {}):
+            return Fault(client, f"its {order.gate.probe} is missing, on which it depends whether it sends its model")
+        # Only simulated clients send what they hold; what others put there is not looked at.
+        carried = answer.carried if self._simulated else {}
+        state = order.start_of(position)
+        if order.train:
+            opens = order.gate is None or order.gate.opens(answer.measured)
+            sent = carried.get("state", state) if order.resident else answer.state
+            if sent is None and opens:
+                return Fault(client, "it sent no model")
+            if sent is not None and sent.shape != state.shape:
+                return Fault(client, f"its model has the shape {tuple(sent.shape)} and not {tuple(state.shape)}")
+            if sent is not None and sent.dtype != state.dtype:
+                return Fault(client, f"its model is of type {sent.dtype} and not {state.dtype}")
+            state = state if sent is None else sent
+        kept = self._kept_by(order, probes, carried)
+        self._account(order, position, state, kept)
+        return Reply(client, state, answer.samples, answer.loss, answer.measured, kept)
+
+    def _kept_by(
+        self, order: Order, probes: Sequence[Probe], carried: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """What a simulated client keeps; of a real one, from which round it is."""
+        mark = torch.tensor([order.round])
+        return {
+            probe.name: {name: carried.get(f"{probe.name}.{name}", mark) for name in probe.kept}
+            for probe in probes
+            if probe.kept
+        }
+
+    def _account(self, order: Order, position: int, state: Tensor, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Note what the client holds now, by the rule that it follows itself."""
+        client = int(order.clients[position])
+        if self._simulated and kept:
+            held = {digest(value) for values in kept.values() for value in values.values()}
+            self._kept[client] = held
+        uses = order.train or any(probe.uses_model for probe in order.probes)
+        if (order.resident or order.held) and uses:
+            models = used_now(self.holds.get(client, []), digest(order.start_of(position)))
+            if order.train and bool(torch.isfinite(state).all()):
+                models = used_now(models, digest(state))
+            self.holds[client] = models
+
+
+def reported(reply: Message) -> tuple[int, float, float] | None:
+    """Samples, loss and accuracy that a client reports, where they make sense."""
+    if not reply.has_content() or REPLY not in reply.content.metric_records:
+        return None
+    record = reply.content.metric_records[REPLY]
+    values = [record.get(name) for name in ("samples", "loss", "accuracy")]
+    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    if len(numbers) < 3 or not 1 <= numbers[0] < 1 << 53 or not 0 <= numbers[2] <= 1:
+        return None
+    return int(numbers[0]), numbers[1], numbers[2]
+
+
+def _lacks(answer: Message) -> bool:
+    return answer.has_content() and LACKING in answer.content.config_records
+
+
+_EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""A SuperLink's codes for an order and for an answer whose time is over. Flower's own grid has the first of them for an
+answer that was never uploaded in full, too; that one did not come either."""
+
+
+_WRAPPED = re.compile(r"<class '(?:[^']*\.)?([^'.]+)'>:<'(.*)'>", re.DOTALL)
+"""How Flower reports an exception; that of a simulated node holds the whole trace in place of a message."""
+
+_FROM_APP = "Exception ClientAppException occurred. Message: "
+
+
+def _reason(text: str | None) -> str:
+    """Why a client answered with an error, without Flower's wrapping."""
+    wrapped = _WRAPPED.fullmatch((text or "").strip())
+    if wrapped is None:
+        return _short(text)
+    kind, said = wrapped[1], wrapped[2].strip()
+    return _short(said).removeprefix(_FROM_APP) if "\n" in said else _short(f"{kind}: {said}")
+
+
+def _short(text: str | None) -> str:
+    """The last line of a message, of at most 200 characters."""
+    lines = [line for line in (text or "no reason given").strip().splitlines() if line.strip()]
+    line = lines[-1].strip() if lines else "no reason given"
+    return line if len(line) <= 200 else f"{line[:197]}..."

@@ -1,0 +1,105 @@
+"""What a client holds between orders, in the node's own state (`context.state`), which never leaves it.
+
+Models that a method leaves with its clients (local-only, MOCHA, FedFomo), and what probes keep there (MOCHA's dual
+variables). Arrays are found by their digest.
+"""
+
+from typing import cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from covey.flower.wire import as_array, as_tensor, digest
+
+MODELS = 3
+"""Models that a client holds: FedFomo looks back at what its last training began from and came to."""
+
+_ARRAYS, _INDEX = "covey.held", "covey.index"
+
+
+class Memory:
+    """A client's own arrays, over the records of its node."""
+
+    def __init__(self, state: RecordDict, run: str) -> None:
+        index = state.config_records.get(_INDEX)
+        if index is None or index["run"] != run:
+            state[_INDEX] = ConfigRecord({"run": run, "models": "", "own": "", "kept": ""})
+            state[_ARRAYS] = ArrayRecord()
+        self._index = state.config_records[_INDEX]
+        self._arrays = state.array_records[_ARRAYS]
+        self._asked_for: set[str] = set()
+        """What probes kept that the present order goes on from."""
+
+    @property
+    def models(self) -> list[str]:
+        """Digests of the models held, the one used longest ago first."""
+        return cast(str, self._index["models"]).split()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """`probe.field@round` → digest of what probes keep, the latest last."""
+        pairs = [line.rpartition("=") for line in cast(str, self._index["kept"]).splitlines()]
+        return {name: known for name, _, known in pairs}
+
+    def find(self, name: str) -> Tensor | None:
+        """The array with this digest, or what a probe kept under this name."""
+        if name in self.kept:
+            self._asked_for.add(name)
+        array: Array | None = self._arrays.get(self.kept.get(name, name))
+        return None if array is None else as_tensor(array)
+
+    @property
+    def trained(self) -> list[tuple[int, str]]:
+        """The last two rounds in which the client trained a model of its own, and the digest of what came of it."""
+        pairs = [pair.rpartition("=") for pair in cast(str, self._index["own"]).split()]
+        return [(int(t or 0), known) for t, _, known in pairs]
+
+    def own(self, before: int | None = None) -> Tensor | None:
+        """The model that the client trained last, or last before a round, where it holds one.
+
+        A server that died before a round was finished asks for it again, and the client begins it where it did then.
+        """
+        found = [known for t, known in self.trained if before is None or t < before]
+        return self.find(found[-1]) if found else None
+
+    def hold(self, model: Tensor, *, own: int | None = None) -> None:
+        """Keep a model, in the place of the one used longest ago where there are too many.
+
+        `own` is the round in which the client trained it, where it did; rounds from that one on are forgotten.
+        """
+        known = digest(model)
+        if known not in self._arrays:
+            self._arrays[known] = as_array(model)
+        self._index["models"] = " ".join(used_now(self.models, known))
+        if own is not None:
+            others = [pair for pair in self.trained if pair[0] < own][-1:]
+            self._index["own"] = " ".join(f"{t}={name}" for t, name in (*others, (own, known)))
+        self._forget()
+
+    def keep(self, name: str, t: int, value: Tensor) -> None:
+        """Keep what a probe leaves with the client.
+
+        What this order goes on from stays too (else that of the round before): where its reply is lost, and those of
+        later rounds, the server goes on from there.
+        """
+        known = digest(value)
+        self._arrays[known] = as_array(value)
+        others = {key: kept for key, kept in self.kept.items() if key != f"{name}@{t}"}
+        before = [key for key in others if key.rpartition("@")[0] == name]
+        staying = self._asked_for.intersection(before) or set(before[-1:])
+        for key in before:
+            if key not in staying:
+                del others[key]
+        lines = {**others, f"{name}@{t}": known}
+        self._index["kept"] = "\n".join(f"{key}={kept}" for key, kept in lines.items())
+        self._forget()
+
+    def _forget(self) -> None:
+        wanted = {*self.models, *self.kept.values(), *(known for _, known in self.trained)}
+        for known in [known for known in self._arrays if known not in wanted]:
+            del self._arrays[known]
+
+
+def used_now(models: list[str], known: str) -> list[str]:
+    """The models held after one more was used; client and server keep the same account."""
+    return [*(other for other in models if other != known), known][-MODELS:]

@@ -1,0 +1,111 @@
+"""A federation laid out for simulated nodes: a folder that says what model is trained, and a file for each client.
+
+A node reads its own file and no other, so a client's samples are where they would be: with the client.
+"""
+
+import json
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file, save_file
+
+from covey.client.learner import Learner
+from covey.config.schema import Config
+from covey.data.dataset import Dataset, Samples
+from covey.environment.federated_data import Federation
+from covey.flower.node_app import answered, register
+from covey.flower.node_work import Client
+from covey.flower.wire import order_instructions
+from covey.model import build_model
+from covey.runtime.local import keep_freed_memory
+
+
+class Job:
+    """The folder of one run, removed with `close`. Clients' files are written when they are first invited."""
+
+    def __init__(self, federation: Federation, config: Config) -> None:
+        self._federation = federation
+        self.folder = Path(tempfile.mkdtemp(prefix="covey-flower-"))
+        dataset = federation.dataset
+        about = {
+            "name": dataset.name,
+            "class_names": dataset.class_names,
+            "mean": dataset.mean,
+            "deviation": dataset.deviation,
+            "never": dataset.never,
+            "model": config.model.name,
+            "options": dict(config.model.options),
+            "seed": config.seed,
+            "precision": config.precision,
+        }
+        (self.folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+
+    def place(self, client: int) -> str:
+        """Where a client finds what it needs."""
+        path = _file(self.folder, client)
+        if not path.exists():
+            samples = self._federation.samples(client)
+            save_file({"x": samples.x.contiguous(), "y": samples.y.contiguous()}, path)
+        return str(self.folder)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _file(folder: Path, client: int) -> Path:
+    return folder / f"client-{client}.safetensors"
+
+
+@lru_cache(maxsize=4)
+def _learner(folder: str, like: int) -> Learner:
+    """A job's model ready to train; it is the same for all clients."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    about = json.loads((Path(folder) / "about.json").read_text(encoding="utf-8"))
+    samples = _samples(folder, like)
+    dataset = Dataset(
+        about["name"],
+        samples.x[:1],
+        samples.y[:1],
+        samples.x[:1],
+        samples.y[:1],
+        tuple(about["class_names"]),
+        tuple(about["mean"]),
+        tuple(about["deviation"]),
+        never=tuple(about["never"]),
+    )
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in about["options"].items()}
+    module = build_model(about["model"], options, dataset.shape, dataset.classes, about["seed"])
+    return Learner(module, dataset, about["precision"])
+
+
+_learners: dict[str, int] = {}
+"""Job → the client whose samples its learner was made from."""
+
+
+def _samples(folder: str, client: int) -> Samples:
+    tensors = load_file(_file(Path(folder), client))
+    return Samples(tensors["x"], tensors["y"])
+
+
+def client_of(folder: str, client: int) -> Client:
+    """A simulated client."""
+    torch.set_num_threads(1)
+    learner = _learner(folder, _learners.setdefault(folder, client))
+    return Client(learner, _samples(folder, client), simulated=True)
+
+
+def work(message: Message, context: Context) -> Message:
+    """A simulated node's answer to an order: it acts as the client that the order names."""
+    told = order_instructions(message.content)
+    return answered(message, context, lambda: client_of(told["job"], told["client"]), allowed=None)
+
+
+app = ClientApp()
+"""What every node of Covey's simulations runs."""
+register(app, work, work)

@@ -1,0 +1,214 @@
+"""FedDRL's two-stage training (section 3.4.2, figure 3b).
+
+A round of a federation gives an agent one experience, which is little. So several workers first run the federation
+online, alike but for their noise, each learning and collecting experiences. Then these are put together, and a main
+agent is trained on all of them offline. It is kept in a file, and drives any later run that asks for it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from covey.aggregation.by_agent import ByAgent, write_agent
+from covey.aggregation.ddpg import Agent
+from covey.aggregation.replay_buffer import Replay
+from covey.config.schema import Config
+from covey.core.checkpoint import read_checkpoint
+from covey.core.one_model import OneModel
+from covey.core.records import read_config
+from covey.environment.federated_data import Federation
+from covey.errors import Refusal, require
+from covey.job.comparison.execution import Interrupted
+from covey.job.experiment import Experiment
+from covey.job.runs import Run, resume, run, run_together
+from covey.job.settings import as_config, with_federation
+
+OnWorkerRound = Callable[[int, dict[str, Any]], None]
+"""Told of each round of each worker: the worker's number and the record."""
+
+
+class TrainingStopped(Interrupted):
+    """The workers were stopped before they were done."""
+
+    def __init__(self, folder: Path) -> None:
+        Exception.__init__(self, f"Stopped. The same command goes on with the workers in {folder}.")
+        self.folder = folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offline:
+    """How the main agent is trained."""
+
+    epochs: int = 50
+    """How often it sees each experience, on average. Priorities are computed anew for each epoch."""
+    batch: int = 16
+    """Experiences per step."""
+    actor_rate: float = 1e-3
+    """Adam's rate for the actor; unlike online, there are many experiences from the beginning."""
+    critic_rate: float = 1e-3
+    """Adam's rate for the critic."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}.")
+        require(self.batch >= 1, f"batch must be at least 1, not {self.batch}.")
+        require(self.actor_rate > 0, f"actor_rate must be above 0, not {self.actor_rate:g}.")
+        require(self.critic_rate > 0, f"critic_rate must be above 0, not {self.critic_rate:g}.")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One agent to be trained: where, by how many workers, and into which file."""
+
+    config: Config
+    """Of every worker but for its number; its rounds are theirs."""
+    out: Path
+    workers: int = 2
+    offline: Offline = field(default_factory=Offline)
+
+    def __post_init__(self) -> None:
+        require(not self.out.exists(), f"The file {self.out} exists already; choose another name for the agent.")
+        require(self.workers >= 1, f"There must be at least one agent that collects, not {self.workers}.")
+        most = self.workers * (self.config.rounds - 1)
+        require(
+            most >= self.offline.batch,
+            f"{self.workers} agents over {self.config.rounds} rounds collect {most} experiences at most, and the main "
+            f"agent learns from batches of {self.offline.batch}: let there be more rounds, or more agents.",
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the runs of the workers are."""
+        return self.out.with_name(f"{self.out.stem}-workers")
+
+    def runs(self) -> list[tuple[Config, Path]]:
+        """The workers' runs; refused where others are in their place."""
+        found = []
+        for number in range(self.workers):
+            mine = as_config(self.config, {"aggregator": {"worker": number, "learn": True}})
+            place = self.folder / f"worker-{number}"
+            if (place / "config.json").is_file() and read_config(place) != mine:
+                raise Refusal(
+                    f"{place} is a run with other settings; choose another name for the agent, or remove {self.folder}."
+                )
+            found.append((mine, place))
+        return found
+
+    def about(self, experiences: int) -> dict[str, Any]:
+        """What the file says of the agent."""
+        config = self.config
+        return {
+            "trained_on": {
+                **{part: getattr(config, part).as_mapping() for part in ("dataset", "environment", "model")},
+                **{name: getattr(config, name) for name in ("clients", "cohort", "seed", "rounds")},
+                "workers": self.workers,
+                "experiences": experiences,
+                "epochs": self.offline.epochs,
+            },
+            "options": config.aggregator.as_mapping() if config.aggregator else {},
+        }
+
+
+def train_agent(
+    given: Mapping[str, Any] | Config | None = None,
+    /,
+    *,
+    rounds: int,
+    out: Path | str,
+    workers: int = 2,
+    offline: Offline | None = None,
+    federation: Federation | None = None,
+    on_round: OnWorkerRound | None = None,
+    **settings: Any,
+) -> Path:
+    """Train an agent on a federation in two stages, and write it to `out`, one safetensors file.
+
+    Settings are those of `covey.run`, with a method or aggregator that has an agent; its options are the workers'. Runs
+    of the workers, of `rounds` rounds each, are kept beside `out`; those of a training that was stopped go on.
+    """
+    if federation is not None:
+        settings = with_federation(given, settings, federation)
+    config = as_config(given, {**settings, "rounds": rounds})
+    training = Training(config, Path(out), workers, offline or Offline())
+    if federation is None:
+        return train_agents([training], on_round)[0]
+    aggregator = agent_aggregator(config, federation)
+    runs = [_one(mine, place, number, federation, on_round) for number, (mine, place) in enumerate(training.runs())]
+    return _finish(training, aggregator, runs)
+
+
+def train_agents(
+    trainings: Sequence[Training],
+    on_round: OnWorkerRound | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Path]:
+    """Train several agents, the workers of all of them in lockstep. Once `stop` says so, they end and are kept."""
+    aggregators = [agent_aggregator(training.config) for training in trainings]
+    runs = run_together([each for training in trainings for each in training.runs()], on_round, stop)
+    files = []
+    for training, aggregator in zip(trainings, aggregators, strict=True):
+        files.append(_finish(training, aggregator, runs[: training.workers]))
+        runs = runs[training.workers :]
+    return files
+
+
+def _finish(training: Training, aggregator: ByAgent, runs: Sequence[Run]) -> Path:
+    """The second stage, when the first is done, and the file."""
+    if not all(each.finished for each in runs):
+        raise TrainingStopped(training.folder)
+    main = train_offline(aggregator, [experiences(each) for each in runs], training.offline)
+    return write_agent(training.out, aggregator, main, training.about(len(main.replay)))
+
+
+def agent_aggregator(config: Config, federation: Federation | None = None) -> ByAgent:
+    """The aggregator of a configuration, as a run begins with it; refused where it has no agent."""
+    experiment = Experiment.of(config, federation)
+    experiment.runtime.close()
+    aggregator = experiment.method.aggregator if isinstance(experiment.method, OneModel) else None
+    if not isinstance(aggregator, ByAgent):
+        name = config.aggregator.name if config.aggregator else config.method
+        raise Refusal(f"'{name}' has no agent to train; choose the aggregator 'feddrl' or 'feddrl-set'.")
+    return aggregator
+
+
+def _one(config: Config, place: Path, number: int, federation: Federation, on_round: OnWorkerRound | None) -> Run:
+    """A worker on a federation that was passed in."""
+    told = (lambda record: on_round(number, record)) if on_round else None
+    if (place / "config.json").is_file():
+        return resume(place, federation=federation, on_round=told)
+    return run(config, federation=federation, out=place, on_round=told)
+
+
+def experiences(run: Run) -> Replay:
+    """What the agent of a run remembers at its end."""
+    _, state = read_checkpoint(run.folder)
+    assert state is not None
+    held = state["aggregator"]["agent"]["replay"]
+    replay = Replay(max(len(held["rewards"]), 1), held["states"].shape[1], held["actions"].shape[1])
+    replay.load_state_dict({**held, "next": 0})
+    return replay
+
+
+def train_offline(aggregator: ByAgent, replays: Sequence[Replay], offline: Offline) -> Agent:
+    """The second stage: an agent trained on the experiences of all workers, from where the aggregator begins."""
+    together = sum(len(replay) for replay in replays)
+    require(
+        together >= offline.batch,
+        f"The workers remember {together} experiences, not enough for a batch of {offline.batch}.",
+    )
+    learning = replace(
+        aggregator.learning,
+        batch=offline.batch,
+        updates=together,
+        capacity=together,
+        actor_rate=offline.actor_rate,
+        critic_rate=offline.critic_rate,
+    )
+    seed = aggregator.setting.seed
+    main = Agent(aggregator.agent.architecture, learning, seed)
+    main.actor, main.critic = aggregator.agent.actor.copy(), aggregator.agent.critic.copy()
+    for replay in replays:
+        main.replay.extend(replay)
+    for epoch in range(offline.epochs):
+        main.train_now(seed, epoch, "offline")
+    return main

@@ -1,0 +1,169 @@
+"""The analysis as a job: models go out, insights come back round by round, and what they say is put together."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.arrays import IntArray
+from covey.config.schema import GIVEN, Config
+from covey.config.values import overlay
+from covey.core.build import build_federation
+from covey.core.messages import Fault, Order, checked
+from covey.data.dataset import Dataset
+from covey.environment.federated_data import Federation
+from covey.errors import Refusal, require
+from covey.job.analysis.analysis_result import Analysis
+from covey.job.analysis.confidence import bias_slot
+from covey.job.analysis.insight_answers import Answers, findings_of, unsaid
+from covey.job.runs import Run
+from covey.job.settings import as_config, as_configured, expand, with_federation
+from covey.model import build_model
+from covey.model.layout import Layout
+from covey.probe.insight import Insight
+from covey.randomness import key
+from covey.registries import runtimes
+from covey.runtime.devices import OnDevices
+
+ROUNDS = 3
+"""Insight rounds by default, each from a model of its own; more hardly change the ranking."""
+
+
+def analyze(
+    given: Mapping[str, Any] | Config | None = None,
+    /,
+    *,
+    federation: Federation | None = None,
+    model_of: Run | Path | str | None = None,
+    among: Sequence[int] | None = None,
+    rounds: int | None = None,
+    level: float = 0.05,
+    insight: str = "head",
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> Analysis:
+    """Find out how skewed each client is, and which ones are odd, from a few rounds of insights; nobody trains.
+
+    federation: your own data (see `covey.federation`), instead of a data set and an environment by name.
+    model_of: a run (or its folder) whose model is used, on its federation unless settings say otherwise. It finds
+        clients whose labels or inputs the model does not understand; freshly initialised models rank skew better.
+    among: clients to ask, instead of all.
+    rounds: insight rounds, each from a model initialised in its own way; 3, or 1 with a run's model.
+    level: probability of calling any client odd if all were alike.
+    insight: head (last layer), full (all parameters), or package.module:function.
+
+    Other settings are those of `Config`: `covey.analyze(environment="dirichlet", clients=100)`.
+    """
+    begin = time.perf_counter()
+    run = _opened(model_of, federation)
+    config, held = _configured(given, settings, federation or (run.given if run else None), run)
+    count = (1 if run else ROUNDS) if rounds is None else rounds
+    require(count >= 1, f"rounds must be at least 1, not {count}.")
+    require(run is None or count == 1, f"A run has one model, so its analysis has one round, not {count}.")
+    require(0 < level < 1, f"level is a probability between 0 and 1, not {level:g}.")
+    probe = Insight(rate=config.local.rate, kind=insight)
+    asked = _asked(among, held.clients)
+    require(len(asked) >= 2, "Clients are compared with each other, so an analysis needs at least two.")
+    dataset = held.dataset
+    module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+    layout = Layout.of(module)
+    bias = bias_slot(module, layout, dataset)
+    states = list(_states(config, dataset, layout, run, count))
+    runtime = OnDevices(runtimes[config.runtime].part(held, module, config), config.devices, held.sizes, config.seed)
+    heard: list[Answers] = []
+    faults: list[Fault] = []
+    up, down, clock = 0, 0, 0.0
+    try:
+        for number, state in enumerate(states, start=1):
+            reachable = np.intersect1d(asked, runtime.available(number))
+            order = Order(number, reachable, state, config.local, (probe,), train=False)
+            replies = checked(runtime.execute(order))
+            heard.append(Answers.of(replies, probe, bias))
+            faults.extend(replies.faults)
+            up, down, clock = up + replies.bytes_up, down + order.bytes_down(), clock + replies.round_seconds
+            if on_round is not None:
+                on_round({"round": number})
+    finally:
+        runtime.close()
+    usable = [answers for answers in heard if len(answers.clients) >= 2]
+    require(
+        bool(usable),
+        f"Clients are compared with each other, and fewer than two of {len(asked)} gave a usable answer in any round"
+        + (f"; client {faults[0].client}: {faults[0].reason}." if faults else "."),
+    )
+    findings = findings_of(usable, run is None, level)
+    return Analysis(
+        config=config,
+        insight=insight,
+        rounds=count,
+        level=level,
+        model_of=None if run is None else str(run.folder),
+        truth=held.truth.skew[findings["clients"]] if held.known and runtime.holdings_known else None,
+        names=held.names,
+        missing=tuple(np.setdiff1d(asked, findings["clients"]).tolist()),
+        faults=tuple(faults),
+        notes=tuple(unsaid(insight, run, bias, findings, dataset.classes)),
+        bytes_up=up,
+        bytes_down=down,
+        seconds=time.perf_counter() - begin,
+        clock=clock,
+        **findings,
+    )
+
+
+def _opened(run: Run | Path | str | None, federation: Federation | None) -> Run | None:
+    if run is None:
+        return None
+    opened = run if isinstance(run, Run) else Run.open(run)
+    needs_it = opened.given is None and opened.config.dataset.name == GIVEN
+    return replace(opened, given=federation) if needs_it else opened
+
+
+def _configured(
+    given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any], own: Federation | None, run: Run | None
+) -> tuple[Config, Federation]:
+    """The configuration and the federation that it speaks of; a run's settings are what others are laid over."""
+    if own is not None:
+        settings = with_federation(given, settings, own)
+    if run is None:
+        config = as_config(given, settings)
+    else:
+        if isinstance(given, Config):
+            raise Refusal("Beside a run, give settings to lay over the run's, not a whole Config.")
+        config = as_config(run.config, overlay(expand(given or {}), expand(settings)))
+        require(config.model == run.config.model, f"The model is that of {run.folder}: another one cannot be given.")
+    return config, build_federation(config) if own is None else as_configured(own, config)
+
+
+def _states(config: Config, dataset: Dataset, layout: Layout, run: Run | None, count: int) -> Iterator[Tensor]:
+    """The model of each round: the run's; or the one that a run of this seed begins with, and others of its kind."""
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    if run is not None:
+        state = Layout.of(module := run.model()).read(module)
+        require(
+            len(state) == layout.size,
+            f"The model of {run.folder} has {len(state):,} parameters, and one for samples of the shape "
+            f"{' x '.join(map(str, dataset.shape))} in {dataset.classes} classes has {layout.size:,}.",
+        )
+        yield state.to(dtype)
+        return
+    for number in range(count):
+        seed = config.seed if number == 0 else key(config.seed, number, "analysis")
+        module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, seed)
+        yield layout.read(module).to(dtype)
+
+
+def _asked(among: Sequence[int] | None, clients: int) -> IntArray:
+    if among is None:
+        return np.arange(clients)
+    given = np.asarray(among)
+    require(given.dtype.kind in "iu" or not given.size, "among is a list of clients' numbers, such as [0, 3, 7].")
+    asked = np.unique(given.astype(np.int64))
+    for client in asked.tolist():
+        require(0 <= client < clients, f"There is no client {client}; clients are 0 to {clients - 1}.")
+    return asked

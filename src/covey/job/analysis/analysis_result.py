@@ -1,0 +1,199 @@
+"""What an analysis found: who is skewed, who is odd, who stands out, in figures, in words, and as files."""
+
+import csv
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covey.arrays import FloatArray, IntArray
+from covey.config.schema import Config
+from covey.core.messages import Fault
+from covey.errors import Refusal
+from covey.job.analysis.confidence import Confidence
+from covey.job.analysis.outliers import STANDS_OUT
+from covey.job.analysis.ranks import places, rank_correlation
+from covey.storage import replace_file
+
+BoolArray = NDArray[np.bool_]
+
+_NAMED = 20
+"""Outliers that a sentence names at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """What an analysis found. Arrays are over the clients that answered, ascending."""
+
+    config: Config
+    insight: str
+    rounds: int
+    level: float
+    """Probability that any client is called odd if all were alike."""
+    model_of: str | None
+    """The run whose model was used; None for freshly initialised ones."""
+    measure: Literal["class mix", "distance"]
+    """What `skew` is: a distance of class mixes from 0 to 1, or the distance between insights, without a unit."""
+    clients: IntArray
+    samples: IntArray
+    skew: FloatArray
+    score: FloatArray
+    """Q_i, mean over rounds."""
+    score_rank: IntArray
+    """1 is the highest Q_i, by the mean over rounds of the rank within a round."""
+    confidence: Confidence | None
+    strangeness: FloatArray | None
+    """How far above the median a client is in what its class mix does not explain (or in Q_i), in deviations."""
+    agreement: float | None
+    """Mean rank correlation of two rounds' estimates of skew."""
+    truth: FloatArray | None
+    """True skew, where it is known; no part of the analysis."""
+    names: tuple[str, ...] = ()
+    """What the data calls its clients, where it does: of all clients of the federation."""
+    missing: tuple[int, ...] = ()
+    """Clients that were asked and never gave a usable answer."""
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be said, and why."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    """What it took here."""
+    clock: float = 0.0
+    """What it would have taken on the devices, in simulated seconds."""
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Positions, the most skewed first."""
+        return np.argsort(-self.skew, kind="stable")
+
+    @cached_property
+    def rank(self) -> IntArray:
+        """1 is the most skewed."""
+        return places(-self.skew)
+
+    @cached_property
+    def odd(self) -> BoolArray:
+        """Whose class mix differs, with at most the probability `level` of a false alarm among all clients."""
+        if self.confidence is None:
+            return np.zeros(len(self.clients), dtype=np.bool_)
+        return np.asarray(self.confidence.p_values * len(self.clients) <= self.level)
+
+    @cached_property
+    def outlier(self) -> BoolArray:
+        """Whose insight differs in a way that the class mix does not explain. A rule of thumb, without a guarantee."""
+        if self.strangeness is None:
+            return np.zeros(len(self.clients), dtype=np.bool_)
+        return np.asarray(self.strangeness > STANDS_OUT)
+
+    @property
+    def spearman(self) -> float | None:
+        """Rank correlation of `skew` with the truth."""
+        return None if self.truth is None else rank_correlation(self.skew, self.truth)
+
+    @property
+    def spearman_score(self) -> float | None:
+        """Rank correlation of Q_i with the truth."""
+        return None if self.truth is None else rank_correlation(-self.score_rank, self.truth)
+
+    def name(self, position: int) -> str:
+        """What the data calls the client, or else its number."""
+        client = int(self.clients[position])
+        return self.names[client] if self.names else str(client)
+
+    @property
+    def verdict(self) -> str:
+        """Who is odd and who stands out, in a sentence or two."""
+        count, said = len(self.clients), []
+        if self.confidence is not None:
+            number = int(self.odd.sum())
+            said.append(
+                f"{number} of {count} clients {'has an odd class mix' if number == 1 else 'have an odd class mix'} "
+                f"(chance of any false alarm at most {self.level:.2g})."
+            )
+        if self.strangeness is not None:
+            apart = [at for at in np.argsort(-self.strangeness, kind="stable").tolist() if self.outlier[at]]
+            names = ", ".join(self.name(at) for at in apart[:_NAMED])
+            more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+            why = "in what class mixes do not explain" if self.confidence is not None else "in the score"
+            said.append(f"Outliers {why}: {names}{more}." if apart else f"There are no outliers {why}.")
+        return " ".join(said) or "The clients are ranked, and nothing more can be said of them."
+
+    def each(self) -> list[dict[str, Any]]:
+        """The figures of each client, the most skewed first; None for what could not be said."""
+        sure, strange, truth = self.confidence, self.strangeness, self.truth
+        return [
+            {
+                "client": int(self.clients[at]),
+                "name": self.name(at),
+                "samples": int(self.samples[at]),
+                "rank": int(self.rank[at]),
+                "skew": float(self.skew[at]),
+                "score_rank": int(self.score_rank[at]),
+                "score": float(self.score[at]),
+                "odd": None if sure is None else bool(self.odd[at]),
+                "confidence": None if sure is None else float(sure.sureness[at]),
+                "p_value": None if sure is None else float(sure.p_values[at]),
+                "deviation": None if sure is None else float(sure.deviation[at]),
+                "limit": None if sure is None else float(sure.limit[at]),
+                "product": None if sure is None else float(sure.product[at]),
+                "log_product": None if sure is None else float(sure.log_product[at]),
+                "outlier": None if strange is None else bool(self.outlier[at]),
+                "strangeness": None if strange is None else float(strange[at]),
+                "true_skew": None if truth is None else float(truth[at]),
+            }
+            for at in self.order.tolist()
+        ]
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The findings for JSON."""
+        return {
+            "dataset": self.config.dataset.as_mapping(),
+            "environment": self.config.environment.as_mapping(),
+            "model": self.config.model.as_mapping(),
+            "seed": self.config.seed,
+            "insight": self.insight,
+            "rounds": self.rounds,
+            "level": self.level,
+            "model_of": self.model_of,
+            "measure": self.measure,
+            "clients": len(self.clients),
+            "samples": int(self.samples.sum()),
+            "odd": None if self.confidence is None else self.clients[self.odd].tolist(),
+            "outliers": None if self.strangeness is None else self.clients[self.outlier].tolist(),
+            "spearman": self.spearman,
+            "spearman_score": self.spearman_score,
+            "agreement": self.agreement,
+            "missing": list(self.missing),
+            "faults": [{"client": fault.client, "reason": fault.reason} for fault in self.faults],
+            "notes": list(self.notes),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": self.seconds,
+            "clock": self.clock,
+            "each": self.each(),
+        }
+
+    def write_csv(self, path: Path) -> Path:
+        """Write a line for each client, the most skewed first."""
+        rows = self.each()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.getvalue().encode())
+        except OSError as error:
+            raise Refusal(f"The file {path} cannot be written: {error.strerror or error}.") from error
+        return path
+
+    def draw(self, path: Path) -> Path:
+        """Write the findings as a page that opens in a browser, offline."""
+        from covey.page.analysis_page import analysis_page
+
+        return analysis_page(self, path)

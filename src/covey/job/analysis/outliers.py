@@ -1,0 +1,69 @@
+"""Who stands out: how far an insight is from what the client's class mix makes of it, and when that is too far."""
+
+import numpy as np
+from torch import Tensor
+
+from covey.arrays import FloatArray, IntArray
+
+STANDS_OUT = 3.5
+"""Median absolute deviations (scaled to a normal law's σ) above the median that make an outlier."""
+
+_COLUMNS = 1 << 18
+_REWEIGHTINGS = 10
+_RIDGE = 1e-3
+
+
+def deviations_above(values: FloatArray) -> FloatArray:
+    """How far above the median values `[clients]` are, in median absolute deviations scaled to a normal law's σ."""
+    middle = np.median(values)
+    spread = 1.4826 * np.median(np.abs(values - middle))
+    units: FloatArray = (values - middle) / max(spread, 1e-9 * abs(middle), np.finfo(np.float64).tiny)
+    return units
+
+
+def unexplained(insights: Tensor, bias: FloatArray, samples: IntArray) -> FloatArray:
+    """How much of each client's insight is not what its class mix makes of it: √M_i·‖residual‖ `[clients]`.
+
+    At an untrained model the softmax π hardly differs between samples. With class shares s and mean features μ_c of
+    class c, the last layer's gradient is ∇b = π - s and ∇W_c = π_c·Σ_k s_k μ_k - s_c μ_c: clients whose classes look
+    alike have a ∇W that is linear in ∇b. So the insights `[clients, h]` are regressed on the biases
+    `[clients, classes]`, and what remains is a client whose μ_c are different, because its labels are flipped or its
+    inputs altered. For odd clients not to bend the line towards themselves, they are weighed down again and again
+    by the square of how far their residual exceeds the median (and a small ridge keeps the line from steep turns).
+
+    A client whose class mix no other resembles is not judged: the line goes through it. So where there are only a few
+    kinds of class mixes (the clustered environments), flipped labels make a mix of their own and mostly go unseen.
+    """
+    values = _coordinates(insights)
+    sizes = samples.astype(np.float64)
+    trust = np.ones(len(sizes))
+    residual = np.zeros(len(sizes))
+    for _ in range(_REWEIGHTINGS):
+        weights = sizes * trust / (sizes * trust).sum()
+        mix = bias - weights @ bias
+        rest = values - weights @ values
+        inner = (weights[:, None] * mix).T @ mix
+        ridge = _RIDGE * np.linalg.norm(inner, 2) * np.eye(len(inner))
+        slopes = np.linalg.pinv(inner + ridge, hermitian=True) @ ((weights[:, None] * mix).T @ rest)
+        residual = np.sqrt(sizes) * np.linalg.norm(rest - mix @ slopes, axis=1)
+        usual = np.median(residual)
+        if usual == 0:
+            break
+        trust = np.minimum(1.0, usual / np.maximum(residual, usual)) ** 2
+    return residual
+
+
+def _coordinates(insights: Tensor) -> FloatArray:
+    """Insights `[k, h]` less their mean, by at most k coordinates each: their distances are the same."""
+    if insights.shape[1] <= len(insights):
+        values = insights.double().numpy()
+        centred: FloatArray = values - values.mean(axis=0)
+        return centred
+    products = np.zeros((len(insights), len(insights)))
+    for start in range(0, insights.shape[1], _COLUMNS):
+        piece = insights[:, start : start + _COLUMNS].double().numpy()
+        piece = piece - piece.mean(axis=0)
+        products += piece @ piece.T
+    lengths, axes = np.linalg.eigh(products)
+    coordinates: FloatArray = axes * np.sqrt(np.maximum(lengths, 0.0))
+    return coordinates

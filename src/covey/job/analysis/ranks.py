@@ -1,0 +1,31 @@
+"""Ranks, which are what estimates of skew are compared by: with the truth, and from round to round."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from scipy import stats
+
+from covey.arrays import FloatArray, IntArray
+
+
+def rank_correlation(one: FloatArray | IntArray, other: FloatArray | IntArray) -> float | None:
+    """Spearman's; None where there are fewer than three values, or all are the same."""
+    if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    return float(stats.spearmanr(one, other).statistic)
+
+
+def places(values: FloatArray) -> IntArray:
+    """1 for the lowest; equal values share the better place."""
+    return stats.rankdata(values, method="min").astype(np.int64)
+
+
+def agreement(clients: Sequence[IntArray], estimates: Sequence[FloatArray]) -> float | None:
+    """Mean rank correlation of any two rounds, over the clients that answered in both."""
+    found = []
+    for (some, one), (others, other) in combinations(zip(clients, estimates, strict=True), 2):
+        _, here, there = np.intersect1d(some, others, return_indices=True)
+        found.append(rank_correlation(one[here], other[there]))
+    known = [value for value in found if value is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,1 @@
+"""Comparisons: methods x settings x seeds."""

@@ -1,0 +1,148 @@
+"""The plan of a comparison: its lines, their settings, and the folders of their runs."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.config.recipe import recipe_of
+from covey.config.schema import Config
+from covey.config.values import chosen
+from covey.core.checkpoint import FORMAT
+from covey.errors import Refusal, require
+from covey.job.runs import Run
+from covey.job.settings import as_config
+from covey.registries import aggregators, manymodels, selectors
+from covey.registry import Registry
+from covey.storage import write_json
+
+_PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggregators, "many": manymodels}
+"""Parts that methods of a comparison differ in."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of a comparison: a method with the varied settings, and a configuration per seed."""
+
+    label: str
+    method: str
+    configs: tuple[Config, ...]
+
+
+def contenders_of(plan: Mapping[str, Any]) -> tuple[Contender, ...]:
+    """The lines of a comparison: methods times the values of every varied setting."""
+    require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
+    given_to = dict(zip(plan["methods"], _given_to(plan["methods"], plan["given"]), strict=True))
+    contenders = []
+    for label, method, varied in lines_of(plan):
+        aggregator = recipe_of(method).aggregator
+        agent = plan.get("agents", {}).get(aggregator)
+        own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
+        if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
+            own["aggregator.fairness"] = True
+        configs = tuple(as_config(given_to[method], {**own, "seed": seed}) for seed in plan["seeds"])
+        require(
+            configs[0].method == method,
+            f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
+            "beside it; leave either out.",
+        )
+        contenders.append(Contender(label, method, configs))
+    labels = [contender.label for contender in contenders]
+    require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
+    return tuple(contenders)
+
+
+def lines_of(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Label, method and varied settings of every line."""
+    keys = list(plan["vary"])
+    for method in plan["methods"]:
+        for values in itertools.product(*(plan["vary"][key] for key in keys)):
+            varied = dict(zip(keys, values, strict=True))
+            yield " ".join([method, *(f"{key}={value}" for key, value in varied.items())]), method, varied
+
+
+def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each method: options of a part that is not named go to the methods whose part has them."""
+    given = [dict(base) for _ in methods]
+    for section, registry in _PARTS.items():
+        name, options = chosen(section, base.get(section))
+        parts = [getattr(recipe_of(method), section) for method in methods]
+        takes = {part: registry[part].options for part in parts if part is not None}
+        # One part for all, or none at all, is refused by itself where it lacks an option.
+        if name is not None or not takes or len(set(parts)) == 1:
+            continue
+        for option in options:
+            if not any(option in known for known in takes.values()):
+                raise Refusal(" ".join(registry.unknown_option(part, option) for part in takes))
+        for own, part in zip(given, parts, strict=True):
+            own.pop(section, None)
+            kept = {option: value for option, value in options.items() if option in takes.get(part, ())}
+            own |= {section: kept} if kept else {}
+    return given
+
+
+def places_of(folder: Path, plan: Mapping[str, Any]) -> list[tuple[str, int, Path]]:
+    """Label, seed and run folder of all runs of a comparison; nothing of what they are made of is needed for that."""
+    return [(label, seed, place_of(folder, label, seed)) for label, _, _ in lines_of(plan) for seed in plan["seeds"]]
+
+
+def place_of(folder: Path, label: str, seed: int) -> Path:
+    """The run folder of one line and seed of a comparison."""
+    return folder / _file_name(label) / f"seed-{seed}"
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
+
+
+def finished(place: Path) -> bool:
+    """Whether a run folder needs no further work."""
+    return (place / "config.json").is_file() and Run.open(place).finished
+
+
+def recorded(place: Path) -> bool:
+    """Whether a run folder tells of every round, which is all that a comparison looks at."""
+    return (place / "config.json").is_file() and Run.open(place).recorded
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / "compare.json").is_file()
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    try:
+        plan: dict[str, Any] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+        found = int(plan["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"{folder} is not a comparison: its compare.json cannot be read ({error}).") from error
+    if found > FORMAT:
+        raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
+    return plan
+
+
+def default_folder(plan: dict[str, Any]) -> Path:
+    """The first of `runs/compare-<methods>`, `…-2`, `…-3`, … that is free or holds this very comparison."""
+    folder = first = Path("runs") / _file_name("-".join(["compare", *plan["methods"]]))
+    number = 2
+    while folder.exists() and not (is_comparison(folder) and read_plan(folder) == plan):
+        folder = first.with_name(f"{first.name}-{number}")
+        number += 1
+    return folder
+
+
+def claim(folder: Path, plan: dict[str, Any]) -> None:
+    """Make the folder of a comparison, or make sure that it holds the same one."""
+    if is_comparison(folder):
+        if read_plan(folder) != plan:
+            raise Refusal(f"The folder {folder} holds another comparison; choose another --out.")
+        return
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise Refusal(f"The output folder {folder} is not empty and holds no comparison; choose another --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "compare.json", plan)
+    except OSError as error:
+        raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error

@@ -1,0 +1,56 @@
+"""An experiment: everything that a configuration describes, built and ready to run."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from covey.config.recipe import recipe_of
+from covey.config.schema import Config
+from covey.core.build import build_federation, build_module, initial_model, method_of, setting_of
+from covey.core.interfaces import Method, Runtime
+from covey.environment.federated_data import Federation, Truth
+from covey.job.settings import as_configured
+from covey.model.layout import Layout
+from covey.registries import runtimes
+from covey.runtime.devices import OnDevices
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A configuration built: federation, model, method and runtime, ready to run."""
+
+    config: Config
+    federation: Federation
+    truth: Truth
+    method: Method
+    runtime: Runtime
+    module: nn.Module
+
+    @classmethod
+    def of(cls, config: Config, given: Federation | None = None, *, resumed: bool = False) -> "Experiment":
+        """Build everything; whatever is impossible is refused here, before anything is written.
+
+        `resumed` says that the method's state will be loaded.
+        """
+        recipe = recipe_of(config.method)
+        dealt = build_federation(config) if given is None else as_configured(given, config)
+        federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
+        module = build_module(config, federation.dataset)
+        layout = Layout.of(module)
+        executor = runtimes[config.runtime].part(federation, module, config)
+        runtime = OnDevices(executor, config.devices, federation.sizes, config.seed)
+        try:
+            setting = setting_of(config, federation.clients, federation.dataset.classes, layout, resumed=resumed)
+            method = method_of(config, setting, initial_model(config, module))
+            runtime.attach(method)
+        except BaseException:
+            runtime.close()
+            raise
+        # Own-mix accuracy is about the clients as they are; a cohort's skew about those that took part.
+        truth = Truth(dealt.truth.shares, federation.truth.skew)
+        return cls(config, federation, truth, method, runtime, module)
+
+    @property
+    def known(self) -> bool:
+        """True if it is known here what clients hold; sites of a fleet may have data of their own."""
+        return self.federation.known and self.runtime.holdings_known

@@ -1,0 +1,189 @@
+"""What is known of clients' class shares for a job on demand: kept by the base run, asked for, or the truth."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.aggregation.share_predictor import WithPredictor
+from covey.arrays import IntArray
+from covey.core.interfaces import Probe
+from covey.core.messages import Order, Replies, checked
+from covey.core.one_model import OneModel
+from covey.errors import Refusal, require
+from covey.job.analysis import bias_slot
+from covey.job.experiment import Experiment
+from covey.model import build_model
+from covey.probe.class_query import (
+    ClassQuery,
+    Estimates,
+    Estimating,
+    Privacy,
+    shares_at_any_head,
+    shares_at_zero_head,
+    zero_head,
+)
+
+Estimator = Literal["learned", "analytic", "analytic-as-is", "ground-truth"]
+"""Where class shares come from.
+
+learned: from the base run's predictor (the aggregator `ondemand`).
+analytic: clients are asked for one gradient at the base model with its last layer set to zero; exact where that has a
+    bias.
+analytic-as-is: the same at the base model as it is, under assumptions that a trained model breaks; for comparison.
+ground-truth: the true shares, which only a simulation knows.
+"""
+
+ESTIMATORS: tuple[Estimator, ...] = ("learned", "analytic", "analytic-as-is", "ground-truth")
+
+_POOR = 1.0
+"""n·MAE beyond which the predictor's estimates say little."""
+
+_ATTEMPTS = 3
+"""How often clients that do not answer are asked, where no noise is spent on answers."""
+
+Sent = tuple[int, int]
+"""Bytes up and down."""
+
+
+def check_estimator(estimator: str, *, survey: bool, insight_dp: str | None) -> None:
+    """Refuse what does not go together, before anything is read."""
+    require(estimator in ESTIMATORS, f"estimator is one of {', '.join(ESTIMATORS)}, not '{estimator}'.")
+    require(
+        not survey or estimator == "learned",
+        f"survey asks for estimates by a predictor, and goes with the estimator learned, not with {estimator}.",
+    )
+    require(
+        insight_dp is None or estimator == "analytic",
+        "insight_dp is about the gradient that the estimator analytic asks for; for the learned one it is a setting of "
+        "the base run (aggregator.insight_dp).",
+    )
+    if insight_dp is not None:
+        Privacy.of(insight_dp, "insight_dp")
+
+
+def estimated(
+    experiment: Experiment, done: int, estimator: Estimator, *, survey: bool = False, insight_dp: str | None = None
+) -> tuple[Estimates, list[str], Sent]:
+    """Class shares of the clients of a base run after `done` rounds, what to say of them, and the bytes it took."""
+    method = experiment.method
+    assert isinstance(method, OneModel)
+    notes: list[str] = []
+    sent = (0, 0)
+    if estimator == "ground-truth":
+        federation = experiment.federation
+        require(
+            experiment.known,
+            "What clients hold is known to themselves alone: choose another estimator than ground-truth.",
+        )
+        seen = np.full(federation.clients, done, dtype=np.int64)
+        found = Estimates(federation.truth.shares.copy(), seen, federation.sizes.astype(np.float64))
+        notes.append("The clients' true class shares were used, which only a simulation knows.")
+    elif estimator == "learned":
+        found, sent, notes = _learned(experiment, method, done, survey)
+    else:
+        privacy = None if insight_dp is None else Privacy.of(insight_dp, "insight_dp")
+        found, sent, notes = _in_closed_form(experiment, method, done, privacy, zero=estimator == "analytic")
+    unheard = int((found.seen == 0).sum())
+    if unheard:
+        notes.append(f"Nothing is known of {unheard} of {len(found.seen)} clients; all classes count alike for them.")
+    return found, notes, sent
+
+
+def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) -> tuple[Estimates, Sent, list[str]]:
+    """What the base run knows, or what its predictor makes of the clients as they are now."""
+    parts = (method.aggregator, method.selector)
+    part = next((part for part in parts if isinstance(part, Estimating)), None)
+    if part is None:
+        raise Refusal(
+            f"The base run (method '{experiment.config.method}') keeps no estimates of its clients' class shares. Ask "
+            "its clients with --estimator analytic, or make a base run with --method ondemand (or with --aggregator "
+            "ondemand and any selector)."
+        )
+    sent = (0, 0)
+    notes: list[str] = []
+    if survey:
+        if not isinstance(part, WithPredictor):
+            raise Refusal("survey needs a base run with the aggregator ondemand, whose predictor clients can apply.")
+        answers, sent, notes = _asked(experiment, method.model, part.query(done + 1), done + 1)
+        for t, replies in answers:
+            part.observe(t, replies)
+        if isinstance(spent := part.figures().get("epsilon_spent"), float):
+            notes.append(f"With this survey, the client that was asked most often has spent ε = {spent:.3g}.")
+    off = part.figures().get("predictor_error") if isinstance(part, WithPredictor) else None
+    if isinstance(part, WithPredictor) and isinstance(off, float) and off > _POOR:
+        longer = "a longer base run makes it better, and the estimator analytic needs none"
+        better = f"in the base run {part.too_few} The estimator analytic needs none" if part.untrained else longer
+        notes.append(
+            f"By the clients' own account, the predictor was off by {off:.2f} (n·MAE) when they last took part, so its "
+            f"estimates say little; {better}."
+        )
+    return part.class_estimates(), sent, notes
+
+
+def _in_closed_form(
+    experiment: Experiment, method: OneModel, done: int, privacy: Privacy | None, *, zero: bool
+) -> tuple[Estimates, Sent, list[str]]:
+    """Class shares from one gradient of every client that answers, at a zero head or at the model as it is."""
+    dataset, config = experiment.federation.dataset, experiment.config
+    layout = method.setting.layout
+    module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+    plain = bias_slot(module, layout, dataset) is not None
+    require(
+        plain or zero,
+        "Without a bias that is added to the logits, only a zero head tells class shares: use --estimator analytic.",
+    )
+    probe = ClassQuery("bias" if plain else "weight", privacy)
+    # Training makes the features of classes differ; without a bias, an untrained body tells more.
+    model = method.model if plain else layout.read(module).to(method.model)
+    answers, sent, notes = _asked(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
+    if not plain:
+        notes.append(
+            "The last layer has no bias that is added to the logits. Class shares are approximate: the gradient of its "
+            "weight tells them at an untrained model, as if the features of all classes had the same mean."
+        )
+    found = Estimates.unknown(method.setting.clients, dataset.classes)
+    # Those who answer late are compared with all others, not with the few that were late too.
+    heard = [(t, replies.take(replies.observed(probe.name))) for t, replies in answers]
+    heard = [(t, replies) for t, replies in heard if len(replies)]
+    if heard:
+        told = [replies.probes[probe.name] for _, replies in heard]
+        fields = {name: torch.cat([one[name] for one in told]) for name in told[0]}
+        clients = np.concatenate([replies.clients for _, replies in heard])
+        sizes = np.concatenate([replies.samples.numpy() for _, replies in heard])
+        rounds = np.concatenate([np.full(len(replies), t) for t, replies in heard])
+        shares = shares_at_zero_head(fields) if zero else shares_at_any_head(fields, sizes)
+        found.learn(rounds, clients, shares, sizes)
+    return found, sent, notes
+
+
+def _asked(
+    experiment: Experiment, model: Tensor, probe: Probe, first: int
+) -> tuple[list[tuple[int, Replies]], Sent, list[str]]:
+    """The probe measured on all clients, by round, and what to say of it; who cannot be reached is tried again.
+
+    Those whose answer does not arrive are asked again, too, unless answers are noisy: one that was lost may have left
+    its client, and a second one would spend more than the ε that was agreed on.
+    """
+    once = getattr(probe, "privacy", None) is not None
+    missing: IntArray = np.arange(experiment.federation.clients)
+    answers: list[tuple[int, Replies]] = []
+    up, down, lost = 0, 0, 0
+    for t in range(first, first + _ATTEMPTS):
+        asked = np.intersect1d(missing, experiment.runtime.available(t))
+        if len(asked):
+            order = Order(t, asked, model, experiment.config.local, (probe,), train=False)
+            replies = checked(experiment.runtime.execute(order))
+            answers.append((t, replies))
+            up, down = up + replies.bytes_up, down + order.bytes_down()
+            heard = replies.clients[replies.observed(probe.name)]
+            lost += len(asked) - len(heard)
+            missing = np.setdiff1d(missing, asked if once else heard)
+    notes = []
+    if once and lost:
+        notes.append(
+            f"No usable answer came from {lost} of the clients that were asked. It may have left them all the same, so "
+            "none of them was asked again, which would have spent ε once more."
+        )
+    return answers, (up, down), notes

@@ -1,0 +1,172 @@
+"""Composing a target class mix from clients (Jeong and Lee 2024, On-Demand FL, section 4.1).
+
+Given class shares d̂_c of the clients and a target d, non-negative ratios r with Σ_c r_c·d̂_c ≈ d are found by
+non-negative least squares (eqs. 7 and 8). One solution has at most as many clients as there are classes; it is
+repeated on the clients that remain until enough are chosen, and the ratios are scaled to sum to one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from scipy.optimize import nnls
+
+from covey.arrays import FloatArray, IntArray
+from covey.errors import Refusal, require
+
+Pairing = Literal["unscaled", "scaled_r", "scaled_rn"]
+"""What the columns of the least-squares problem are, and what weighs a client's model.
+
+unscaled: columns d̂_c, weight r_c: eqs. 7 and 8 as printed, and no numbers of samples are needed.
+scaled_rn: columns d̂_c·n_c/Σn, weight r_c·n_c: as coherent, the clients counted by their samples.
+scaled_r: columns d̂_c·n_c/Σn, weight r_c: what the authors' code does. The weights are not those that the columns were
+    made for, so the mix of the model is another than the one that was solved for.
+"""
+
+FAR = 0.1
+"""Total variation distance of a composed mix from its target beyond which people are warned."""
+
+_NONE = 1e-6
+"""Ratios this much below the largest are rounding, not clients."""
+
+_ABSENT = 1e-5
+"""Shares below this are rounding, not samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Clients that together make a mix near a target."""
+
+    target: FloatArray
+    """`[classes]`, sums to one."""
+    clients: IntArray
+    """S, ascending."""
+    ratios: FloatArray
+    """`[S]`: how much the model of each counts; sums to one."""
+    mix: FloatArray
+    """`[classes]`: what the clients make together, as far as their shares are known."""
+    passes: int
+    """How often non-negative least squares was solved."""
+
+    @property
+    def distance(self) -> float:
+        """n·MAE between the composed mix and the target: the sum of the differences of all classes."""
+        return float(np.abs(self.mix - self.target).sum())
+
+    @cached_property
+    def lacking(self) -> IntArray:
+        """Classes of which there is less than half of what the target asks for."""
+        return np.flatnonzero((self.target > 0) & (self.mix < 0.5 * self.target))
+
+    @property
+    def far(self) -> bool:
+        """Whether the mix that was found is not near."""
+        return bool(self.distance / 2 > FAR or len(self.lacking))
+
+    def warning(self, class_names: Sequence[str]) -> str | None:
+        """What is wrong with it, if anything, in a sentence."""
+        if not self.far:
+            return None
+        said = f"The mix that these clients make is {self.distance / 2:.0%} away from the target"
+        if len(self.lacking):
+            listed = ", ".join(
+                f"{class_names[label]} ({self.mix[label]:.1%} instead of {self.target[label]:.1%})"
+                for label in self.lacking[:5].tolist()
+            )
+            more = f" and {len(self.lacking) - 5} more" if len(self.lacking) > 5 else ""
+            said += f"; there is too little of {listed}{more}"
+        return said + "."
+
+    def made_of(self, shares: FloatArray) -> FloatArray:
+        """The mix `[classes]` that the clients make if their shares are `shares` `[all clients, classes]`."""
+        mix: FloatArray = self.ratios @ shares[self.clients]
+        return mix
+
+    def as_mapping(self) -> dict[str, Any]:
+        """For JSON; `of` takes it back."""
+        return {
+            "target": self.target.tolist(),
+            "clients": self.clients.tolist(),
+            "ratios": self.ratios.tolist(),
+            "mix": self.mix.tolist(),
+            "passes": self.passes,
+        }
+
+    @classmethod
+    def of(cls, mapping: dict[str, Any]) -> "Composition":
+        return cls(
+            target=np.array(mapping["target"], dtype=np.float64),
+            clients=np.array(mapping["clients"], dtype=np.int64),
+            ratios=np.array(mapping["ratios"], dtype=np.float64),
+            mix=np.array(mapping["mix"], dtype=np.float64),
+            passes=int(mapping["passes"]),
+        )
+
+
+def compose(
+    shares: FloatArray,
+    target: FloatArray,
+    *,
+    at_least: int,
+    sizes: FloatArray | None = None,
+    pairing: Pairing = "unscaled",
+) -> Composition:
+    """Choose at least `at_least` clients (fewer where no other holds any of the target) and their ratios.
+
+    `shares` are the clients' class shares `[clients, classes]`, `target` is the mix `[classes]`, `sizes` are numbers of
+    samples `[clients]`, which the scaled pairings need; where one is not known (NaN), they take the mean of the others.
+    All clients of a solution are taken, so there are rarely exactly `at_least`. A solution is the nearest mix by least
+    squares; where one has too few clients, others join it that make a mix of their own, and all together are a little
+    further away than the first ones alone.
+    """
+    require(at_least >= 1, f"At least one client has to be chosen, not {at_least}.")
+    columns = np.where(shares < _ABSENT, 0.0, shares).T.copy()
+    weight = np.ones(len(shares))
+    if pairing != "unscaled":
+        sizes = _all_sizes(sizes, pairing)
+        scale = sizes / sizes.sum()
+        columns *= scale
+        weight = scale if pairing == "scaled_rn" else weight
+    ratios = np.zeros(len(shares))
+    chosen = np.zeros(len(shares), dtype=np.bool_)
+    passes = 0
+    while chosen.sum() < min(at_least, len(shares)):
+        solution, _ = nnls(columns, target)
+        new = (solution > _NONE * solution.max()) & ~chosen
+        if not new.any():
+            break
+        passes += 1
+        ratios[new] += solution[new]
+        chosen |= new
+        columns[:, new] = 0.0
+    clients = np.flatnonzero(chosen)
+    require(len(clients) > 0, "No client holds any sample of the classes that the target asks for.")
+    counted = ratios[clients] * weight[clients]
+    counted /= counted.sum()
+    return Composition(target, clients, counted, counted @ shares[clients], passes)
+
+
+def sizes_note(sizes: FloatArray, pairing: Pairing, *, asked: bool) -> list[str]:
+    """What to say of numbers of samples `[clients]` that a pairing needs; `asked` says that all clients were asked."""
+    unknown = int((~np.isfinite(sizes)).sum())
+    if pairing == "unscaled" or not unknown:
+        return []
+    mean = _all_sizes(sizes, pairing)[~np.isfinite(sizes)][0]
+    hint = "" if asked else " To ask all clients: --survey, or --estimator analytic."
+    return [
+        f"The number of samples is not known of {unknown} of {len(sizes)} clients; for the pairing '{pairing}' they "
+        f"count with the mean of the others, {mean:,.0f}.{hint}"
+    ]
+
+
+def _all_sizes(sizes: FloatArray | None, pairing: Pairing) -> FloatArray:
+    """Numbers of samples `[clients]`, the mean where one is not known."""
+    known = np.array([]) if sizes is None else sizes[np.isfinite(sizes)]
+    if sizes is None or known.sum() <= 0:
+        raise Refusal(
+            f"The pairing '{pairing}' needs the clients' numbers of samples, and none is known: ask the clients with "
+            "--survey or --estimator analytic, or use the pairing unscaled."
+        )
+    return np.where(np.isfinite(sizes), sizes, known.mean())

@@ -1,0 +1,214 @@
+"""What an on-demand job has composed, and what it came to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.arrays import FloatArray
+from covey.data.class_mix import Wanted
+from covey.job.on_demand.class_shares import Estimator
+from covey.job.on_demand.composition import Composition
+from covey.job.runs import Run
+from covey.probe.class_query import Estimates, PrivacyCost
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Accuracy on a target; None where the test set has none of its classes."""
+
+    accuracy: float | None = None
+    """Mean over classes, weighted by the target; from all test samples."""
+    tested: float | None = None
+    """On the test set of that mix, as the paper has it."""
+    peak: float | None = None
+    """The best over rounds, where records list the accuracy of every class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tailored:
+    """The model for one target."""
+
+    wanted: Wanted
+    composition: Composition
+    run: Run
+    true_mix: FloatArray | None
+    """`[classes]`: what the composed clients really make together, where that is known. For evaluation only."""
+    tested_mix: FloatArray
+    """`[classes]`: the target, as far as the test set has samples of its classes."""
+    test_samples: int
+    """Size of the test set of that mix."""
+    base: Scored
+    scored: Scored
+    continued: Scored | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> Path:
+        return self.run.folder / "model.safetensors"
+
+    @property
+    def gain(self) -> float | None:
+        """Accuracy on the target above that of the base model."""
+        own, base = self.scored.accuracy, self.base.accuracy
+        return None if own is None or base is None else own - base
+
+    @property
+    def gain_over_continued(self) -> float | None:
+        """Accuracy on the target above that of the base run gone on with, where there is one."""
+        own, further = self.scored.accuracy, None if self.continued is None else self.continued.accuracy
+        return None if own is None or further is None else own - further
+
+    @property
+    def true_distance(self) -> float | None:
+        """n·MAE of what the composed clients really make from the target, where that is known."""
+        return None if self.true_mix is None else float(np.abs(self.true_mix - self.wanted.mix).sum())
+
+    @cached_property
+    def curve(self) -> list[tuple[int, float]]:
+        """Round and accuracy on the target."""
+        return target_curve(self.run.metrics, self.tested_mix)
+
+    def as_mapping(self) -> dict[str, Any]:
+        return {
+            "target": self.wanted.name,
+            "mix": self.wanted.mix.tolist(),
+            "folder": str(self.run.folder),
+            "model": str(self.model),
+            "clients": self.composition.clients.tolist(),
+            "ratios": self.composition.ratios.tolist(),
+            "composed_mix": self.composition.mix.tolist(),
+            "distance": self.composition.distance,
+            "true_mix": None if self.true_mix is None else self.true_mix.tolist(),
+            "true_distance": self.true_distance,
+            "passes": self.composition.passes,
+            "rounds": len(self.run.metrics),
+            "accuracy": self.scored.accuracy,
+            "peak_accuracy": self.scored.peak,
+            "base_accuracy": self.base.accuracy,
+            "continued_accuracy": None if self.continued is None else self.continued.accuracy,
+            "continued_peak_accuracy": None if self.continued is None else self.continued.peak,
+            "test_samples": self.test_samples,
+            "tested_accuracy": self.scored.tested,
+            "base_tested_accuracy": self.base.tested,
+            "continued_tested_accuracy": None if self.continued is None else self.continued.tested,
+            "bytes_up": sum(row["bytes_up"] for row in self.run.metrics),
+            "bytes_down": sum(row["bytes_down"] for row in self.run.metrics),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """What is known before anybody trains: estimates, and the clients chosen for each target."""
+
+    folder: Path
+    base: str
+    base_round: int
+    estimator: Estimator
+    rounds: int
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+    """What the data calls its clients, where it does."""
+    estimates: Estimates
+    error: float | None
+    """n·MAE of the estimates, mean over clients, where the truth is known. For evaluation only."""
+    targets: tuple[tuple[Wanted, Composition, tuple[str, ...]], ...]
+    """Each with its notes."""
+    notes: tuple[str, ...] = ()
+    bytes_up: int = 0
+    """Of the survey, where one was made."""
+    bytes_down: int = 0
+    insight_dp: str | None = None
+    """Epsilon and delta of what clients were asked for, where that had noise."""
+    privacy: tuple[PrivacyCost, ...] = ()
+    """What noise costs on these clients, at the δ that was asked for and several ε, where the truth is known.
+
+    For evaluation only.
+    """
+
+    @property
+    def clients(self) -> int:
+        return len(self.estimates.seen)
+
+    def client_name(self, client: int) -> str:
+        return self.client_names[client] if self.client_names else str(client)
+
+
+@dataclass(frozen=True, eq=False)
+class OnDemand:
+    """What a job came to."""
+
+    composed: Composed
+    tailored: tuple[Tailored, ...]
+    continued: Run | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.composed.folder
+
+    @property
+    def verdict(self) -> str:
+        """What was gained, in a sentence or two."""
+        used = sorted({len(one.composition.clients) for one in self.tailored})
+        who = f"{' to '.join(map(str, dict.fromkeys((used[0], used[-1]))))} of {self.composed.clients} clients"
+        gains = [100 * one.gain for one in self.tailored if one.gain is not None]
+        if not gains:
+            return f"Fine-tuned on {who}; the test set has no sample of the target's classes to judge by."
+        if len(self.tailored) > 1:
+            further = [100 * one.gain_over_continued for one in self.tailored if one.gain_over_continued is not None]
+            fairly = f", and {_spread(further)} over the base run gone on with" if further else ""
+            return (
+                f"Over {len(gains)} targets, models fine-tuned on {who} gain on average {_spread(gains)} points on "
+                f"their target over the base model{fairly}."
+            )
+        one = self.tailored[0]
+        said = (
+            f"On the target, the model fine-tuned on {who} is right for {one.scored.accuracy:.1%} of the samples, the "
+            f"base model for {one.base.accuracy:.1%} ({gains[0]:+.1f} points)."
+        )
+        if one.continued is not None:
+            said += f" The base run gone on with comes to {one.continued.accuracy:.1%}."
+        return said
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The findings for JSON."""
+        composed = self.composed
+        return {
+            "folder": str(self.folder),
+            "base": composed.base,
+            "base_round": composed.base_round,
+            "estimator": composed.estimator,
+            "estimate_error": composed.error,
+            "insight_dp": composed.insight_dp,
+            "clients": composed.clients,
+            "clients_estimated": int((composed.estimates.seen > 0).sum()),
+            "class_names": list(composed.class_names),
+            "survey_bytes_up": composed.bytes_up,
+            "survey_bytes_down": composed.bytes_down,
+            "privacy": [vars(cost) for cost in composed.privacy],
+            "notes": list(composed.notes),
+            "targets": [one.as_mapping() for one in self.tailored],
+        }
+
+    def draw(self, path: Path) -> Path:
+        """Write the findings as a page that opens in a browser, offline."""
+        from covey.page.on_demand_page import ondemand_page
+
+        return ondemand_page(self, path)
+
+
+def _spread(points: Sequence[float]) -> str:
+    return f"{np.mean(points):+.1f} (from {min(points):+.1f} to {max(points):+.1f})"
+
+
+def target_curve(metrics: Sequence[dict[str, Any]], mix: FloatArray) -> list[tuple[int, float]]:
+    """Round and accuracy on a mix, from records that list the accuracy of every class."""
+    return [
+        (int(row["round"]), float(np.asarray(row["class_accuracy"]) @ mix))
+        for row in metrics
+        if "class_accuracy" in row
+    ]

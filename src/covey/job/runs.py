@@ -1,0 +1,302 @@
+"""Runs: run, resume, and what a run folder holds."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from covey.config.schema import Choice, Config
+from covey.core.build import build_module, dataset_of, initial_model, method_of, setting_of
+from covey.core.checkpoint import checkpoint_round, has_checkpoint, read_checkpoint
+from covey.core.interfaces import Method
+from covey.core.interrupt import finishing_the_round
+from covey.core.loop import LoopRun, OnRound, run_in_lockstep
+from covey.core.records import Records, read_config, read_metrics
+from covey.core.scores import on_mix, summary, untested_notes
+from covey.core.stall_warning import warn_of_stall
+from covey.data.class_mix import Target, wanted
+from covey.data.dataset import Dataset
+from covey.environment.federated_data import Federation
+from covey.errors import Refusal, require
+from covey.job.experiment import Experiment
+from covey.job.settings import as_config, as_configured, default_folder, with_federation
+from covey.model.layout import Layout
+from covey.registries import methods
+
+if TYPE_CHECKING:
+    import pandas
+
+LOCKSTEP_CHECKPOINT = 20.0
+"""Seconds between two checkpoints of a run in a sweep, as long as they are small."""
+
+LOCKSTEP_CHECKPOINT_SHARE = 0.05
+"""Most of a sweep's time that its checkpoints may take: where they are large, it keeps them less often."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A checkpoint read: the method with its models, and what is needed to use them."""
+
+    config: Config
+    dataset: Dataset
+    module: nn.Module
+    layout: Layout
+    method: Method
+    rounds: int
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder, read."""
+
+    folder: Path
+    config: Config
+    given: Federation | None = None
+    """The federation, where it was passed in rather than described."""
+
+    @classmethod
+    def open(cls, folder: Path | str, federation: Federation | None = None) -> "Run":
+        return cls(Path(folder), read_config(Path(folder)), federation)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping per round; `pandas.DataFrame(run.metrics)` is a table."""
+        return read_metrics(self.folder)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there is a line of the last round. On Flower, rounds that reach nobody have none."""
+        return bool(self.metrics) and int(self.metrics[-1]["round"]) >= self.config.rounds
+
+    @property
+    def finished(self) -> bool:
+        """Whether every round is recorded, and the model after the last one kept."""
+        return self.recorded and checkpoint_round(self.folder) >= self.config.rounds
+
+    def frame(self) -> "pandas.DataFrame":
+        """The metrics as a pandas data frame."""
+        return data_frame(self.metrics)
+
+    def model(self, client: int | None = None) -> nn.Module:
+        """The trained model; where every client has its own, that of `client`."""
+        trained = self._trained()
+        trained.layout.bind(trained.module, trained.method.models()[self._row(trained.method, client)].clone())
+        return trained.module.eval()
+
+    def evaluate(self, targets: Sequence[Target] = ()) -> dict[str, object]:
+        """Score the trained model (or models) on the test set again, and on class mixes such as `"0=0.7,3=0.3"`.
+
+        Where there are many models, every figure is the mean over clients.
+        """
+        trained = self._trained()
+        experiment = Experiment.of(trained.config, self.given, resumed=True)
+        names = experiment.federation.dataset.class_names
+        shares = experiment.truth.shares if experiment.known else None
+        try:
+            mixes = [wanted(target, names, shares) for target in targets]
+            experiment.federation.dataset.require_tests()
+            scores = experiment.runtime.evaluate(trained.method.models())
+        finally:
+            experiment.runtime.close()
+        serves = trained.method.model_of_client
+        found = summary(scores, experiment.truth, serves)
+        judged = [(mix, *on_mix(scores, serves, mix.mix)) for mix in mixes]
+        return {
+            "round": trained.rounds,
+            **(found if experiment.known else {**found, "own_accuracy": None}),
+            "class_names": list(names),
+            "targets": [
+                {**mix.as_mapping(), "accuracy": accuracy, "notes": [*mix.notes, *untested_notes(untested)]}
+                for mix, accuracy, untested in judged
+            ],
+        }
+
+    def export(self, path: Path, client: int | None = None) -> dict[str, object]:
+        """Write the trained model's tensors by name (safetensors); says what was written."""
+        trained = self._trained()
+        dataset, layout = trained.dataset, trained.layout
+        tensors = layout.named(trained.method.models()[self._row(trained.method, client)])
+        about = {
+            "model": json.dumps(self.config.model.as_mapping()),
+            "shape": json.dumps(dataset.shape),
+            "class_names": json.dumps(dataset.class_names),
+            "mean": json.dumps(dataset.mean),
+            "deviation": json.dumps(dataset.deviation),
+            "round": str(trained.rounds),
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, str(path), about)
+        except (OSError, SafetensorError) as error:
+            raise Refusal(f"The file {path} cannot be written: {error}.") from error
+        return {"file": str(path), "parameters": layout.trainable, "bytes": path.stat().st_size}
+
+    def _trained(self) -> "Trained":
+        """Read the checkpoint: no federation is split and no runtime is started for it."""
+        done, state = read_checkpoint(self.folder)
+        if state is None:
+            raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
+        # A fleet's model is read here, whether the fleet is there or not.
+        config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
+        if config.many is None:
+            # Nobody is invited any more, so the parts that decided it need not be installed.
+            config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"))
+            if config.method not in methods.names():
+                config = replace(config, method="uniform+average")
+            state = {"model": state["model"], "selector": {}, "aggregator": {}}
+        if self.given is not None:
+            as_configured(self.given, config)
+        dataset = dataset_of(config) if self.given is None else self.given.dataset
+        clients = config.clients if self.given is None else self.given.clients
+        module = build_module(config, dataset)
+        layout = Layout.of(module)
+        setting = setting_of(config, clients, dataset.classes, layout, resumed=True)
+        method = method_of(config, setting, initial_model(config, module))
+        require(
+            self.config.runtime != "fleet" or not method.resident,
+            f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
+        )
+        method.load_state_dict(state)
+        return Trained(config, dataset, module, layout, method, done)
+
+    def _row(self, method: Method, client: int | None) -> int:
+        if len(method.models()) == 1:
+            return 0
+        clients = len(method.model_of_client)
+        if client is None:
+            raise Refusal(
+                f"The method '{self.config.method}' has a model for each client: say which, 0 to {clients - 1}."
+            )
+        require(0 <= client < clients, f"There is no client {client}; clients are 0 to {clients - 1}.")
+        return int(method.model_of_client[client])
+
+
+def run(
+    given: Mapping[str, Any] | Config | None = None,
+    /,
+    *,
+    federation: Federation | None = None,
+    out: Path | str | None = None,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Run:
+    """Run an experiment and return its records.
+
+    `federation` is your own data (see `covey.federation`), instead of a data set and an environment by name.
+
+    Settings are those of `Config`, sections as mappings or dotted keys:
+    `covey.run(method="fedprox", rounds=20, local={"rate": 0.05}, **{"environment.alpha": 0.1})`.
+    """
+    if federation is not None:
+        settings = with_federation(given, settings, federation)
+    config = given if isinstance(given, Config) and not settings else as_config(given, settings)
+    folder = Path(out) if out is not None else default_folder(config)
+    experiment = Experiment.of(config, federation)
+    try:
+        return _run(experiment, Records.create(folder, config), on_round, federation)
+    finally:
+        experiment.runtime.close()
+
+
+def resume(
+    folder: Path | str,
+    *,
+    federation: Federation | None = None,
+    on_round: OnRound | None = None,
+    workers: int | None = None,
+) -> Run:
+    """Go on with a run that was stopped, from its last finished round.
+
+    A run on a federation that was passed in needs the same one again.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if workers is not None:
+        config = Config.of({**config.as_mapping(), "workers": workers})
+    experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder))
+    try:
+        return _run(experiment, _reopened(experiment, folder), on_round, federation)
+    finally:
+        experiment.runtime.close()
+
+
+def _reopened(experiment: Experiment, folder: Path) -> Records:
+    """The records of a run to go on with, from what method and runtime were at its last finished round."""
+    records, state = Records.reopen(folder)
+    if state is not None:
+        experiment.method.load_state_dict(state)
+    experiment.runtime.restore(read_metrics(folder))
+    return records
+
+
+def _run(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
+    try:
+        with finishing_the_round() as stop:
+            run_in_lockstep([_loop_run(experiment, records, on_round)], stop)
+    finally:
+        records.close()
+    return Run(records.folder, experiment.config, given)
+
+
+def _loop_run(experiment: Experiment, records: Records, on_round: OnRound | None) -> LoopRun:
+    return LoopRun(
+        experiment.method,
+        experiment.runtime,
+        records,
+        experiment.truth,
+        experiment.config.rounds,
+        experiment.config.evaluate_every,
+        warn_of_stall(records.folder, on_round),
+    )
+
+
+def run_together(
+    pending: Sequence[tuple[Config, Path]],
+    on_round: Callable[[int, dict[str, Any]], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    given: Federation | None = None,
+) -> list[Run]:
+    """Run (or go on with) many runs in lockstep: each round, the clients of all of them are trained together.
+
+    `on_round(number, record)` is told whose round ended. Each run is kept about once in `LOCKSTEP_CHECKPOINT`
+    seconds rather than every round, and less often where that would take more than `LOCKSTEP_CHECKPOINT_SHARE` of the
+    time. Once `stop` says so, every run ends after its round, and is kept. `given` is the federation of all of them,
+    where it was passed in.
+    """
+    runs, opened = [], []
+    try:
+        for number, (config, folder) in enumerate(pending):
+            experiment = Experiment.of(config, given, resumed=has_checkpoint(folder))
+            if (folder / "config.json").is_file():
+                records = _reopened(experiment, folder)
+            else:
+                records = Records.create(folder, config)
+            records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
+            records.checkpoint_share = LOCKSTEP_CHECKPOINT_SHARE / len(pending)
+            opened.append((experiment, records))
+            runs.append(_loop_run(experiment, records, _numbered(on_round, number)))
+        with finishing_the_round() as asked:
+            run_in_lockstep(runs, lambda: asked() or (stop is not None and stop()))
+    finally:
+        for experiment, records in opened:
+            records.close()
+            experiment.runtime.close()
+    return [Run(folder, config, given) for config, folder in pending]
+
+
+def _numbered(on_round: Callable[[int, dict[str, Any]], None] | None, number: int) -> OnRound | None:
+    return (lambda record: on_round(number, record)) if on_round else None
+
+
+def data_frame(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
+    try:
+        import pandas
+    except ImportError as error:
+        raise Refusal("A data frame needs pandas: pip install pandas") from error
+    return pandas.DataFrame(rows)

@@ -1,0 +1,77 @@
+"""Settings as Python callers give them, and federations passed in instead of described."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import GIVEN, Config
+from covey.config.values import nested, overlay
+from covey.core.build import altered_federation
+from covey.environment.federated_data import Federation
+from covey.errors import require
+from covey.registry import coerce
+
+
+def describing(federation: Federation) -> dict[str, Any]:
+    """Settings that stand for a federation that was passed in."""
+    return {
+        "dataset": {"name": GIVEN, "fingerprint": federation.fingerprint},
+        "environment": GIVEN,
+        "clients": federation.clients,
+    }
+
+
+def with_federation(
+    given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any], federation: Federation
+) -> dict[str, Any]:
+    """Settings with those for a federation that was passed in, which has as many clients as it has."""
+    for asked in (given, settings):
+        if isinstance(asked, Mapping) and asked.get("clients") is not None:
+            clients = coerce(asked["clients"], int, "clients")
+            require(
+                clients == federation.clients,
+                f"The federation passed in has {federation.clients} clients, and clients asks for {clients}: leave "
+                "clients out, or pass in another federation.",
+            )
+    return {**settings, **describing(federation)}
+
+
+def as_configured(given: Federation, config: Config) -> Federation:
+    """The federation that was passed in, made sure to be the one that the configuration speaks of."""
+    expected = config.dataset.options.get("fingerprint")
+    require(
+        config.dataset.name == GIVEN and expected == given.fingerprint,
+        "The federation passed in is not the one that this run was made with "
+        f"(fingerprint {given.fingerprint}, expected {expected}).",
+    )
+    return altered_federation(given, config)
+
+
+def as_config(given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any]) -> Config:
+    """A configuration from a mapping with more settings laid over it; dotted keys reach into sections."""
+    mapping: dict[str, Any] = given.as_mapping() if isinstance(given, Config) else {}
+    if isinstance(given, Mapping):
+        mapping = expand(given)
+    return Config.of(overlay(mapping, expand(settings)))
+
+
+def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with dotted keys nested into their sections."""
+    mapping: dict[str, Any] = {}
+    for key, value in settings.items():
+        mapping = overlay(mapping, nested(key, value))
+    return mapping
+
+
+def default_folder(config: Config) -> Path:
+    """`runs/<time>-<method>-<environment>-s<seed>`, not yet taken."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    words = re.sub(r"[^A-Za-z0-9.+-]+", "-", f"{config.method}-{config.environment.name}-s{config.seed}")
+    folder = Path("runs") / f"{stamp}-{words}"
+    number = 2
+    while folder.exists():
+        folder = folder.with_name(f"{stamp}-{words}-{number}")
+        number += 1
+    return folder

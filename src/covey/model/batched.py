@@ -1,0 +1,71 @@
+"""Many models of one architecture evaluated at once.
+
+Autocast and `vmap` do not go together (a convolution gets its input cast and its bias not), so what bf16 means is
+written out here: parameters and samples are bf16, statistics of batch norm stay as they are.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from covey.model.layout import Layout
+
+
+class SideBySide:
+    """A module in evaluation mode, for stacks of its states."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, compute: torch.dtype) -> None:
+        self.layout = Layout.of(module)
+        self.module = _steady(copy.deepcopy(module)).eval()
+        self.dtype = dtype
+        self.compute = compute
+
+    def models(self, states: Tensor) -> dict[str, Tensor]:
+        """The tensors of states `[m, d]`, first dimension m, in the arithmetic of the forward pass."""
+        states = states.to(self.dtype)
+        parameters = {slot.name: slot.of(states).to(self.compute) for slot in self.layout.parameters}
+        return parameters | {slot.name: slot.of(states) for slot in self.layout.buffers}
+
+    def logits(self, models: dict[str, Tensor], x: Tensor, *, own: bool) -> Tensor:
+        """`[m, n, classes]` for samples `[n, ...]`, or with `own` for each model's own `[m, n, ...]`."""
+
+        def outputs(tensors: dict[str, Tensor], given: Tensor) -> Tensor:
+            found: Tensor = functional_call(self.module, tensors, (given,))
+            return found
+
+        x = x.to(self.compute) if x.is_floating_point() else x
+        answers: Tensor = vmap(outputs, in_dims=(0, 0 if own else None))(models, x)
+        return answers.to(self.dtype)
+
+
+class SteadyBatchNorm(nn.Module):
+    """Batch norm by what was seen in training, computed in the precision of its statistics."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.eps = norm.eps
+        self.weight, self.bias = norm.weight, norm.bias
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *(1,) * (x.dim() - 2))
+        mean, variance = self.running_mean.view(shape), self.running_var.view(shape)
+        normal = (x.to(mean.dtype) - mean) * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            normal = normal * self.weight.view(shape).to(mean.dtype) + self.bias.view(shape).to(mean.dtype)
+        return normal.to(x.dtype)
+
+
+def _steady(module: nn.Module) -> nn.Module:
+    """The module with every batch norm that keeps statistics made steady."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.running_mean is not None:
+                setattr(parent, name, SteadyBatchNorm(child))
+    return module

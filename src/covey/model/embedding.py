@@ -1,0 +1,115 @@
+"""Vectors of words whose gradient is the same in every run, on a GPU too.
+
+A word that occurs twice in a batch has two gradients to add. PyTorch's compiled backward adds them in whatever order
+threads come, and bits differ from run to run. Here every occurrence first gets the sum over all occurrences of its
+word (a product with the matrix of who equals whom), and all of them then write the same values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covey.model.operators import define, require_lanes, stacked
+
+_MOST_COMPARED = 2048
+"""Words in a batch up to which each is compared with each."""
+
+
+class WordVectors(nn.Embedding):
+    """`nn.Embedding` with a gradient that repeats."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        vectors: Tensor = torch.ops.covey.word_vectors(self.weight, input)
+        return vectors
+
+
+def _look_up(table: Tensor, words: Tensor) -> Tensor:
+    """Table `[rows, width]` and words `[...]` → `[..., width]`; or of every lane, `[lanes, rows, width]`."""
+    if table.dim() == 2:
+        return F.embedding(words, table)
+    lanes = torch.arange(len(table), device=table.device).view(-1, *(1,) * (words.dim() - 1))
+    return table[lanes, words]
+
+
+def _add_up(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
+    """Gradients `[..., width]` of words `[...]` → that of the table `[rows, width]`."""
+    return _add_up_lanes(*_flat(gradient[None], words[None]), rows)[0]
+
+
+def _add_up_lanes(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
+    """`[lanes, n, width]` and `[lanes, n]` → `[lanes, rows, width]`."""
+    if gradient.is_cuda and words.shape[1] <= _MOST_COMPARED:
+        return _by_comparison(gradient, words, rows)
+    total = gradient.new_zeros(len(words), rows, gradient.shape[-1])
+    lanes = torch.arange(len(words), device=words.device)[:, None].expand_as(words)
+    # Sorted by place on a GPU, one after another on a CPU: in the same order every time.
+    return total.index_put_((lanes, words), gradient, accumulate=True)
+
+
+def _by_comparison(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
+    """The same, every occurrence of a word writing the sum over all of them."""
+    total = gradient.new_zeros(len(words), rows, gradient.shape[-1])
+    same = (words[:, :, None] == words[:, None, :]).to(gradient.dtype)
+    return total.scatter_(1, words[:, :, None].expand_as(gradient), same @ gradient)
+
+
+def _differentiate(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, None]:
+    table, words = inputs
+    if table.dim() == 2:
+        return torch.ops.covey.word_gradients(gradient, words, len(table)), None
+    return torch.ops.covey.word_gradients_of_lanes(*_flat(gradient, words), table.shape[1]), None
+
+
+def _flat(gradient: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """`[lanes, ..., width]` and `[lanes, ...]` → `[lanes, n, width]` and `[lanes, n]`."""
+    return gradient.reshape(len(words), -1, gradient.shape[-1]), words.reshape(len(words), -1)
+
+
+def _look_up_shape(table: Tensor, words: Tensor) -> Tensor:
+    return table.new_empty(*words.shape, table.shape[-1])
+
+
+def _add_up_shape(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
+    return gradient.new_empty(rows, gradient.shape[-1])
+
+
+def _look_up_in_lanes(
+    info: Any, dimensions: tuple[int | None, ...], table: Tensor, words: Tensor
+) -> tuple[Tensor, int]:
+    tables, which = stacked(info, table, dimensions[0]), stacked(info, words, dimensions[1])
+    require_lanes(tables, 3)
+    result: Tensor = torch.ops.covey.word_vectors(tables, which)
+    return result, 0
+
+
+def _add_up_in_lanes(
+    info: Any, dimensions: tuple[int | None, ...], gradient: Tensor, words: Tensor, rows: int
+) -> tuple[Tensor, int]:
+    whole, which = stacked(info, gradient, dimensions[0]), stacked(info, words, dimensions[1])
+    assert whole is not None and which is not None
+    result: Tensor = torch.ops.covey.word_gradients_of_lanes(*_flat(whole, which), rows)
+    return result, 0
+
+
+def _add_up_lanes_shape(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
+    return gradient.new_empty(len(words), rows, gradient.shape[-1])
+
+
+def _no_more_lanes(info: Any, dimensions: tuple[int | None, ...], gradient: Tensor, *rest: Any) -> Any:
+    # Under `vmap` a dimension comes on top of the one of lanes.
+    require_lanes(gradient, 3)
+
+
+define(
+    "word_vectors(Tensor table, Tensor words) -> Tensor", _look_up, _look_up_shape, _look_up_in_lanes, _differentiate
+)
+define("word_gradients(Tensor gradient, Tensor words, int rows) -> Tensor", _add_up, _add_up_shape, _add_up_in_lanes)
+define(
+    "word_gradients_of_lanes(Tensor gradient, Tensor words, int rows) -> Tensor",
+    _add_up_lanes,
+    _add_up_lanes_shape,
+    _no_more_lanes,
+)

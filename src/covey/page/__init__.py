@@ -1,0 +1,1 @@
+"""Pages: self-contained HTML about runs, comparisons, analyses and on-demand models."""

@@ -1,0 +1,215 @@
+"""The page about an analysis: clients by estimated skew, how sure it is, who stands out, and the truth where known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.arrays import IntArray
+from covey.cli.terminal import analysis_rows
+from covey.job.analysis import STANDS_OUT, Analysis
+from covey.page import palette
+from covey.page.figures import Chart, Figure, Key, axis, plain, rounded
+from covey.page.html_page import Markup, Page, Section, folded, table, write_page
+
+_COLUMNS = 400
+"""Clients drawn at most."""
+
+_LISTED = 1_000
+"""Clients listed at most."""
+
+_USUAL, _ODD, _OUTLIER = "var(--quiet)", palette.line(0), palette.line(1)
+
+
+def analysis_page(analysis: Analysis, path: Path) -> Path:
+    """Write the page."""
+    config = analysis.config
+    title = f"{len(analysis.clients)} clients with {config.dataset.name}, environment {config.environment.name}"
+    summary = table(["", ""], analysis_rows(analysis), caption="What was found", head=False)
+    clients = [by_skew(analysis), *([against_truth(analysis)] if analysis.truth is not None else [])]
+    page = Page(
+        title=f"Covey analysis: {title}",
+        headline=title,
+        lead=analysis.verdict,
+        sections=[
+            Section("summary", "Summary", [summary]),
+            Section("clients", "Clients", clients),
+            Section("figures", "All figures", [folded("Figures of each client", _listed(analysis))]),
+        ],
+        notices=analysis.notes,
+        footer="No client trained, and no sample left its client. Whoever receives the gradient of an untrained model "
+        "can compute a client's class shares from it nearly exactly.",
+    )
+    return write_page(page, path)
+
+
+def by_skew(analysis: Analysis) -> Figure:
+    """Rows over the clients, the most skewed first: estimated skew, certainty, and what the class mix leaves open."""
+    chosen = _sample(analysis)
+    x = list(range(1, len(chosen) + 1))
+    who = [_told(analysis, at) for at in chosen.tolist()]
+    colours = [_colour(analysis, at) for at in chosen.tolist()]
+    rows = [_row("estimated skew" if analysis.measure == "class mix" else "distance", analysis.skew[chosen])]
+    caption = [_skew_in_words(analysis)]
+    sure, strange = analysis.confidence, analysis.strangeness
+    if sure is not None:
+        rows.append(_row("largest difference", sure.deviation[chosen], limit=rounded(sure.limit[chosen])))
+        caption.append(
+            "Largest difference: of the class in which a client differs most from everyone; beyond the line it is odd, "
+            f"and the chance that any is so by accident is at most {analysis.level:.0%}."
+        )
+    if strange is not None:
+        cut = [STANDS_OUT] * len(x)
+        rows.append(_row("stands out by", strange[chosen], limit=cut))
+        caption.append(_strange_in_words(analysis) + f" Outliers are beyond {STANDS_OUT:g} deviations.")
+    data: list[dict[str, Any]] = []
+    some = "" if len(x) == len(analysis.clients) else f" ({len(x)} of {len(analysis.clients)} shown)"
+    layout: dict[str, Any] = {
+        "xaxis": axis(f"clients{some}, most skewed first", showgrid=False, zeroline=False, anchor=_axis(len(rows))),
+        "bargap": 0.1 if len(x) <= 150 else 0,
+        "hovermode": "closest",
+    }
+    height = 0.92 / len(rows)
+    for place, row in enumerate(rows, start=1):
+        top = 1 - (place - 1) / len(rows)
+        layout["yaxis" if place == 1 else f"yaxis{place}"] = axis(
+            row["title"], domain=[max(0.0, top - height), top], nticks=5, automargin=True
+        )
+        data.append(
+            {
+                "type": "bar",
+                "x": x,
+                "y": row["values"],
+                "marker": {"color": colours},
+                "customdata": who,
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "yaxis": _axis(place),
+            }
+        )
+        if row["limit"] is not None:
+            data.append(
+                {
+                    "type": "scatter",
+                    "x": x,
+                    "y": row["limit"],
+                    "mode": "lines",
+                    "line": {"color": "var(--ink)", "width": 1.5, "dash": "dash", "shape": "hvh"},
+                    "hoverinfo": "skip",
+                    "yaxis": _axis(place),
+                }
+            )
+    first, last = analysis.order[0], analysis.order[-1]
+    alt = (
+        f"Estimated skew of {len(analysis.clients)} clients, from {analysis.skew[first]:.2f} "
+        f"(client {analysis.name(int(first))}) to {analysis.skew[last]:.2f} (client {analysis.name(int(last))}). "
+        + analysis.verdict
+    )
+    keys = [Key("no finding", _USUAL)]
+    if sure is not None:
+        keys.append(Key("odd class mix", _ODD))
+    if strange is not None:
+        keys.append(Key("outlier", _OUTLIER))
+    chart = Chart(alt, data, layout, 200 + 140 * len(rows))
+    return Figure("skew", "Clients by estimated skew", " ".join(caption), [chart], keys, wide=True)
+
+
+def against_truth(analysis: Analysis) -> Figure:
+    """Estimated against true skew."""
+    assert analysis.truth is not None
+    data = []
+    flagged = np.where(analysis.outlier, 2, np.where(analysis.odd, 1, 0))
+    for kind, symbol in enumerate(("circle", "circle", "diamond")):
+        here = np.flatnonzero(flagged == kind)
+        if len(here):
+            data.append(
+                {
+                    "type": "scatter",
+                    "x": rounded(analysis.truth[here]),
+                    "y": rounded(analysis.skew[here]),
+                    "mode": "markers",
+                    "marker": {"color": (_USUAL, _ODD, _OUTLIER)[kind], "size": 8, "symbol": symbol},
+                    "customdata": [_told(analysis, at) for at in here.tolist()],
+                    "hovertemplate": "%{customdata}, truly %{x:.2f}<extra></extra>",
+                    "cliponaxis": False,
+                }
+            )
+    layout = {
+        "xaxis": axis("true skew", rangemode="tozero"),
+        "yaxis": axis("estimated skew" if analysis.measure == "class mix" else "distance", rangemode="tozero"),
+        "hovermode": "closest",
+    }
+    known = analysis.spearman
+    found = "Ranks cannot be compared here." if known is None else f"Spearman's rank correlation is {known:.2f}."
+    caption = (
+        f"{found} True skew is the environment's own parameter (α) where it has one, else the distance of a client's "
+        "class mix from the overall mix; the analysis does not see it."
+    )
+    alt = f"Estimated against true skew of {len(analysis.clients)} clients. {found}"
+    return Figure("truth", "Against the truth", caption, [Chart(alt, data, layout, 360)])
+
+
+def _row(title: str, values: Any, limit: list[float] | None = None) -> dict[str, Any]:
+    return {"title": title, "values": rounded(values), "limit": limit}
+
+
+def _axis(place: int) -> str:
+    return "y" if place == 1 else f"y{place}"
+
+
+def _sample(analysis: Analysis) -> IntArray:
+    """At most `_COLUMNS` positions, the most skewed first, evenly spread."""
+    count = len(analysis.clients)
+    return analysis.order[np.unique(np.linspace(0, count - 1, min(count, _COLUMNS)).round().astype(np.int64))]
+
+
+def _colour(analysis: Analysis, at: int) -> str:
+    return _OUTLIER if analysis.outlier[at] else _ODD if analysis.odd[at] else _USUAL
+
+
+def _told(analysis: Analysis, at: int) -> str:
+    """What the pointer shows."""
+    said = f"client {analysis.name(at)}: skew {analysis.skew[at]:.2f}, {analysis.samples[at]:,} samples"
+    if analysis.odd[at]:
+        said += ", odd"
+    return plain(said + (", outlier" if analysis.outlier[at] else ""))
+
+
+def _skew_in_words(analysis: Analysis) -> str:
+    if analysis.measure == "class mix":
+        return "Estimated skew: distance of a client's class mix from everyone's, 0 to 1, as its gradient shows it."
+    return "Distance: how far a client's insight lies from the mean insight, without a unit."
+
+
+def _strange_in_words(analysis: Analysis) -> str:
+    what = "in what its class mix does not explain" if analysis.confidence is not None else "in its score Q"
+    return f"Stands out by: how far a client is above the median {what}, in median absolute deviations."
+
+
+def _listed(analysis: Analysis) -> Markup:
+    columns = ["client", "samples", "skew", "score Q", "rank by Q", "difference", "limit", "p", "ln P", "stands out by"]
+    truth = analysis.truth is not None
+    rows = [
+        [
+            one["name"],
+            f"{one['samples']:,}",
+            f"{one['skew']:.3f}",
+            f"{one['score']:.4g}",
+            str(one["score_rank"]),
+            *(
+                "-" if one[name] is None else form.format(one[name])
+                for name, form in (
+                    ("deviation", "{:.3f}"),
+                    ("limit", "{:.3f}"),
+                    ("p_value", "{:.2g}"),
+                    ("log_product", "{:.1f}"),
+                    ("strangeness", "{:.1f}"),
+                )
+            ),
+            *([f"{one['true_skew']:.3f}"] if truth else []),
+            ", ".join(name for name in ("odd", "outlier") if one[name]),
+        ]
+        for one in analysis.each()[:_LISTED]
+    ]
+    more = len(analysis.clients) - len(rows)
+    caption = "Clients, the most skewed first" + (f"; {more:,} more are not listed" if more > 0 else "")
+    return table([*columns, *(["true skew"] if truth else []), "finding"], rows, caption, figures=True)

@@ -1,0 +1,324 @@
+"""Charts of figures over rounds, bytes and time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from covey.arrays import FloatArray
+from covey.cli.terminal import size
+from covey.job.runs import Run
+from covey.page import palette
+from covey.page.figures import (
+    Chart,
+    Figure,
+    axis,
+    band_in_words,
+    keys_of,
+    plain,
+    rounded,
+    seeds_in_words,
+    span,
+    spread,
+)
+from covey.page.run_data import Group, Line, Study
+
+BANDS_UP_TO = 6
+"""Lines in one chart beyond which bands would hide each other."""
+
+POINTS_UP_TO = 600
+"""Points of one line; a screen shows no more, and pages of long runs stay small."""
+
+Value = Callable[[Mapping[str, Any]], float | None]
+
+
+def accuracy_figure(study: Study) -> Figure | None:
+    return over_rounds(
+        study,
+        "accuracy",
+        "Test accuracy over rounds",
+        "Accuracy of the model on the common test set; of the mean client where every client has its own model.",
+        "test accuracy, %",
+        lambda row: _percent(row.get("accuracy")),
+        wide=True,
+        height=380,
+    )
+
+
+def own_accuracy_figure(study: Study) -> Figure | None:
+    return over_rounds(
+        study,
+        "own-accuracy",
+        "Accuracy on clients' own class mix",
+        "Test accuracy weighted by each client's true class shares, mean over clients.",
+        "accuracy on own mix, %",
+        lambda row: _percent(row.get("own_accuracy")),
+    )
+
+
+def loss_figure(study: Study) -> Figure | None:
+    return over_rounds(
+        study,
+        "loss",
+        "Test loss over rounds",
+        "Cross-entropy on the common test set.",
+        "test loss, nats",
+        lambda row: row.get("loss"),
+        percent=False,
+    )
+
+
+def training_loss_figure(study: Study) -> Figure | None:
+    return over_rounds(
+        study,
+        "training-loss",
+        "Training loss over rounds",
+        "Mean loss over the local steps of the round's clients, weighted by samples; without weight decay and the "
+        "proximal term.",
+        "training loss, nats",
+        lambda row: row.get("train_loss"),
+        percent=False,
+    )
+
+
+def cohort_skew_figure(study: Study) -> Figure | None:
+    return over_rounds(
+        study,
+        "cohort-skew",
+        "Skew of the invited",
+        "Mean true skew of the clients invited in a round; the references' clients have a skew of their own.",
+        "mean skew of the cohort (0 to 1)",
+        lambda row: row.get("cohort_skew"),
+        percent=False,
+    )
+
+
+def bytes_figure(study: Study) -> Figure | None:
+    sent = [line_bytes(line, direction) for line in study.lines for direction in ("bytes_up", "bytes_down")]
+    if not any(sent):
+        return None
+    most = max(sum(line_bytes(line, way) for way in ("bytes_up", "bytes_down")) for line in study.lines)
+    unit, factor = _bytes_unit(most)
+    return _against(
+        study,
+        "bytes",
+        "Accuracy against bytes sent",
+        "Bytes up and down together, summed over the rounds so far.",
+        f"bytes sent, {unit}",
+        lambda run: np.cumsum([row["bytes_up"] + row["bytes_down"] for row in run.metrics]) / factor,
+        lambda value: size(value * factor),
+    )
+
+
+def clock_figure(study: Study) -> Figure | None:
+    timed = [line for line in study.lines if all(run.metrics[-1].get("clock") for run in line.runs)]
+    if not timed:
+        return None
+    unit, factor = _time_unit(max(float(run.metrics[-1]["clock"]) for line in timed for run in line.runs))
+    live = all(run.config.runtime == "fleet" for line in timed for run in line.runs)
+    simulated = "Time that the rounds would have taken on the simulated devices and network."
+    return _against(
+        study,
+        "clock",
+        "Accuracy against time" if live else "Accuracy against simulated time",
+        "Time that the rounds took on the fleet." if live else simulated,
+        f"time, {unit}" if live else f"simulated time, {unit}",
+        lambda run: np.array([row["clock"] for row in run.metrics], dtype=np.float64) / factor,
+        lambda value: f"{value:.3g} {unit}",
+        timed,
+    )
+
+
+def line_bytes(line: Line, direction: str) -> float:
+    """Bytes sent in one direction over the whole run, mean over seeds."""
+    return float(np.mean([sum(row[direction] for row in run.metrics) for run in line.runs]))
+
+
+def over_rounds(
+    study: Study,
+    name: str,
+    heading: str,
+    caption: str,
+    title: str,
+    value: Value,
+    *,
+    percent: bool = True,
+    wide: bool = False,
+    height: int = 320,
+) -> Figure | None:
+    """A figure of rounds as lines, mean and band over seeds; nothing where no line has it."""
+    drawn = {line: _by_round(line, value) for line in study.lines}
+    drawn = {line: found for line, found in drawn.items() if len(found[0])}
+    if not drawn:
+        return None
+    bands = max(len(group.lines) for group in study.groups) <= BANDS_UP_TO
+    reach = [float(v) for line, (_, values) in drawn.items() for v in _extent(values, bands, percent)]
+    y = axis(title, **_y_range(reach, percent))
+    charts = []
+    for group in study.groups:
+        lines = [line for line in group.lines if line in drawn]
+        if not lines:
+            continue
+        data = [trace for line in lines for trace in _traces(line, drawn[line][0], drawn[line][1], bands, percent)]
+        ends = ", ".join(f"{line.label} {drawn[line][1].mean(axis=0)[-1]:.3g}" for line in lines)
+        alt = f"Line chart: {title} over rounds{_where(group)}. At the end: {ends}."
+        layout = {"xaxis": axis("round"), "yaxis": y, "hovermode": "x unified"}
+        charts.append(Chart(alt, data, layout, height, group.title))
+    words = f"{caption} {seeds_in_words(list(drawn))}; {band_in_words(list(drawn), bands)}."
+    return Figure(name, heading, words, charts, keys_of(list(drawn)), wide or len(charts) > 1)
+
+
+def _against(
+    study: Study,
+    name: str,
+    heading: str,
+    caption: str,
+    title: str,
+    cost: Callable[[Run], FloatArray],
+    spell: Callable[[float], str],
+    only: Sequence[Line] | None = None,
+) -> Figure | None:
+    """Accuracy against a cost that grows over rounds: means over seeds of both."""
+    charts = []
+    lines = [line for line in study.lines if only is None or line in only]
+    everything = [100 * row["accuracy"] for line in lines for run in line.runs for row in run.metrics if _scored(row)]
+    for group in study.groups:
+        data, ends = [], []
+        for line in (line for line in group.lines if line in lines):
+            rounds, accuracy = _by_round(line, lambda row: _percent(row.get("accuracy")))
+            costs = np.mean([_at_rounds(run, cost(run), rounds) for run in line.runs], axis=0)
+            mean = accuracy.mean(axis=0)
+            data.append(
+                {
+                    **_line(line, rounded(costs), rounded(mean)),
+                    "customdata": [[int(t), spell(float(c))] for t, c in zip(rounds, costs, strict=True)],
+                    "hovertemplate": "%{y:.1f} % after %{customdata[1]} (round %{customdata[0]})"
+                    f"<extra>{plain(line.label)}</extra>",
+                }
+            )
+            ends.append(f"{line.label} {mean[-1]:.3g} % after {spell(float(costs[-1]))}")
+        if data:
+            alt = f"Line chart: test accuracy against {title}{_where(group)}. At the end: {', '.join(ends)}."
+            layout = {
+                "xaxis": axis(title, rangemode="tozero"),
+                "yaxis": axis("test accuracy, %", range=span(everything)),
+                "hovermode": "closest",
+            }
+            charts.append(Chart(alt, data, layout, 320, group.title))
+    words = f"{caption} {seeds_in_words(lines)}."
+    return Figure(name, heading, words, charts, keys_of(lines), len(charts) > 1) if charts else None
+
+
+def _by_round(line: Line, value: Value) -> tuple[FloatArray, FloatArray]:
+    """Rounds at which every seed has the figure `[points]`, evenly thinned, and the figure `[seeds, points]`."""
+    tables = [{row["round"]: found for row in run.metrics if (found := value(row)) is not None} for run in line.runs]
+    common = sorted(set.intersection(*(set(table) for table in tables)))
+    if len(common) > POINTS_UP_TO:
+        common = [common[place] for place in np.linspace(0, len(common) - 1, POINTS_UP_TO).round().astype(int)]
+    figures = np.array([[table[t] for t in common] for table in tables], dtype=np.float64)
+    return np.array(common, dtype=np.float64), figures.reshape(len(tables), len(common))
+
+
+def _at_rounds(run: Run, values: FloatArray, rounds: FloatArray) -> FloatArray:
+    place = {row["round"]: at for at, row in enumerate(run.metrics)}
+    return values[[place[int(t)] for t in rounds]]
+
+
+def _traces(line: Line, rounds: FloatArray, values: FloatArray, bands: bool, percent: bool) -> list[dict[str, Any]]:
+    x = [int(t) for t in rounds]
+    traces = []
+    around = _band(values, percent) if bands else None
+    unit, form, note = (" %", ".1f", "") if percent else ("", ".3g", "")
+    if around is not None:
+        low, high = around
+        traces.append(
+            {
+                "type": "scatter",
+                "x": [*x, *reversed(x)],
+                "y": rounded([*high, *low[::-1]]),
+                "mode": "lines",
+                "fill": "toself",
+                "fillcolor": palette.band(line.place),
+                "line": {"width": 0, "color": palette.line(line.place)},
+                "hoverinfo": "skip",
+                "legendgroup": f"line-{line.place}",
+            }
+        )
+        note = f"  (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})"
+    mean = {
+        **_line(line, x, rounded(values.mean(axis=0))),
+        "hovertemplate": f"%{{y:{form}}}" + unit + note + f"<extra>{plain(line.label)}</extra>",
+    }
+    if around is not None:
+        mean["customdata"] = [rounded(pair) for pair in zip(*around, strict=True)]
+    return [*traces, mean]
+
+
+def _line(line: Line, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "name": plain(line.label),
+        "x": list(x),
+        "y": list(y),
+        "mode": "lines" if len(x) > 1 else "markers",
+        "line": {"color": palette.line(line.place), "dash": palette.stroke(line.place), "width": _width(line)},
+        "marker": {"color": palette.line(line.place), "size": 8},
+        "legendgroup": f"line-{line.place}",
+    }
+
+
+def _width(line: Line) -> float:
+    """The first line is drawn wider, so that it shows under one that coincides with it."""
+    return 3.5 if line.place == 0 else 2
+
+
+def _band(values: FloatArray, percent: bool) -> tuple[FloatArray, FloatArray] | None:
+    """The band, kept to what the figure can be: not negative, a share not above 100 %."""
+    around = spread(values)
+    if around is None:
+        return None
+    low, high = np.maximum(around[0], 0.0), np.minimum(around[1], 100.0) if percent else around[1]
+    return low, high
+
+
+def _extent(values: FloatArray, bands: bool, percent: bool) -> FloatArray:
+    around = _band(values, percent) if bands else None
+    mean = values.mean(axis=0)
+    return mean if around is None else np.concatenate([*around, mean])
+
+
+def _y_range(reach: Sequence[float], percent: bool) -> dict[str, Any]:
+    """The axis range, the same in all charts of a figure; a logarithmic axis where a loss spans decades."""
+    if percent:
+        return {"range": span(reach)}
+    low, high = min(reach), max(reach)
+    if low > 0 and high / low > 300:
+        return {"type": "log", "range": rounded([np.log10(low) - 0.1, np.log10(high) + 0.1]), "dtick": 1}
+    margin = 0.05 * (high - low) or 0.1
+    return {"range": rounded([max(0.0, low - margin) if low >= 0 else low - margin, high + margin])}
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _scored(row: Mapping[str, Any]) -> bool:
+    return "accuracy" in row
+
+
+def _where(group: Group) -> str:
+    return f" ({group.title})" if group.title else ""
+
+
+def _bytes_unit(most: float) -> tuple[str, float]:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if most >= factor:
+            return unit, factor
+    return "B", 1.0
+
+
+def _time_unit(most: float) -> tuple[str, float]:
+    for unit, factor in (("days", 172_800.0), ("hours", 7_200.0), ("minutes", 180.0)):
+        if most >= factor:
+            return unit, {"days": 86_400.0, "hours": 3_600.0, "minutes": 60.0}[unit]
+    return "seconds", 1.0

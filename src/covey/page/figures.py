@@ -1,0 +1,116 @@
+"""What a chart is on the page, and the pieces that charts share."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from covey.arrays import FloatArray
+from covey.page import palette
+from covey.page.run_data import Line
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One drawing: traces and layout as plotly.js takes them, colours as CSS variables."""
+
+    alt: str
+    """What it shows, for somebody who cannot see it."""
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int = 340
+    title: str = ""
+    """Above the chart, where a figure has several."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend; `line` is the place of the line that it switches on and off."""
+
+    label: str
+    colour: str
+    stroke: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts under one heading, with a caption and a legend."""
+
+    name: str
+    heading: str
+    caption: str
+    charts: list[Chart]
+    keys: list[Key] = field(default_factory=list)
+    wide: bool = False
+    """Takes the whole width of the page."""
+
+
+def keys_of(lines: Sequence[Line]) -> list[Key]:
+    """The legend of `lines`, one entry for each colour."""
+    first = {line.place: line for line in reversed(lines)}
+    return [
+        Key(
+            first[place].label,
+            palette.line(place),
+            palette.STROKES[palette.stroke(place)],
+            place,
+        )
+        for place in sorted(first)
+    ]
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with its name and unit."""
+    return {"title": {"text": title}, **more}
+
+
+def rounded(values: Sequence[float] | FloatArray) -> list[float]:
+    """Six significant digits: what a chart can show, in a fifth of the page's bytes."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def span(values: Sequence[float], low: float = 0.0, high: float = 100.0) -> list[float]:
+    """An axis range around `values` that stays between `low` and `high`."""
+    bottom, top = min(values), max(values)
+    margin = max(1.0, 0.05 * (top - bottom))
+    return rounded([max(low, bottom - margin), min(high + 0.5, top + margin)])
+
+
+def spread(values: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """The band around the mean of `values` `[seeds, points]`: 95 % interval (Student's t), or both of two seeds."""
+    from scipy import stats
+
+    seeds = len(values)
+    if seeds < 2:
+        return None
+    if seeds == 2:
+        return values.min(axis=0), values.max(axis=0)
+    half = stats.t.ppf(0.975, seeds - 1) * values.std(axis=0, ddof=1) / np.sqrt(seeds)
+    mean = values.mean(axis=0)
+    return mean - half, mean + half
+
+
+def seeds_in_words(lines: Sequence[Line]) -> str:
+    """What a line stands for."""
+    seeds = sorted({len(line.runs) for line in lines})
+    if seeds == [1]:
+        return "One seed"
+    return f"Mean over {' to '.join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} seeds"
+
+
+def band_in_words(lines: Sequence[Line], drawn: bool) -> str:
+    """What a band stands for."""
+    seeds = {len(line.runs) for line in lines}
+    if seeds == {1}:
+        return "no interval"
+    if not drawn:
+        return "the intervals are in the table of results, since bands would hide each other here"
+    return "the band joins the two" if seeds == {2} else "the band is the 95 % interval"
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is, tags and all."""
+    return html.escape(text, quote=False)

@@ -1,0 +1,221 @@
+"""The page itself: one HTML file with everything in it, that asks the network for nothing."""
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path
+
+from covey.errors import Refusal
+from covey.page import palette
+from covey.page.figures import Chart, Figure, Key
+from covey.storage import replace_file
+
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+)
+"""The browser refuses whatever would leave the page."""
+
+
+_KEYS_BESIDE = 6
+"""Entries of a legend beyond which a figure takes the whole width."""
+
+
+@dataclass(frozen=True)
+class Markup:
+    """HTML that is ready to stand on the page."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    name: str
+    heading: str
+    content: Sequence[Markup | Figure]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says."""
+
+    title: str
+    headline: str
+    lead: str
+    sections: Sequence[Section]
+    notices: Sequence[str] = field(default=())
+    footer: str = ""
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Write `page` so that nobody ever sees half of it."""
+    text = render(page)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise Refusal(f"The page {path} cannot be written: {error.strerror or error}.") from error
+    return path
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    sections = [section for section in page.sections if section.content]
+    charts: list[Chart] = []
+    body = "\n".join(_section(section, charts) for section in sections)
+    links = "".join(f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>' for section in sections)
+    notices = "".join(f"<li>{escape(notice)}</li>" for notice in page.notices)
+    notice = f'<aside class="notice"><h2>What is missing</h2><ul>{notices}</ul></aside>' if notices else ""
+    # The data of the charts stands in a script element, which only "<" could end.
+    data = json.dumps([asdict(chart) for chart in charts], allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<link rel="icon" href="data:,">
+<title>{escape(page.title)}</title>
+<style>
+{palette.style()}{_asset("page.css")}</style>
+</head>
+<body>
+<header>
+<div class="top"><p class="mark">Covey</p><button type="button" id="theme" hidden>Dark</button></div>
+<h1>{escape(page.headline)}</h1>
+<p class="lead">{escape(page.lead)}</p>
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+</header>
+<main>
+{notice}
+<noscript><p class="notice">The charts need JavaScript; the tables do not.</p></noscript>
+{body}
+</main>
+<footer><p>{escape(page.footer)}</p></footer>
+<script type="application/json" id="charts">{data}</script>
+<script>{_plotly()}</script>
+<script>
+{_asset("page.js")}</script>
+</body>
+</html>
+"""
+
+
+def escape(text: object) -> str:
+    return html.escape(str(text))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Markup]],
+    caption: str,
+    *,
+    head: bool = True,
+    figures: bool = False,
+) -> Markup:
+    """A table whose first column names the row. `figures` aligns the others to the right."""
+    heading = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{_cell(row[0])}</th>' + "".join(f"<td>{_cell(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
+    )
+    kind = ' class="figures"' if figures else ""
+    top = f"<thead><tr>{heading}</tr></thead>" if head else ""
+    return Markup(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f"<table{kind}><caption>{escape(caption)}</caption>{top}<tbody>{body}</tbody></table></div>"
+    )
+
+
+def folded(summary: str, content: Markup) -> Markup:
+    """Content that the reader opens."""
+    return Markup(f"<details><summary>{escape(summary)}</summary>{content.text}</details>")
+
+
+def swatch(key: Key) -> str:
+    """The stroke or the surface that stands for an entry of a legend."""
+    if key.line is None:
+        return f'<svg class="swatch" aria-hidden="true"><rect width="14" height="12" y="1" fill="{key.colour}"/></svg>'
+    dash = f' stroke-dasharray="{key.stroke}"' if key.stroke else ""
+    return (
+        '<svg class="swatch" aria-hidden="true">'
+        f'<line x1="0" y1="7" x2="26" y2="7" stroke="{key.colour}" stroke-width="3"{dash}/></svg>'
+    )
+
+
+def _cell(cell: str | Markup) -> str:
+    return cell.text if isinstance(cell, Markup) else escape(cell)
+
+
+def _section(section: Section, charts: list[Chart]) -> str:
+    parts = [part.text if isinstance(part, Markup) else _figure(part, charts) for part in _paired(section.content)]
+    return (
+        f'<section id="{section.name}" aria-labelledby="{section.name}-heading">'
+        f'<h2 id="{section.name}-heading">{escape(section.heading)}</h2>\n'
+        f'<div class="content">{chr(10).join(parts)}</div></section>'
+    )
+
+
+def _paired(content: Sequence[Markup | Figure]) -> list[Markup | Figure]:
+    """The content, where a figure with a long legend, or with no neighbour to stand beside, takes the whole width."""
+    parts = [
+        replace(part, wide=True) if isinstance(part, Figure) and len(part.keys) > _KEYS_BESIDE else part
+        for part in content
+    ]
+    alone: tuple[int, Figure] | None = None
+    for place, part in enumerate([*parts, Markup("")]):
+        if isinstance(part, Figure) and not part.wide:
+            alone = (place, part) if alone is None else None
+        elif alone is not None:
+            parts[alone[0]] = replace(alone[1], wide=True)
+            alone = None
+    return parts
+
+
+def _figure(figure: Figure, charts: list[Chart]) -> str:
+    panels = []
+    for chart in figure.charts:
+        title = f"<h4>{escape(chart.title)}</h4>" if chart.title else ""
+        panels.append(
+            f'<div class="panel">{title}<div class="chart" id="chart-{len(charts)}" role="img" '
+            f'aria-label="{escape(chart.alt)}" style="height: {chart.height}px"></div></div>'
+        )
+        charts.append(chart)
+    wide = " wide" if figure.wide else ""
+    return (
+        f'<figure class="figure{wide}" id="figure-{figure.name}">'
+        f"<h3>{escape(figure.heading)}</h3><figcaption>{escape(figure.caption)}</figcaption>"
+        f'{_legend(figure.keys)}<div class="panels">{"".join(panels)}</div></figure>'
+    )
+
+
+def _legend(keys: Sequence[Key]) -> str:
+    if not keys:
+        return ""
+    entries = []
+    for key in keys:
+        content = f"{swatch(key)}<span>{escape(key.label)}</span>"
+        if key.line is None:
+            entries.append(f"<li>{content}</li>")
+        else:
+            entries.append(
+                f'<li><button type="button" aria-pressed="true" data-line="{key.line}" '
+                f'title="Show or hide in all charts">{content}</button></li>'
+            )
+    return f'<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _asset(name: str) -> str:
+    return files("covey.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    """plotly.js, as plotly's Python package brings it."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise Refusal("A page with charts needs plotly: pip install 'covey[report]'") from error
+    return str(get_plotlyjs())

@@ -1,0 +1,239 @@
+"""From folders to what a page shows: lines (a method with its settings, one run per seed), by federation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import Config
+from covey.errors import Refusal, require
+from covey.job.comparison.plan import Contender, is_comparison, places_of, read_plan
+from covey.job.comparison.statistics import Comparison
+from covey.job.runs import Run
+from covey.registries import methods
+
+_FEDERATION = ("dataset", "environment", "clients", "altered")
+"""Settings that decide who holds what; lines that differ in them do not share axes."""
+
+_IMMATERIAL = ("seed", "workers", "data_dir")
+"""Settings that do not make another line."""
+
+_SECONDARY = ("rounds", "evaluate_every", "cohort", "runtime", "precision", "folder")
+"""Settings that name a line only where no other does."""
+
+_NAMED_UP_TO = 3
+"""Settings that a label names without need."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """What one colour on the page stands for: runs that differ in nothing but the seed."""
+
+    label: str
+    place: int
+    """Which colour."""
+    runs: tuple[Run, ...]
+    """At least one, by ascending seed, each evaluated at least once."""
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.config.seed for run in self.runs)
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether the method is a reference that learns from another federation than the one it was given."""
+        name = self.config.method
+        return name in methods.names() and methods[name].part.reshape is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Lines that learn from the same federation."""
+
+    title: str
+    """What sets this federation apart from the others on the page; empty where there is only one."""
+    lines: tuple[Line, ...]
+    wanted_target: float | None = None
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The lines whose seeds are those of the first: their differences can be paired."""
+        return self._compare([line for line in self.lines if line.seeds == self.lines[0].seeds], self.wanted_target)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of figures for each line; without a difference where seeds do not pair up with the first's."""
+        paired = {row["name"]: row for row in self.comparison.rows}
+        target = self.comparison.target
+        return [
+            paired.get(line.label) or {**self._compare([line], target).rows[0], "speed_up": None} for line in self.lines
+        ]
+
+    def _compare(self, lines: Sequence[Line], target: float | None) -> Comparison:
+        contenders = tuple(
+            Contender(line.label, line.config.method, tuple(run.config for run in line.runs)) for line in lines
+        )
+        return Comparison(lines[0].runs[0].folder, contenders, {line.label: line.runs for line in lines}, target)
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Everything that a page is about."""
+
+    folders: tuple[Path, ...]
+    groups: tuple[Group, ...]
+    notices: tuple[str, ...]
+    """What is missing, in sentences."""
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        return tuple(line for group in self.groups for line in group.lines)
+
+    @cached_property
+    def legend(self) -> tuple[Line, ...]:
+        """One line of each colour."""
+        first = {line.place: line for line in reversed(self.lines)}
+        return tuple(first[place] for place in sorted(first))
+
+    @property
+    def bare(self) -> bool:
+        """Whether labels are names of methods and nothing else."""
+        return all(line.label == line.config.method for line in self.lines)
+
+
+def gather(folders: Sequence[Path]) -> Study:
+    """Read run folders and folders of comparisons."""
+    require(len(folders) > 0, "There is nothing to report on; name at least one run folder or comparison.")
+    notices: list[str] = []
+    found: list[tuple[Path, Run]] = []
+    for folder in folders:
+        require(folder.is_dir(), f"{folder} is not a folder; give run folders or folders of comparisons.")
+        runs = _runs_of_comparison(folder, notices) if is_comparison(folder) else [Run.open(folder)]
+        found.extend((folder, run) for run in runs if _evaluated(run, notices))
+    if not found:
+        raise Refusal(
+            f"There is no evaluated round yet in {', '.join(map(str, folders))}; go on with: covey resume {folders[0]}"
+        )
+    targets = {read_plan(folder).get("target") for folder in folders if is_comparison(folder)}
+    return Study(tuple(folders), _groups(found, targets.pop() if len(targets) == 1 else None), tuple(notices))
+
+
+def runs_of(folder: Path) -> list[tuple[str, Run]]:
+    """The runs of a run folder (one, called "") or of a comparison (called by their place in it)."""
+    if not is_comparison(folder):
+        return [("", Run.open(folder))]
+    return [(str(run.folder.relative_to(folder)), run) for run in _runs_of_comparison(folder, [])]
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """A configuration as flat dotted keys; the name of a part stands under its section."""
+    flat: dict[str, Any] = {}
+    for key, value in config.as_mapping().items():
+        if not isinstance(value, Mapping):
+            flat[key] = value
+            continue
+        if "name" in value:
+            flat[key] = value["name"]
+        flat.update({f"{key}.{option}": setting for option, setting in value.items() if option != "name"})
+    return flat
+
+
+def spell(value: Any) -> str:
+    """A setting's value as the command line takes it."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(spell, value))
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _runs_of_comparison(folder: Path, notices: list[str]) -> list[Run]:
+    runs = []
+    for label, seed, place in places_of(folder, read_plan(folder)):
+        if (place / "config.json").is_file():
+            runs.append(Run.open(place))
+        else:
+            notices.append(f"{label}, seed {seed}, was not started; go on with: covey resume {folder}")
+    return runs
+
+
+def _evaluated(run: Run, notices: list[str]) -> bool:
+    """Whether there is a score to show; a run that stopped early is mentioned."""
+    done, name = len(run.metrics), f"{run.config.method}, seed {run.config.seed}"
+    if not run.recorded:
+        stopped = f"{name}, stopped after round {done} of {run.config.rounds}"
+        notices.append(f"{stopped}; go on with: covey resume {run.folder}")
+    return any("accuracy" in row for row in run.metrics)
+
+
+def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[Group, ...]:
+    lines: dict[tuple[str, int], list[Run]] = {}
+    sources: dict[tuple[str, int], Path] = {}
+    for folder, run in found:
+        identity = repr([item for item in settings(run.config).items() if item[0] not in _IMMATERIAL])
+        again = 0
+        while any(run.config.seed == other.config.seed for other in lines.get((identity, again), [])):
+            again += 1
+        lines.setdefault((identity, again), []).append(run)
+        sources.setdefault((identity, again), folder)
+    federations: dict[str, list[tuple[str, int]]] = {}
+    for key, runs in lines.items():
+        federations.setdefault(repr(federation_of(runs[0].config)), []).append(key)
+    titles = _distinguish([federation_of(lines[keys[0]][0].config) for keys in federations.values()])
+    places: dict[str, int] = {}
+    groups = []
+    for title, keys in zip(titles, federations.values(), strict=True):
+        known = [{**_rest(lines[key][0].config), "folder": sources[key]} for key in keys]
+        labels = _distinguish([{"method": one.pop("method"), **one} for one in known], bare="method")
+        members = []
+        for number, (label, key) in enumerate(zip(labels, keys, strict=True)):
+            label = label if labels.count(label) == 1 else f"{label} ({number + 1})"
+            place = places.setdefault(label, len(places))
+            members.append(Line(label, place, tuple(sorted(lines[key], key=lambda run: run.config.seed))))
+        groups.append(Group(title, tuple(members), target))
+    return tuple(groups)
+
+
+def federation_of(config: Config) -> dict[str, Any]:
+    """The settings that decide who holds what."""
+    return {key: value for key, value in settings(config).items() if key.split(".")[0] in _FEDERATION}
+
+
+def _rest(config: Config) -> dict[str, Any]:
+    outside = (*_FEDERATION, *_IMMATERIAL)
+    return {key: value for key, value in settings(config).items() if key.split(".")[0] not in outside}
+
+
+def _distinguish(mappings: Sequence[Mapping[str, Any]], bare: str | None = None) -> list[str]:
+    """A name for each mapping from the settings that tell them apart; the setting `bare` is always there.
+
+    A few settings that differ are all named; of many, only as many as it takes.
+    """
+    names = [[str(mapping[bare])] if bare else [] for mapping in mappings]
+
+    def differing(members: list[int]) -> list[str]:
+        keys = dict.fromkeys(key for member in members for key in mappings[member])
+        found = [key for key in keys if len({repr(mappings[member].get(key)) for member in members}) > 1]
+        # What one part's option is says nothing where another part has no such option.
+        common = [key for key in found if all(key in mappings[member] for member in members)]
+        return sorted(common or found, key=lambda key: key in _SECONDARY)
+
+    def split(members: list[int]) -> None:
+        keys = differing(members)
+        main = [key for key in keys if key not in _SECONDARY and key != bare]
+        if not keys:
+            return
+        chosen = main if bare not in keys and 0 < len(main) <= _NAMED_UP_TO else keys[:1]
+        parts: dict[str, list[int]] = {}
+        for member in members:
+            mapping = mappings[member]
+            names[member] += [f"{key}={spell(mapping[key])}" for key in chosen if key != bare and key in mapping]
+            parts.setdefault(repr([mapping.get(key) for key in chosen]), []).append(member)
+        for part in parts.values():
+            split(part)
+
+    split(list(range(len(mappings))))
+    return [" ".join(name) for name in names]

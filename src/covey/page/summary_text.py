@@ -1,0 +1,129 @@
+"""What the page says in sentences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.cli.terminal import CLEAR, certainty, percent, verdicts
+from covey.job.comparison.statistics import REFERENCE
+from covey.page.run_data import Group, Study
+
+
+def headline(study: Study) -> str:
+    """The answer to the question that the runs ask."""
+    if len(study.groups) == 1:
+        return answer(study.groups[0])
+    best = [_best(group)["name"] for group in study.groups]
+    count = len(study.groups)
+    if len(set(best)) == 1:
+        return f"{best[0]} ends highest in {'both' if count == 2 else f'all {count}'} federations."
+    tally = sorted({name: best.count(name) for name in best}.items(), key=lambda item: -item[1])
+    return f"It depends on the federation: {_joined([f'{name} ends highest in {n} of {count}' for name, n in tally])}."
+
+
+def sentences(group: Group) -> list[str]:
+    """What the table of a group says, line by line."""
+    said = verdicts(group.comparison)
+    unpaired = [line.label for line in group.lines if line.label not in group.comparison.runs]
+    if unpaired:
+        said.append(
+            f"{_joined(unpaired)} ran on other seeds than {group.lines[0].label}, so no difference can be paired."
+        )
+    return said
+
+
+def lead(study: Study) -> str:
+    """What was run, in one line."""
+    noun = "method" if study.bare else "contender"
+    parts = [_count(len(study.legend), noun) if len(study.legend) > 1 else study.lines[0].label]
+    seeds = sorted({len(line.runs) for line in study.lines})
+    parts.append(_count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds")
+    if len(study.groups) > 1:
+        parts.append(_count(len(study.groups), "federation"))
+    for noun, values in (
+        ("round", [line.config.rounds for line in study.lines]),
+        ("client", [line.config.clients for line in study.lines]),
+    ):
+        low, high = min(values), max(values)
+        parts.append(_count(low, noun) if low == high else f"{low:,} to {high:,} {noun}s")
+    for noun, names in (
+        ("data set", [line.config.dataset.name for line in study.lines]),
+        ("environment", [line.config.environment.name for line in study.lines]),
+        ("model", [line.config.model.name for line in study.lines]),
+    ):
+        different = list(dict.fromkeys(names))
+        parts.append(f"{noun}{'s' if len(different) > 1 else ''} {', '.join(different)}")
+    return "; ".join(parts) + "."
+
+
+def title(study: Study) -> str:
+    names = [line.label for line in study.legend]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"Covey report: {shown} on {study.lines[0].config.dataset.name}"
+
+
+def answer(group: Group) -> str:
+    """What the lines of one federation say, in one sentence."""
+    rows = group.rows
+    own = [row for row in rows if not _is_reference(group, row)] or rows
+    first = rows[0]
+    if len(rows) == 1:
+        interval = "" if first["terminal_low"] is None else f" ({_interval(first)})"
+        rounds = len(group.lines[0].runs[0].metrics)
+        ends = f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy"
+        return f"{ends}{interval} after {_count(rounds, 'round')}."
+    references = [row for row in rows if row["method"] == REFERENCE]
+    reference = references[0] if len(references) == 1 else None
+    if len(own) == 1 and own[0] is first and reference is not None and reference["difference"] is not None:
+        return _cost_of_skew(first, reference)
+    best = _best(group)
+    sentence = f"{best['name']} ends highest, at {percent(best['terminal_accuracy'])} test accuracy"
+    if best is not first:
+        sentence += _against(best, first)
+    elif len(own) == 1:
+        sentence = f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy"
+    if reference is not None and reference is not best:
+        sentence += f"; without skew it would be {percent(reference['terminal_accuracy'])}"
+    return sentence + "."
+
+
+def _cost_of_skew(first: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    points = 100 * reference["difference"]
+    ends = (
+        f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy, "
+        f"and at {percent(reference['terminal_accuracy'])} with the skew taken out"
+    )
+    if points <= 0:
+        return f"Skew costs {first['name']} nothing here: it {ends.split(' ', 1)[1]}{_sure(reference)}."
+    return f"Skew costs {first['name']} {points:.1f} points{_sure(reference)}: it {ends.split(' ', 1)[1]}."
+
+
+def _best(group: Group) -> dict[str, Any]:
+    own = [row for row in group.rows if not _is_reference(group, row)] or group.rows
+    return max(own, key=lambda row: float(row["terminal_accuracy"]))
+
+
+def _is_reference(group: Group, row: Mapping[str, Any]) -> bool:
+    return next(line for line in group.lines if line.label == row["name"]).reshapes
+
+
+def _against(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    if row["difference"] is None:
+        return ""
+    return f", {100 * row['difference']:.1f} points above {first['name']}{_sure(row)}"
+
+
+def _sure(row: Mapping[str, Any]) -> str:
+    sure = certainty(row)
+    return "" if sure == CLEAR else f" ({sure})"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return f"95 % interval {percent(row['terminal_low'])} to {percent(row['terminal_high'])}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

@@ -1,0 +1,343 @@
+"""The tables of a page, and the commands."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from covey.cli.terminal import count, difference, interval, percent, run_summary, size
+from covey.config.schema import GIVEN, NATURAL, Config
+from covey.core.client_names import read_names
+from covey.job.comparison.plan import is_comparison, read_plan
+from covey.job.settings import expand
+from covey.page.figures import keys_of
+from covey.page.html_page import Markup, escape, folded, swatch, table
+from covey.page.run_data import Group, Line, Study, federation_of, runs_of, settings, spell
+
+_FLAGS = (
+    *("method", "selector", "aggregator", "environment", "dataset", "model", "clients", "cohort"),
+    *("rounds", "seed", "runtime", "workers", "precision", "data_dir"),
+)
+"""Settings that `covey run` has a flag for; all others go through --set."""
+
+_PASSED_IN = ("dataset", "environment", "clients")
+"""Settings that a federation passed in from Python stands for."""
+
+_OPEN_UP_TO = 6
+"""Runs that are listed openly; more are folded away."""
+
+
+def results_table(group: Group, bare: bool) -> Markup:
+    """One row of figures for each line, with intervals."""
+    rows, target = group.rows, group.comparison.target
+    live = all(run.config.runtime == "fleet" for line in group.lines for run in line.runs)
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "terminal accuracy": lambda row: percent(row["terminal_accuracy"]),
+        "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"]),
+        "median": lambda row: percent(row["terminal_median"]),
+        "best accuracy": lambda row: percent(row["best_accuracy"]),
+        f"points against {rows[0]['name'] if bare else 'the first'}": difference,
+        f"rounds to {target:.1%}": lambda row: count(row["rounds_to_target"]),
+        f"bytes to {target:.1%}": lambda row: size(row["bytes_to_target"]),
+        f"{'time' if live else 'simulated time'} to {target:.1%}": lambda row: _seconds(row["seconds_to_target"]),
+        "speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}×"),
+        "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
+    }
+    shown = {
+        name: figure
+        for name, figure in columns.items()
+        if any(figure(row) != "-" for row in rows) or name == "terminal accuracy"
+    }
+    if all(row["seeds"] == 1 for row in rows):
+        shown.pop("median", None)
+    seeds = {row["seeds"] for row in rows}
+    caption = "One seed each." if seeds == {1} else "Means over seeds, with 95 % intervals; differences paired by seed."
+    body: list[list[str | Markup]] = [
+        [_named(line), *(figure(row) for figure in shown.values())] for line, row in zip(group.lines, rows, strict=True)
+    ]
+    heading = f"{group.title}: {caption[0].lower()}{caption[1:]}" if group.title else caption
+    return table(["method", *shown], body, heading, figures=True)
+
+
+def runs_table(study: Study) -> Markup:
+    """What each run came to."""
+    rows: list[list[str | Markup]] = []
+    for group in study.groups:
+        where = f" <small>{escape(group.title)}</small>" if group.title else ""
+        for line in group.lines:
+            for run in line.runs:
+                figures = run_summary(run)
+                rows.append(
+                    [
+                        Markup(_named(line).text + where),
+                        str(run.config.seed),
+                        f"{figures['rounds']} of {run.config.rounds}",
+                        percent(figures["accuracy"]),
+                        percent(figures["best_accuracy"]),
+                        percent(figures["own_accuracy"]),
+                        _or_dash(figures["loss"], "{:.3f}"),
+                        size(figures["bytes_up"]),
+                        size(figures["bytes_down"]),
+                        f"{figures['seconds']:.1f} s",
+                        str(len(figures["dropped"])),
+                    ]
+                )
+    columns = ["method", "seed", "rounds", "test accuracy", "best", "own mix", "test loss"]
+    columns += ["sent up", "sent down", "time", "dropped replies"]
+    found = table(columns, rows, "Each run at its last evaluation", figures=True)
+    return found if len(rows) <= _OPEN_UP_TO else folded(f"All {len(rows)} runs", found)
+
+
+_Who = tuple[int, str]
+"""A client's number, and its name or else the number again."""
+
+
+def _who(client: int, names: Mapping[int, str]) -> _Who:
+    return client, names.get(client, str(client))
+
+
+def dropped_table(study: Study) -> Markup | None:
+    """Why replies were dropped, and whose."""
+    reasons: dict[tuple[str, str], list[_Who]] = {}
+    for line in study.lines:
+        for run in line.runs:
+            names = read_names(run.folder)
+            for row in run.metrics:
+                for fault in row["dropped"]:
+                    who = _who(int(fault["client"]), names)
+                    reasons.setdefault((line.label, fault["reason"]), []).append(who)
+    if not reasons:
+        return None
+    rows = []
+    for (label, reason), clients in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        different = sorted(set(clients))
+        whose = ", ".join(name for _, name in different[:12]) + (
+            f" and {len(different) - 12} more" if len(different) > 12 else ""
+        )
+        rows.append([label, f"{len(clients):,}", reason, whose])
+    return table(["method", "replies", "reason", "clients"], rows, "Why replies were dropped")
+
+
+def absence_table(study: Study) -> Markup | None:
+    """Of runs on a live fleet: whose answers were lost, who was away, and who was rested, and in which rounds."""
+    found: dict[tuple[str, _Who], dict[str, list[int]]] = {}
+    for line in study.lines:
+        for run in line.runs:
+            names = read_names(run.folder)
+            for row in run.metrics:
+                if "away" not in row:
+                    continue
+                lost = [int(fault["client"]) for fault in row["dropped"]]
+                for kind, clients in (("lost", lost), ("away", row["away"]), ("rested", row["resting"])):
+                    for client in clients:
+                        key = (line.label, _who(client, names))
+                        kinds = found.setdefault(key, {"lost": [], "away": [], "rested": []})
+                        kinds[kind].append(int(row["round"]))
+    if not found:
+        return None
+    rows = [
+        [label, name, *(_in_rounds(rounds) for rounds in kinds.values())]
+        for (label, (_, name)), kinds in sorted(found.items(), key=lambda item: item[0])
+    ]
+    return table(["method", "client", "answer lost", "away", "rested"], rows, "Faults by client, with their rounds")
+
+
+def _in_rounds(rounds: list[int]) -> str:
+    """`3: rounds 2, 5, 6`."""
+    if not rounds:
+        return "0"
+    listed = ", ".join(map(str, rounds[:8])) + (" …" if len(rounds) > 8 else "")
+    return f"{len(rounds)}: {'round' if len(rounds) == 1 else 'rounds'} {listed}"
+
+
+def configuration(study: Study) -> list[Markup]:
+    """Settings that everything shares, and tables of those in which methods and federations differ."""
+    flat = []
+    for line in study.lines:
+        flat.append({**settings(line.config), "seed": ", ".join(map(str, line.seeds))})
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    common = [key for key in keys if all(key in one and one[key] == flat[0][key] for one in flat)]
+    entries = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(spell(flat[0][key]))}</dd></div>" for key in common)
+    parts: list[Markup | None] = [Markup(f'<dl class="settings">{entries}</dl>')]
+    different = [key for key in keys if key not in common]
+    federations = {group.title: federation_of(group.lines[0].config) for group in study.groups}
+    theirs = {key for one in federations.values() for key in one}
+    own = [key for key in different if key not in theirs]
+    lines = {line.place: one for line, one in zip(reversed(study.lines), reversed(flat), strict=True)}
+    parts.append(
+        _differences(
+            "Settings in which methods differ",
+            "method" if study.bare else "label",
+            [(_named(line), lines[line.place]) for line in study.legend],
+            [key for key in own if not (study.bare and key == "method")],
+        )
+    )
+    parts.append(
+        _differences("Settings in which federations differ", "federation", list(federations.items()), different)
+    )
+    return [part for part in parts if part is not None]
+
+
+def _differences(
+    caption: str, head: str, named: Sequence[tuple[str | Markup, Mapping[str, Any]]], keys: Sequence[str]
+) -> Markup | None:
+    shown = [key for key in keys if len({repr(one.get(key)) for _, one in named}) > 1]
+    if not shown:
+        return None
+    rows: list[list[str | Markup]] = [
+        [name, *(spell(one[key]) if key in one else "-" for key in shown)] for name, one in named
+    ]
+    return table([head, *shown], rows, caption)
+
+
+def machines(study: Study) -> Markup | None:
+    """Where and with what the runs were made; several values where runs differ."""
+    found: dict[str, dict[str, None]] = {}
+    for line in study.lines:
+        for run in line.runs:
+            about = environment_of(run.folder)
+            versions = about.pop("versions", None) or {}
+            about.pop("command", None)
+            for key, value in {**about, **versions}.items():
+                if value is not None:
+                    found.setdefault(str(key), {}).setdefault(str(value))
+    if not found:
+        return None
+    starts = [_time(text) for text in sorted(found.pop("started", {}))]
+    rows = [[key, ", ".join(values)] for key, values in found.items()]
+    if starts:
+        when = starts[0] if len(starts) == 1 else f"{starts[0]} to {starts[-1]}"
+        rows.insert(0, ["started", when])
+    return table(["", ""], rows, "Machine and versions", head=False)
+
+
+def commands(study: Study) -> Markup:
+    """For each folder: what made it, and what makes it again."""
+    parts = []
+    for folder in study.folders:
+        made = next((text for _, run in runs_of(folder) if (text := made_by(run.folder))), None)
+        head = f"<h3>{escape(folder)}</h3>" if len(study.folders) > 1 else ""
+        before = f"<p>Made by</p>{_command(made)}" if made else ""
+        parts.append(f"{head}{before}<p>Reproduced by</p>{_command(reproduced_by(folder))}")
+    return Markup(f"<div>{''.join(parts)}</div>")
+
+
+def _command(text: str) -> str:
+    """A command line that breaks before its flags only."""
+    return f"<pre><code><span>{escape(text).replace(' --', '</span> <span>--')}</span></code></pre>"
+
+
+def made_by(folder: Path) -> str | None:
+    """The command line that a run folder was made with, where it says."""
+    command = environment_of(folder).get("command")
+    if not isinstance(command, list) or not command or command[0] in ("", "-", "-c"):
+        return None
+    program, *rest = map(str, command)
+    name = Path(program).name
+    if name in ("covey", "covey.exe") or program.replace("\\", "/").endswith(
+        ("covey/cli.py", "covey/__main__.py", "covey/cli/__main__.py", "covey/cli/main.py")
+    ):
+        return shlex.join(["covey", *rest])
+    return shlex.join(["python", program, *rest])
+
+
+def reproduced_by(folder: Path) -> str:
+    """A command line that makes a run or a comparison again; a Python call where the data came from Python."""
+    if is_comparison(folder):
+        return _compare_command(read_plan(folder))
+    _, run = runs_of(folder)[0]
+    if run.config.dataset.name == GIVEN:
+        given = {key: value for key, value in _needed(run.config).items() if key.split(".")[0] not in _PASSED_IN}
+        return f"covey.run(federation=..., **{given})"
+    return shlex.join(["covey", "run", *_arguments(_needed(run.config))])
+
+
+def _compare_command(plan: Mapping[str, Any]) -> str:
+    seeds = list(plan["seeds"])
+    given = _flat(expand(plan["given"]))
+    if given.get("dataset") == GIVEN:
+        own = {key: value for key, value in given.items() if key.split(".")[0] not in _PASSED_IN}
+        asked = {key: plan[key] for key in ("vary", "target", "agents", "fairness") if plan.get(key)}
+        return f"covey.compare({plan['methods']}, {seeds}, federation=..., **{ {**asked, **own} })"
+    text = str(len(seeds)) if seeds == list(range(len(seeds))) else ",".join(map(str, seeds))
+    words = ["covey", "compare", "--methods", ",".join(plan["methods"])]
+    words += ["--seeds", text if "," in text or seeds == list(range(len(seeds))) else f"{text},"]
+    for key, values in plan["vary"].items():
+        words += ["--vary", f"{key}={','.join(map(spell, values))}"]
+    if plan.get("target") is not None:
+        words += ["--target", spell(plan["target"])]
+    words += ["--fairness"] if plan.get("fairness") else []
+    for file in plan.get("agents", {}).values():
+        words += ["--agent", file]
+    return shlex.join([*words, *_arguments(given)])
+
+
+def _needed(config: Config) -> dict[str, Any]:
+    """The settings that a user has to give to get `config`: those that names and defaults do not imply."""
+    named = {"method": config.method}
+    if "+" in config.method and config.selector and config.aggregator:
+        named = {"selector": config.selector.name, "aggregator": config.aggregator.name}
+    for section in ("dataset", "environment", "model"):
+        named[section] = getattr(config, section).name
+    # Data that come with their clients would have to be read to count them.
+    counted = {"clients": config.clients} if config.environment.name == NATURAL else {}
+    # Parts of somebody's own may be gone since: then nothing but their names is implied.
+    parts = {name: part.name for name in ("selector", "aggregator") if (part := getattr(config, name))}
+    implied = settings(Config.stored({**parts, **named, **counted}))
+    own = settings(config)
+    more = {key: value for key, value in own.items() if key not in implied or implied[key] != value}
+    # The first seed is the default, yet a command that names it is clearer.
+    return {**named, **{key: value for key, value in more.items() if key != "method"}, "seed": config.seed}
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's nested settings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            flat.update({key if option == "name" else f"{key}.{option}": one for option, one in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _arguments(flat: Mapping[str, Any]) -> list[str]:
+    words = []
+    for key in sorted(flat, key=lambda key: _FLAGS.index(key) if key in _FLAGS else len(_FLAGS)):
+        value = spell(flat[key])
+        words += [f"--{key.replace('_', '-')}", value] if key in _FLAGS else ["--set", f"{key}={value}"]
+    return words
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """What a run folder says of the machine it was made on; nothing where it does not."""
+    try:
+        about = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _named(line: Line) -> Markup:
+    """The line's stroke and label; a label breaks between its settings only."""
+    label = " ".join(f"<span>{escape(word)}</span>" for word in line.label.split(" "))
+    return Markup(f'<span class="named">{swatch(keys_of([line])[0])}<span>{label}</span></span>')
+
+
+def _time(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    except ValueError:
+        return text
+
+
+def _seconds(value: float | None) -> str:
+    if not value:
+        return "-"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

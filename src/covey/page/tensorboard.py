@@ -1,0 +1,71 @@
+"""A run's metrics as TensorBoard event files."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from covey.errors import Refusal
+from covey.job.runs import Run
+from covey.page.run_data import runs_of
+from covey.page.tables import environment_of
+
+
+def tensorboard(folder: Path, out: Path) -> int:
+    """Write the metrics of a run, or of each run of a comparison, under `out`; returns how many values.
+
+    A run is called by its folder's name, one of a comparison also by its place in it
+    (`<comparison>/<method>/seed-<n>`): the names that TensorBoard lists.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise Refusal("Event files need TensorBoard: pip install tensorboard") from error
+    written = 0
+    folder = Path(folder)
+    for place, run in runs_of(folder):
+        try:
+            writer = SummaryWriter(str(Path(out) / folder.resolve().name / place))
+        except OSError as error:
+            raise Refusal(f"The folder {out} cannot be written: {error.strerror or error}.") from error
+        for step, time, name, value in _values(run):
+            writer.add_scalar(name, value, step, walltime=time)
+            written += 1
+        writer.close()
+    if not written:
+        raise Refusal(f"{folder} has no finished round yet; go on with: covey resume {folder}")
+    return written
+
+
+def _values(run: Run) -> Iterator[tuple[int, float | None, str, float]]:
+    """Round, time of day, name and value of everything that a record holds as a number."""
+    started = environment_of(run.folder).get("started")
+    now = datetime.fromisoformat(started).timestamp() if isinstance(started, str) else None
+    for row in run.metrics:
+        if now is not None:
+            now += sum(row["seconds"].values())
+        for name, value in _scalars(row).items():
+            yield int(row["round"]), now, name, value
+
+
+def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    values: dict[str, float] = {"dropped": float(len(row["dropped"])), "cohort": float(len(row["clients"]))}
+    for name, value in row.items():
+        if name == "round":
+            continue
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[name] = float(value)
+        elif isinstance(value, Mapping):
+            values.update(_numbers(name, value))
+        elif name == "class_accuracy":
+            values.update({f"{name}/{label}": float(one) for label, one in enumerate(value)})
+    return values
+
+
+def _numbers(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """All numbers of a mapping, and of those within it, under the path that leads to them."""
+    for part, one in values.items():
+        if isinstance(one, Mapping):
+            yield from _numbers(f"{name}/{part}", one)
+        elif isinstance(one, (int, float)) and not isinstance(one, bool):
+            yield f"{name}/{part}", float(one)

@@ -1,0 +1,24 @@
+"""Local-only training: every client for itself. What federation has to beat."""
+
+import torch
+from torch import Tensor
+
+from covey.arrays import IntArray
+from covey.core.interfaces import Setting
+from covey.core.messages import Order
+from covey.personalization.per_client import PersonalModels
+from covey.registries import manymodels
+
+
+@manymodels.add("local-only")
+class LocalOnly(PersonalModels):
+    """All clients train every round, each its own model; nothing is sent."""
+
+    resident = True
+
+    def __init__(self, setting: Setting, model: Tensor) -> None:
+        super().__init__(setting, model, "all")
+
+    def order(self, t: int, candidates: IntArray) -> Order:
+        start = self.personal[torch.from_numpy(candidates)]
+        return Order(t, candidates, start, self.setting.work, resident=self.resident)

@@ -1,0 +1,370 @@
+"""MOCHA (Smith, Chiang, Sanjabi and Talwalkar, "Federated Multi-Task Learning", NeurIPS 2017): a convex model for each
+client, and how clients are related, learned in the dual.
+
+Convex is the last layer alone: the features below it are those of the initial model (or of one that was trained
+before) and stay as they are. A model without hidden layers (`model.hidden=`) is linear in its inputs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from covey import randomness
+from covey.arrays import FloatArray, IntArray, State
+from covey.core.interfaces import Probe, Setting
+from covey.core.messages import Order, Replies
+from covey.errors import Refusal, require
+from covey.model.layout import Layout
+from covey.personalization.per_client import ManyModel, Participation
+from covey.registries import manymodels
+
+if TYPE_CHECKING:
+    from covey.client.learner import Learner
+    from covey.data.dataset import Samples
+
+Loss = Literal["hinge", "logistic"]
+
+_RIDGE = 1e-6
+"""What is added to WᵀW before its root, so that no direction is closed to all tasks for ever."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subproblem(Probe):
+    """Every client's part of the dual problem, given the models of this round."""
+
+    weights: FloatArray
+    """W: `[clients, classes, features]`."""
+    steepness: FloatArray
+    """σ'_t·K_tt: `[clients]`."""
+    duals: dict[int, FloatArray]
+    """Client → `[samples, classes]`; none are zeros."""
+    loss: Loss
+    passes: int
+
+    name = "subproblem"
+    kept = ("duals",)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"change": self.weights.shape[1:], "loss": (), "conjugates": (2,)}
+
+    def for_client(self, client: int) -> "LocalSubproblem":
+        return LocalSubproblem(
+            self.weights[client], float(self.steepness[client]), self.duals.get(client), self.loss, self.passes
+        )
+
+    def measure(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
+    ) -> dict[str, Tensor]:
+        raise TypeError("Every client has its own part of the problem: for_client(client).measure(...).")
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSubproblem(Probe):
+    """One client's part, eq. 4: min over Δα of Σ_i ℓ*(-α_i - Δα_i) + ⟨w_t, X_tΔα⟩ + (σ'K_tt/2) ‖X_tΔα‖².
+
+    It is solved inexactly, by passes of dual coordinate ascent over the samples in random order. Sent: `change` X_tΔα
+    `[classes, features]`, `loss` Σ_i ℓ(w_tᵀx_i) of the model received, `conjugates` Σ_i ℓ*(-α_i) before and after
+    `[2]`. The dual variables `duals` stay on the client.
+    """
+
+    weights: FloatArray
+    """w_t: `[classes, features]`."""
+    steepness: float
+    duals: FloatArray | None
+    loss: Loss
+    passes: int
+
+    name = "subproblem"
+    kept = ("duals",)
+
+    def measure(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
+    ) -> dict[str, Tensor]:
+        features = features_of(learner, received, samples)
+        classes = len(self.weights)
+        signs = 2 * np.eye(classes)[samples.y.cpu().numpy()] - 1
+        before = np.zeros_like(signs) if self.duals is None else self.duals
+        after = ascended(features, signs, before, self.weights, self.steepness, self.loss, self.passes, key)
+        margins = signs * (features @ self.weights.T)
+        conjugates = [conjugate(duals, self.loss) for duals in (before, after)]
+        return {
+            "change": torch.from_numpy((signs * (after - before)).T @ features),
+            "loss": torch.tensor(losses(margins, self.loss), dtype=torch.float64),
+            "conjugates": torch.tensor(conjugates, dtype=torch.float64),
+            "duals": torch.from_numpy(after),
+        }
+
+    def payload(self) -> dict[str, Tensor]:
+        return {
+            "weights": torch.from_numpy(self.weights),
+            "steepness": torch.tensor(self.steepness, dtype=torch.float64),
+        }
+
+
+@manymodels.add("mocha")
+class Mocha(ManyModel):
+    """A last layer for each client, fitted in the dual, and pulled together by how clients are related.
+
+    min over W, Ω of Σ_tΣ_i ℓ(w_tᵀx_i, y_i) + λ1 tr(WΩWᵀ) + λ2 ‖W‖² (eq. 1), one column of W for each client t; a
+    column has the weights of all classes, each against the rest, and ℓ is summed over them. A bias is one more feature.
+    With K = (2(λ1Ω + λ2I))⁻¹ and v_t = X_tα_t, the models are w_t = Σ_s K_ts v_s, and the dual (eq. 2) is
+    min over α of D(α) = Σ_tΣ_i ℓ*(-α_i) + ½ Σ_st K_st ⟨v_s, v_t⟩. Each round every client improves its own α_t with
+    local.epochs passes of dual coordinate ascent (eq. 4), with σ'_t = Σ_s |K_ts| / K_tt over those who take part,
+    which makes D fall for whatever they send (all other settings of local SGD have no meaning here). A client that is
+    slow or absent leaves its α_t as it was.
+
+    On the wire: w_t and one number down; X_tΔα_t, its loss and its part of D up. The dual variables are one for each
+    sample and class, belong to the client and never leave it: a simulation keeps them with the server's state so that
+    runs can be resumed, and nothing but the client's own computation reads them. The features' weights are the initial
+    model's, which every client can make from the seed.
+
+    Records have D after the round (`objective`) and, where everybody took part, the primal objective (eq. 1) of the
+    models that the round began with, and how far it is from its minimum at most (`gap`, both for the Ω of the round).
+    D falls while Ω stays as it is. A new estimate of Ω is another problem: what D is in that with the same α is in the
+    records too (`restated`), and from there it falls again.
+
+    lambda1: λ1, how strongly clients are pulled together. 0 fits every client alone. A learned Ω⁻¹ has trace 1, which
+        makes λ1 about as many times stronger as there are clients: divide it by their number.
+    lambda2: λ2.
+    omega: mean is Ω = (I - 11ᵀ/m)², a pull towards the mean model; learned is Ω⁻¹ = (WᵀW)^½ / tr (WᵀW)^½.
+    omega_every: rounds between two estimates of Ω, where it is learned.
+    loss: hinge (a support vector machine, as in the paper) or logistic.
+    features: file of a trained model (`covey export`) whose features to take, instead of the initial model's.
+    participation: all who can be reached, or a cohort of them.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        model: Tensor,
+        *,
+        lambda1: float = 1.0,
+        lambda2: float = 0.1,
+        omega: Literal["mean", "learned"] = "mean",
+        omega_every: int = 10,
+        loss: Loss = "hinge",
+        features: str | None = None,
+        participation: Participation = "all",
+    ) -> None:
+        super().__init__(setting, participation)
+        require(lambda1 >= 0, f"many.lambda1 must not be negative, not {lambda1:g}.")
+        require(lambda2 > 0, f"many.lambda2 must be above 0, not {lambda2:g}.")
+        require(omega_every >= 1, f"many.omega_every must be at least 1, not {omega_every}.")
+        head = setting.layout.head
+        require(
+            len(head[0].shape) == 2 and len(head) <= 2,
+            "mocha fits the last layer as a convex problem and needs a model that ends in a linear layer; "
+            "mocha-deep takes any model.",
+        )
+        self.lambda1 = lambda1
+        self.lambda2 = lambda2
+        self.omega = omega
+        self.omega_every = omega_every
+        self.loss: Loss = loss
+        given = features is not None and not setting.resumed
+        self.body = read_state(Path(str(features)), setting.layout, model) if given else model
+        """`[d]`: the model whose features are taken; its own last layer is not used."""
+        classes, width = head[0].shape
+        clients = setting.clients
+        self.sums = np.zeros((clients, classes, width + len(head) - 1))
+        """v_t: `[clients, classes, features]`."""
+        self.duals: dict[int, FloatArray] = {}
+        """Client → α_t, as (0, 1)-valued y·α: `[samples, classes]`. Client-resident, see above."""
+        self.conjugates = np.zeros(clients)
+        """`[clients]`: Σ_i ℓ*(-α_i)."""
+        self.relation = relation(self.sums, omega)
+        """Eigenvalues and eigenvectors of Ω⁻¹ (learned), or of Ω (mean)."""
+        self._said: dict[str, object] = {}
+
+    def kernel(self) -> FloatArray:
+        """K = (2(λ1Ω + λ2I))⁻¹: `[clients, clients]`."""
+        values, vectors = self.relation
+        if self.omega == "mean":
+            inverse = 0.5 / (self.lambda1 * values + self.lambda2)
+        else:
+            inverse = 0.5 * values / (self.lambda1 + self.lambda2 * values)
+        kernel: FloatArray = (vectors * inverse) @ vectors.T
+        return kernel
+
+    def columns(self) -> FloatArray:
+        """W: w_t = Σ_s K_ts v_s, `[clients, classes, features]`."""
+        return np.tensordot(self.kernel(), self.sums, axes=1)
+
+    def order(self, t: int, candidates: IntArray) -> Order:
+        clients = self.invited(t, candidates)
+        steepness = np.zeros(self.setting.clients)
+        steepness[clients] = np.abs(self.kernel()[np.ix_(clients, clients)]).sum(axis=1)
+        probe = Subproblem(self.columns(), steepness, self.duals, self.loss, self.setting.work.epochs)
+        return Order(t, clients, self.body, self.setting.work, (probe,), resident=True, train=False)
+
+    def absorb(self, t: int, replies: Replies) -> None:
+        kernel, columns, sums = self.kernel(), self.columns(), self.sums
+        before = self.dual(kernel)
+        answered = replies.observed(Subproblem.name)
+        fields = {name: values.numpy()[answered] for name, values in replies.probes.get(Subproblem.name, {}).items()}
+        clients = replies.clients[answered]
+        self._said = {}
+        if len(clients):
+            self.sums = sums.copy()
+            self.sums[clients] += fields["change"]
+            self.conjugates[clients] = fields["conjugates"][:, 1]
+            for client in clients.tolist():
+                self.duals[client] = replies.kept[Subproblem.name][client]["duals"].numpy()
+        self._said["objective"] = self.dual(kernel)
+        if len(clients) == self.setting.clients:
+            primal = float(fields["loss"].sum()) + self.penalty(columns)
+            self._said |= {"primal": primal, "gap": float(primal + before)}
+        if self.omega == "learned" and t % self.omega_every == 0:
+            self.relation = relation(self.columns(), self.omega)
+            self._said["restated"] = self.dual(self.kernel())
+
+    def dual(self, kernel: FloatArray) -> float:
+        """D(α) for some K."""
+        return float(self.conjugates.sum() + 0.5 * (np.tensordot(kernel, self.sums, axes=1) * self.sums).sum())
+
+    def penalty(self, columns: FloatArray) -> float:
+        """λ1 tr(WΩWᵀ) + λ2 ‖W‖² for models W = VK, `[clients, classes, features]`."""
+        flat = columns.reshape(len(columns), -1)
+        values, vectors = self.relation
+        turned = (vectors.T @ flat) ** 2
+        strengths = values if self.omega == "mean" else 1 / values
+        return float(self.lambda1 * (strengths[:, None] * turned).sum() + self.lambda2 * turned.sum())
+
+    def figures(self) -> dict[str, object]:
+        return self._said
+
+    def models(self) -> Tensor:
+        """The body with each client's last layer: `[clients, d]`."""
+        columns = torch.from_numpy(self.columns()).to(self.body)
+        models = self.body.repeat(self.setting.clients, 1)
+        weight, *bias = self.setting.layout.head
+        models[:, weight.start : weight.start + weight.size] = columns[:, :, : weight.shape[1]].flatten(1)
+        for slot in bias:
+            models[:, slot.start : slot.start + slot.size] = columns[:, :, -1]
+        return models
+
+    def state_dict(self) -> State:
+        return {
+            "body": self.body,
+            "sums": self.sums,
+            "conjugates": self.conjugates.copy(),
+            "values": self.relation[0],
+            "vectors": self.relation[1],
+            "client_resident": {str(client): duals for client, duals in self.duals.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.body = state["body"]
+        self.sums = np.array(state["sums"])
+        self.conjugates = np.array(state["conjugates"])
+        self.relation = np.array(state["values"]), np.array(state["vectors"])
+        self.duals = {int(client): np.array(duals) for client, duals in state["client_resident"].items()}
+
+
+def relation(columns: FloatArray, omega: str) -> tuple[FloatArray, FloatArray]:
+    """Eigenvalues `[m]` and eigenvectors `[m, m]` of Ω = (I - 11ᵀ/m)², or of Ω⁻¹ = (WᵀW + εI)^½ / tr (…)."""
+    count = len(columns)
+    if omega == "mean":
+        centring = np.eye(count) - 1 / count
+        values, vectors = np.linalg.eigh(centring @ centring)
+        return values.clip(min=0), vectors
+    flat = columns.reshape(count, -1)
+    values, vectors = np.linalg.eigh(flat @ flat.T)
+    roots = np.sqrt(values.clip(min=0) + _RIDGE)
+    return roots / roots.sum(), vectors
+
+
+def ascended(
+    features: FloatArray,
+    signs: FloatArray,
+    duals: FloatArray,
+    weights: FloatArray,
+    steepness: float,
+    loss: Loss,
+    passes: int,
+    key: int,
+) -> FloatArray:
+    """Dual variables after passes of coordinate ascent on the subproblem (SDCA, Shalev-Shwartz and Zhang 2013).
+
+    Classes do not meet in the subproblem, so those of a sample `[classes]` move at once.
+    """
+    duals, model = duals.copy(), weights.copy()
+    curvature = steepness * (features**2).sum(axis=1).clip(min=1e-12)
+    step = _hinge_step if loss == "hinge" else _logistic_step
+    for number in range(passes):
+        for place in randomness.permutation(randomness.key(key, number), len(features)).tolist():
+            x, sign, old = features[place], signs[place], duals[place]
+            new = step(sign * (model @ x), old, float(curvature[place]))
+            model += np.outer(steepness * sign * (new - old), x)
+            duals[place] = new
+    return duals
+
+
+def _hinge_step(margin: FloatArray, old: FloatArray, curvature: float) -> FloatArray:
+    """Where -β + margin·(β - old) + ½ curvature·(β - old)² is least for β in [0, 1]."""
+    return (old + (1 - margin) / curvature).clip(0, 1)
+
+
+def _logistic_step(margin: FloatArray, old: FloatArray, curvature: float) -> FloatArray:
+    """A step from `old` towards u = -ℓ'(margin), as long as makes the dual fall the most for certain.
+
+    That of SDCA for smooth losses: the logistic loss has conjugates that are 4-strongly convex.
+    """
+    goal = 1 / (1 + np.exp(margin.clip(-40, 40))) - old
+    square = (goal**2).clip(min=1e-300)
+    gap = np.logaddexp(0, -margin) + _entropy(old) + margin * old
+    new: FloatArray = old + goal * ((gap + 2 * square) / ((4 + curvature) * square)).clip(0, 1)
+    return new
+
+
+def _entropy(duals: FloatArray) -> FloatArray:
+    """β ln β + (1 - β) ln(1 - β)."""
+    inner, outer = duals.clip(1e-300, 1), (1 - duals).clip(1e-300, 1)
+    entropy: FloatArray = inner * np.log(inner) + outer * np.log(outer)
+    return entropy
+
+
+def losses(margins: FloatArray, loss: Loss) -> float:
+    """Σ ℓ over samples and classes, from y·wᵀx."""
+    return float((1 - margins).clip(min=0).sum() if loss == "hinge" else np.logaddexp(0, -margins).sum())
+
+
+def conjugate(duals: FloatArray, loss: Loss) -> float:
+    """Σ ℓ*(-α) over samples and classes, from β = y·α in [0, 1]."""
+    return -float(duals.sum()) if loss == "hinge" else float(_entropy(duals).sum())
+
+
+def features_of(learner: "Learner", state: Tensor, samples: "Samples") -> FloatArray:
+    """What the last layer takes, in evaluation mode, and 1 where it has a bias: float64 `[n, features]`."""
+    learner.place(state)
+    head = learner.module.get_submodule(learner.layout.head[0].name.rpartition(".")[0])
+    caught: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda layer, given: caught.append(given[0]))
+    try:
+        with torch.inference_mode():
+            for x, _ in learner.chunks(samples):
+                learner.module(learner.inputs(x))
+    finally:
+        hook.remove()
+    require(caught[0].dim() == 2, "mocha needs a model whose last layer takes one vector for each sample.")
+    features: FloatArray = torch.cat(caught).double().cpu().numpy()
+    return np.concatenate([features, np.ones((len(features), 1))], axis=1) if len(learner.layout.head) > 1 else features
+
+
+def read_state(path: Path, layout: Layout, like: Tensor) -> Tensor:
+    """A model's state from a file of its tensors by name."""
+    try:
+        tensors = load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise Refusal(f"The file of features {path} cannot be read: {error}.") from error
+    slots = (*layout.parameters, *layout.buffers)
+    fits = all(slot.name in tensors and tuple(tensors[slot.name].shape) == slot.shape for slot in slots)
+    require(fits, f"The file of features {path} holds another model than the one that is asked for.")
+    return torch.cat([tensors[slot.name].reshape(-1) for slot in slots]).to(like)

@@ -1,0 +1,1 @@
+"""Probes: what a client measures besides its update."""

@@ -1,0 +1,318 @@
+"""On-Demand FL's class distribution predictor, and what a client does for it (Jeong and Lee 2024, section 3.2).
+
+A client pairs the gradient g of the last layer's weight on a mini-batch with the label shares d of that mini-batch, and
+trains the predictor C_p on these pairs, loss MSE(n·C_p(g), n·d). Applied to a client's gradients, C_p tells its class
+shares.
+
+The paper takes g at every step of local training. Here, unless that is asked for, it is a pass over the client's
+mini-batches at the model that it received, in evaluation mode: what clients measure is then a matter of their data
+alone and not of how far each has drifted while training, and the gradients need no backward pass.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covey import randomness
+from covey.client.learner import Learner
+from covey.config.sections import Local
+from covey.core.interfaces import CohortProbe, Probe
+from covey.data.dataset import Samples
+from covey.errors import Refusal, require
+from covey.model.layout import Layout
+from covey.probe.class_query import Privacy, clipped_gradient
+from covey.probe.insight import head_gradients
+from covey.probe.losses import means
+from covey.probe.predictor_fit import Lessons, RecordedSteps, trained_predictors
+from covey.randomness import torch_seed
+
+Sends = Literal["shares", "gradient"]
+Taken = Literal["received", "training"]
+
+
+class ClassPredictor(nn.Module):
+    """C_p: gradients `[b, inputs]` to class shares `[b, classes]`, three layers with batch norm before each.
+
+    The authors' network; 1,390,602 parameters for 512 features and 10 classes.
+    """
+
+    head = "out"
+
+    def __init__(self, inputs: int, classes: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm1d(inputs),
+            nn.Linear(inputs, hidden),
+            nn.ReLU(),
+            nn.BatchNorm1d(hidden),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.BatchNorm1d(hidden),
+        )
+        self.out = nn.Linear(hidden, classes)
+
+    def forward(self, gradients: Tensor) -> Tensor:
+        return F.softmax(self.out(self.body(gradients)), dim=1)
+
+
+LARGEST_PREDICTOR = 1 << 29
+"""Numbers of a predictor: 2 GiB, which every invited client trains and sends."""
+
+
+def predictor_size(inputs: int, classes: int, hidden: int) -> int:
+    """Numbers of a predictor's state, batch-norm statistics included."""
+    with torch.device("meta"):
+        return Layout.of(ClassPredictor(inputs, classes, hidden)).size
+
+
+def require_moderate_size(inputs: int, classes: int, hidden: int) -> None:
+    """Refuse a predictor that neither a server nor a client would want to hold."""
+    size = predictor_size(inputs, classes, hidden)
+    if size <= LARGEST_PREDICTOR:
+        return
+    fitting = [width for width in (128, 64, 32, 16, 8) if predictor_size(inputs, classes, width) <= LARGEST_PREDICTOR]
+    narrower = f"set aggregator.hidden={fitting[0]} or less, or " if fitting else ""
+    raise Refusal(
+        f"The class distribution predictor of aggregator 'ondemand' would have {size:,} numbers "
+        f"({4 * size / 1e9:,.1f} GB) for a last layer of {inputs:,} weights, and every invited client would train and "
+        f"send it: {narrower}run another method, and let covey ondemand --estimator analytic ask for class shares."
+    )
+
+
+def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tensor:
+    """The state of a predictor before training, from the seed alone: `[d_p]`, batch-norm statistics included."""
+    with torch_seed(seed, "predictor"):
+        module = ClassPredictor(inputs, classes, hidden)
+    return Layout.of(module).read(module)
+
+
+@lru_cache(maxsize=4)
+def _network(inputs: int, classes: int, hidden: int, device: torch.device) -> tuple[ClassPredictor, Layout]:
+    """A network to bind states to; what it holds is whatever was bound last."""
+    with torch_seed(0):
+        module = ClassPredictor(inputs, classes, hidden).to(device)
+    return module, Layout.of(module)
+
+
+def predicted(state: Tensor, gradients: Tensor, classes: int, hidden: int) -> Tensor:
+    """C_p(g) for gradients `[b, inputs]`: `[b, classes]`."""
+    module, layout = _network(gradients.shape[1], classes, hidden, gradients.device)
+    layout.bind(module, state.to(gradients.device, torch.float32))
+    with torch.no_grad():
+        shares: Tensor = module.eval()(gradients.float())
+    return shares
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """What the predictor learns from: of one or more clients, one after another."""
+
+    gradients: Tensor
+    """`[b, inputs]`: of the last layer's weight, one for each mini-batch."""
+    shares: Tensor
+    """`[b, classes]`: of the labels of the mini-batch."""
+    weights: Tensor
+    """`[b]`: the mini-batch's share of its client's samples."""
+    counts: list[int]
+    """Mini-batches of each client."""
+
+    @classmethod
+    def of(
+        cls, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], batch: int, key: int
+    ) -> "Pairs":
+        """A pass over the mini-batches of clients with `counts` samples, shuffled, at the model that they received."""
+        orders, sizes, batches, at = [], [], [], 0
+        for count in counts:
+            orders.append(at + randomness.permutation(randomness.key(key, "batches"), count))
+            own = [min(batch or count, count - begin) for begin in range(0, count, batch or count)]
+            sizes.extend(own)
+            batches.append(len(own))
+            at += count
+        order = torch.cat(orders).to(samples.y.device)
+        shuffled = Samples(samples.x[order], samples.y[order])
+        labels = F.one_hot(shuffled.y, learner.classes).to(torch.float32)
+        whole = torch.tensor(counts).repeat_interleave(torch.tensor(batches))
+        gradients = head_gradients(learner, received, shuffled, sizes)["weight"].flatten(1).float()
+        return cls(gradients, means(labels, sizes), (torch.tensor(sizes) / whole).to(labels.device), batches)
+
+    @classmethod
+    @torch.enable_grad()
+    def along(
+        cls,
+        learner: Learner,
+        received: Tensor,
+        samples: Samples,
+        counts: Sequence[int],
+        work: Local,
+        t: int,
+        key: int,
+    ) -> "Pairs":
+        """The mini-batches of local training from the model that clients with `counts` samples received.
+
+        It is a training of its own, with an order of samples of its own: who measures does not know the other one's.
+        """
+        head = learner.layout.parameters.index(learner.layout.head[0])
+        gradients: list[Tensor] = []
+        labels: list[Tensor] = []
+
+        def collect(found: Sequence[Tensor], y: Tensor) -> None:
+            gradients.append(found[head].flatten().float())
+            labels.append(y)
+
+        batches: list[int] = []
+        for x, y in zip(torch.split(samples.x, list(counts)), torch.split(samples.y, list(counts)), strict=True):
+            learner.fit(received, Samples(x, y), work, t, key, on_step=collect)
+            batches.append(len(gradients) - sum(batches))
+        sizes = [len(y) for y in labels]
+        whole = torch.tensor([count * work.epochs for count in counts]).repeat_interleave(torch.tensor(batches))
+        shares = means(F.one_hot(torch.cat(labels), learner.classes).to(torch.float32), sizes)
+        weights = (torch.tensor(sizes) / whole).to(shares.device)
+        return cls(torch.stack(gradients), shares, weights, batches)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Means over each client's mini-batches, by samples: `[b, ...]` → `[k, ...]`."""
+        pieces = zip(torch.split(self.weights, self.counts), torch.split(values, self.counts), strict=True)
+        return torch.stack([weights @ part for weights, part in pieces])
+
+
+@dataclass(frozen=True, eq=False)
+class PredictorProbe(CohortProbe):
+    """Clients' part in the predictor: what it makes of their gradients, then training on them."""
+
+    predictor: Tensor
+    """The global C_p, `[d_p]`."""
+    hidden: int
+    mini_batch: int
+    """Samples of a gradient: the task's batch size; 0 is all of the client's."""
+    epochs: int
+    """E_p; 0 asks for an estimate alone."""
+    batch: int
+    """b_p"""
+    rate: float
+    momentum: float
+    sends: Sends
+    key: int
+    """Decides the order of samples and gradients, in the same way for all clients of the round."""
+    work: Local | None = None
+    """Local training along which gradients are taken; none takes them at the model that was received."""
+    round: int = 0
+
+    name = "predictor"
+    on_device = ("predictor",)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"predictor": tuple(self.predictor.shape), "gradients": ()} if self.epochs else {}
+
+    def payload(self) -> dict[str, Tensor]:
+        return {"predictor": self.predictor}
+
+    def measure_cohort(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        if self.work is None:
+            pairs = Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
+        else:
+            pairs = Pairs.along(learner, received, samples, counts, self.work, self.round, self.key)
+        if self.sends == "gradient":
+            fields = {"gradient": pairs.mean(pairs.gradients)}
+            estimates = predicted(self.predictor, fields["gradient"], learner.classes, self.hidden)
+        else:
+            estimates = pairs.mean(predicted(self.predictor, pairs.gradients, learner.classes, self.hidden))
+            fields = {"shares": estimates}
+        # What a server that does not know the truth can know of how good its estimates are.
+        fields["error"] = (estimates - pairs.mean(pairs.shares)).abs().sum(dim=1)
+        if self.epochs:
+            used = [count if count >= self.batch else 0 for count in pairs.counts]
+            steps = learner.kept.setdefault(self.name, RecordedSteps())
+            fields |= {"predictor": self.trained(pairs, steps), "gradients": torch.tensor(used)}
+        return fields
+
+    def trained(self, pairs: Pairs, steps: RecordedSteps) -> Tensor:
+        """The predictor after E_p epochs at each client: `[k, d_p]`; as it was where there is no whole batch."""
+        begins = itertools.accumulate(pairs.counts[:-1], initial=0)
+        schedules = [
+            [begin + step for step in self._schedule(count)] for begin, count in zip(begins, pairs.counts, strict=True)
+        ]
+        _, layout = _network(pairs.gradients.shape[1], pairs.shares.shape[1], self.hidden, pairs.gradients.device)
+        lessons = Lessons(pairs.gradients, pairs.shares, schedules)
+        return trained_predictors(self.predictor, layout, lessons, self.rate, self.momentum, steps)
+
+    def _schedule(self, count: int) -> list[Tensor]:
+        """The gradients of each step of a client with `count` of them; an epoch's last incomplete batch is dropped."""
+        steps: list[Tensor] = []
+        for epoch in range(self.epochs):
+            order = randomness.permutation(randomness.key(self.key, epoch, "pairs"), count)
+            steps.extend(order[at : at + self.batch] for at in range(0, count - self.batch + 1, self.batch))
+        return steps
+
+
+@dataclass(frozen=True, eq=False)
+class PrivatePredictorProbe(Probe):
+    """The same with noise on what the estimate is made of, each sample's gradient cut to `clip`."""
+
+    open: PredictorProbe
+    privacy: Privacy
+    clip: float
+
+    name = PredictorProbe.name
+
+    def __post_init__(self) -> None:
+        require(0 < self.clip < math.inf, f"clip must be above 0 and finite, not {self.clip:g}.")
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.open.shapes()
+
+    def payload(self) -> dict[str, Tensor]:
+        return self.open.payload()
+
+    def measure(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, key: int
+    ) -> dict[str, Tensor]:
+        fields = self.open.measure(learner, received, trained, samples, key)
+        del fields["error"]
+        clipped = clipped_gradient(learner, received, samples, self.clip)
+        noisy = self.privacy.noisy(clipped, 2 * self.clip / len(samples), key).float()
+        if self.open.sends == "gradient":
+            return {**fields, "gradient": noisy}
+        return {**fields, "shares": predicted(self.open.predictor, noisy[None], learner.classes, self.open.hidden)[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class GuardedPredictorProbe(Probe):
+    """The same from a client that lets out nothing of its labels without noise, whatever was asked for.
+
+    Gradient and error are two answers of one budget, so that each has √2 times the noise; one other sample moves the
+    error by at most 2/samples. A predictor trained on labels has too many numbers to bear noise: the client sends back
+    the one that it received, as trained on no gradients, which counts for nothing in the average.
+    """
+
+    open: PredictorProbe
+    privacy: Privacy
+    clip: float
+    tells_error: bool
+
+    name = PredictorProbe.name
+
+    def measure(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, key: int
+    ) -> dict[str, Tensor]:
+        part = math.sqrt(2) if self.tells_error else 1.0
+        clipped = clipped_gradient(learner, received, samples, self.clip)
+        noisy = self.privacy.noisy(clipped, part * 2 * self.clip / len(samples), key).float()
+        shares = predicted(self.open.predictor, noisy[None], learner.classes, self.open.hidden)[0]
+        fields = {"gradient": noisy} if self.open.sends == "gradient" else {"shares": shares}
+        if self.tells_error:
+            truth = F.one_hot(samples.y, learner.classes).double().mean(dim=0)
+            error = (shares.double() - truth.to(shares.device)).abs().sum()
+            told = self.privacy.noisy(error, part * 2 / len(samples), randomness.key(key, "error"))
+            fields["error"] = told.clamp(min=0).float()
+        if self.open.epochs:
+            fields |= {"predictor": self.open.predictor, "gradients": torch.tensor(0)}
+        return fields

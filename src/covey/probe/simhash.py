@@ -1,0 +1,187 @@
+"""SimHash: a client's data as a few bits that are near for similar data (Cao et al., NCCB, equations 5 to 7).
+
+Every word is hashed to as many bits as the fingerprint has; a word's bit adds the word's weight to its place where it
+is 1 and takes it away where it is 0, and the fingerprint is the sign of the sums. Two texts then differ in a share of
+the bits that is the angle between their word counts over π. Only the bits leave the client.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covey import randomness
+from covey.arrays import FloatArray, IntArray
+from covey.core.interfaces import Probe
+from covey.errors import Refusal, require
+
+if TYPE_CHECKING:
+    from covey.client.learner import Learner
+    from covey.data.dataset import Samples
+
+Form = Literal["auto", "tokens", "quantised", "projection"]
+Bits = NDArray[np.bool_]
+Packed = NDArray[np.uint8]
+
+FORMS = ("auto", "tokens", "quantised", "projection")
+
+
+@dataclass(frozen=True)
+class SimHash(Probe):
+    """The client's samples as `bits` bits: field `bits`, uint8 `[bits / 8]`. The model plays no part in it.
+
+    form: what is hashed. tokens counts the words of texts, without those that are never an answer in the data set
+        (padding, unknown words). It counts what samples hold, not their labels: a word weighs as often as it is in a
+        window of words, and one that is only ever the answer, such as a text's last, weighs nothing. quantised and
+        projection take the mean of the normalised samples, and hash some of its values or all of them. auto is tokens
+        for texts (samples of whole numbers) and projection for all else.
+    step: η of the quantised form (equation 5), in standard deviations of the data set.
+    """
+
+    bits: int = 64
+    form: Form = "auto"
+    step: float = 1.0
+
+    name = "simhash"
+    uses_model = False
+
+    def __post_init__(self) -> None:
+        require(
+            8 <= self.bits <= 256 and self.bits % 8 == 0,
+            f"bits must be a multiple of 8 from 8 to 256, not {self.bits}.",
+        )
+        require(self.form in FORMS, f"form is auto, tokens, quantised or projection, not '{self.form}'.")
+        require(self.step > 0, f"step must be above 0, not {self.step:g}.")
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"bits": (self.bits // 8,)}
+
+    def measure(
+        self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
+    ) -> dict[str, Tensor]:
+        return {"bits": torch.from_numpy(packed(self._fingerprint(learner, samples)))}
+
+    def _fingerprint(self, learner: "Learner", samples: "Samples") -> Bits:
+        texts = is_text(samples.x)
+        form = self.form if self.form != "auto" else "tokens" if texts else "projection"
+        if texts != (form == "tokens"):
+            have, can = ("words", "auto or tokens") if texts else ("no words", "auto, quantised or projection")
+            raise Refusal(f"The samples are {have}, for which the form is {can}, not {form}.")
+        if form == "tokens":
+            return of_tokens(samples.x, self.bits, ignored=learner.never.tolist())
+        mean = mean_input(learner, samples.x)
+        return projected(mean, self.bits) if form == "projection" else quantised(mean, self.bits, self.step)
+
+
+def is_text(x: Tensor) -> bool:
+    """Whether stored samples are tokens (whole numbers; images are bytes) and not measurements."""
+    return x.dtype != torch.uint8 and not x.is_floating_point()
+
+
+def of_tokens(tokens: Tensor, bits: int = 64, ignored: Sequence[int] = ()) -> Bits:
+    """The fingerprint of token ids of any shape, each weighing as often as it occurs: `[bits]`."""
+    different, counts = (values.cpu().numpy() for values in torch.unique(tokens, return_counts=True))
+    kept = ~np.isin(different, np.asarray(ignored, dtype=np.int64))
+    return fingerprint(hashes_of_numbers(different[kept], bits), counts[kept])
+
+
+def of_words(words: Sequence[str], bits: int = 64) -> Bits:
+    """The fingerprint of a text of words, each weighing as often as it occurs: `[bits]`."""
+    different, counts = np.unique(np.array(words, dtype=object), return_counts=True)
+    return fingerprint(hashes_of_words(different.tolist(), bits), counts)
+
+
+def projected(vector: FloatArray, bits: int = 64) -> Bits:
+    """On which side of `bits` random planes through 0 a vector `[d]` lies: SimHash of coordinates, each weighing
+    what its value is.
+    """
+    return fingerprint(_hashes_of_coordinates(len(vector), bits), vector)
+
+
+def quantised(vector: FloatArray, bits: int = 64, step: float = 1.0) -> Bits:
+    """Whether h_i = ⌊(v_i' - b_i) / η⌋ is odd, for random coordinates v' and offsets b in [0, η) (equation 5).
+
+    Two values less than a step apart give different bits with the probability of their distance in steps.
+    """
+    chosen, shares = _places(len(vector), bits)
+    odd: Bits = np.floor((vector[chosen] - shares * step) / step) % 2 == 1
+    return odd
+
+
+def fingerprint(hashes: Bits, weights: NDArray[Any]) -> Bits:
+    """Features' hashes `[features, bits]` and weights `[features]` as one fingerprint `[bits]` (equation 7).
+
+    A sum of exactly 0, of which the paper does not speak, gives 0.
+    """
+    sums: FloatArray = weighted(hashes, weights).sum(axis=0)
+    return sums > 0
+
+
+def weighted(hashes: Bits, weights: NDArray[Any]) -> FloatArray:
+    """w_i where a feature's bit is 1 and -w_i where it is 0 (equation 6): `[features, bits]`."""
+    values = np.asarray(weights, dtype=np.float64)[:, None]
+    return np.where(hashes, values, -values)
+
+
+def hashes_of_numbers(numbers: IntArray, bits: int = 64) -> Bits:
+    """A hash of each whole number, the same everywhere and always: `[n, bits]`."""
+    pieces = -(-bits // 64)
+    words = randomness.bits(randomness.as_tensor(randomness.keys("simhash", numbers)), pieces).numpy()
+    places = np.arange(64, dtype=np.uint64)
+    hashes: Bits = ((words.view(np.uint64)[:, :, None] >> places) & np.uint64(1)) == 1
+    return hashes.reshape(len(numbers), 64 * pieces)[:, :bits]
+
+
+def hashes_of_words(words: Sequence[str], bits: int = 64) -> Bits:
+    """A hash of each word (BLAKE2b), the same everywhere and always: `[n, bits]`."""
+    digests = [list(hashlib.blake2b(word.encode(), digest_size=bits // 8).digest()) for word in words]
+    return unpacked(np.array(digests, dtype=np.uint8).reshape(len(words), bits // 8))
+
+
+def packed(bits: Bits) -> Packed:
+    """`[..., bits]` as bytes `[..., bits / 8]`."""
+    return np.packbits(bits, axis=-1)
+
+
+def unpacked(contexts: Packed) -> Bits:
+    """Bytes `[..., bits / 8]` as bits `[..., bits]`."""
+    return np.unpackbits(contexts, axis=-1).view(np.bool_)
+
+
+def hamming(one: Bits, other: Bits) -> IntArray:
+    """In how many bits fingerprints `[..., bits]` differ."""
+    different: IntArray = np.count_nonzero(one != other, axis=-1)
+    return different
+
+
+def mean_input(learner: "Learner", x: Tensor) -> FloatArray:
+    """The mean of stored samples `[n, ...]`, normalised per channel and flat: `[d]`.
+
+    Bytes are added as whole numbers, and the rest happens on the host, so that a GPU comes to the same bits.
+    """
+    total = x.sum(dim=0, dtype=torch.float64 if x.is_floating_point() else torch.int64)
+    mean = total.cpu().double() / len(x)
+    normalised = mean * learner.scale.cpu().double() + learner.shift.cpu().double()
+    values: FloatArray = normalised.flatten().numpy()
+    return values
+
+
+@lru_cache(maxsize=4)
+def _hashes_of_coordinates(count: int, bits: int) -> Bits:
+    return hashes_of_numbers(np.arange(count), bits)
+
+
+@lru_cache(maxsize=4)
+def _places(count: int, bits: int) -> tuple[IntArray, FloatArray]:
+    """Which coordinate each bit looks at, none twice as long as there are others, and its offset in steps."""
+    passes = range(-(-bits // count))
+    orders = [randomness.permutation(randomness.key("simhash", "coordinates", at), count) for at in passes]
+    chosen = torch.cat(orders)[:bits]
+    shares = randomness.uniform(randomness.key("simhash", "offsets"), bits)
+    return chosen.numpy(), shares.double().numpy()

@@ -1,0 +1,43 @@
+"""Runtimes: what executes orders."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from covey.config.schema import Config
+from covey.core.interfaces import Runtime
+from covey.environment.federated_data import Federation
+from covey.errors import Refusal
+from covey.registries import runtimes
+from covey.runtime.local import LocalRuntime
+from covey.runtime.stacked.stacked_runtime import StackedRuntime
+
+runtimes.add("local")(LocalRuntime.of)
+runtimes.add("stacked")(StackedRuntime.of)
+
+
+@runtimes.add("flower")
+def flower(federation: Federation, module: nn.Module, config: Config) -> Runtime:
+    """Flower's simulation engine (Ray): each client is a node of its own; needs `pip install covey[flower]`."""
+    build: Callable[..., Runtime] = _late("flower", "covey.flower.flower_runtime").FlowerRuntime.of
+    return build(federation, module, config)
+
+
+@runtimes.add("fleet")
+def fleet(federation: Federation, module: nn.Module, config: Config) -> Runtime:
+    """The sites of a live fleet (`covey fleet`), over TLS; COVEY_FLEET names its folder."""
+    build: Callable[..., Runtime] = _late("fleet", "covey.fleet.fleet_runtime").FleetRuntime.of
+    return build(federation, module, config)
+
+
+def _late(name: str, module: str) -> Any:
+    """Import a transport when it is asked for: it needs Flower, and lies above this layer."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise Refusal(f"The runtime '{name}' needs Flower: pip install 'covey[flower]' ({error}).") from error
+
+
+__all__ = ["LocalRuntime", "StackedRuntime"]

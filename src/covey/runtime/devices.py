@@ -1,0 +1,154 @@
+"""Devices: how fast clients are, when they can be reached, and whether they answer. A simulated clock.
+
+Nothing here changes what a client computes, only whether and when its reply arrives; so time to
+accuracy can stand beside rounds to accuracy.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.arrays import FloatArray, IntArray
+from covey.config.sections import Devices
+from covey.core.interfaces import Method, Runtime
+from covey.core.messages import Fault, Order, Replies
+from covey.core.round_record import RoundRecord
+from covey.core.scores import Scores
+from covey.randomness import generator
+
+
+class OnDevices(Runtime):
+    """A runtime whose clients are devices: some cannot be reached, some do not answer, each takes its time."""
+
+    def __init__(self, runtime: Runtime, devices: Devices, sizes: IntArray, seed: int) -> None:
+        self.runtime = runtime
+        self.devices = devices
+        self._sizes = sizes
+        self._seed = seed
+        rng = generator(seed, "devices")
+        self.speeds: FloatArray = devices.speed * np.exp(devices.spread * rng.standard_normal(len(sizes)))
+        self.bandwidths: FloatArray = devices.bandwidth * np.exp(devices.spread * rng.standard_normal(len(sizes)))
+
+    def available(self, t: int) -> IntArray:
+        """The clients that can be reached: a share of them, at least one."""
+        reachable = self.runtime.available(t)
+        if self.devices.availability == 1 or self.live:
+            return reachable
+        count = max(1, int(len(reachable) * self.devices.availability + 0.5))
+        rng = generator(self._seed, t, "availability")
+        return np.sort(rng.choice(reachable, size=count, replace=False))
+
+    def execute(self, order: Order) -> Replies:
+        """Replies of those who answer in time, with the seconds that each took and the round as a whole."""
+        if self.live:
+            return self.runtime.execute(order)
+        answering = self.answering(order)
+        return self.timed(order, self.runtime.execute(answering) if len(answering.clients) else no_replies(order))
+
+    def answering(self, order: Order) -> Order:
+        """The order, for those whose reply will arrive in time."""
+        lost = self._lost(order, self._seconds(order))
+        if not lost:
+            return order
+        keep = np.flatnonzero([client not in lost for client in order.clients.tolist()])
+        return order.take(keep)
+
+    def timed(self, order: Order, replies: Replies) -> Replies:
+        """The replies with the seconds that they took, and those that did not arrive as faults."""
+        seconds = self._seconds(order)
+        lost = self._lost(order, seconds)
+        waited = float(seconds.max(initial=0.0))
+        taken = dict(zip(order.clients.tolist(), seconds.tolist(), strict=True))
+        return replace(
+            replies.timed(taken, min(waited, self.devices.deadline or waited)),
+            faults=(*replies.faults, *(Fault(client, reason) for client, reason in lost.items())),
+        )
+
+    @property
+    def live(self) -> bool:  # type: ignore[override]
+        return self.runtime.live
+
+    @property
+    def holdings_known(self) -> bool:  # type: ignore[override]
+        return self.runtime.holdings_known
+
+    @property
+    def group(self) -> Hashable:
+        return "devices", self.runtime.group
+
+    def attach(self, method: Method) -> None:
+        self.runtime.attach(method)
+
+    def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.runtime.restore(rows)
+
+    def annotate(self, record: RoundRecord) -> RoundRecord:
+        return self.runtime.annotate(record)
+
+    def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
+        """Execute the orders for those who answer, in one call of the runtime underneath."""
+        wrapped = [(runtime, order) for runtime, order in orders if isinstance(runtime, OnDevices)]
+        if self.live:
+            return [runtime.execute(order) for runtime, order in wrapped]
+        sent = [(runtime, runtime.answering(order)) for runtime, order in wrapped]
+        reaching = [number for number, (_, order) in enumerate(sent) if len(order.clients)]
+        below = [(sent[number][0].runtime, sent[number][1]) for number in reaching]
+        found = dict(zip(reaching, self.runtime.execute_many(below), strict=True)) if below else {}
+        return [
+            runtime.timed(order, found[number] if number in found else no_replies(order))
+            for number, (runtime, order) in enumerate(wrapped)
+        ]
+
+    def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:
+        below = [(runtime.runtime, states) for runtime, states in requests if isinstance(runtime, OnDevices)]
+        return self.runtime.evaluate_many(below)
+
+    def evaluate(self, states: Tensor) -> Scores:
+        return self.runtime.evaluate(states)
+
+    def close(self) -> None:
+        self.runtime.close()
+
+    def _seconds(self, order: Order) -> FloatArray:
+        """`[cohort]`: download, local epochs, upload."""
+        clients = order.clients
+        # A pass forward alone is about a third of one forward and back.
+        passes = order.work.epochs if order.train else 1 / 3
+        trained = self._sizes[clients] * passes / self.speeds[clients]
+        returned = order.start.shape[-1] * order.start.element_size() if order.train and not order.resident else 0
+        seconds: FloatArray = trained + (_received(order) + returned) / self.bandwidths[clients]
+        return seconds
+
+    def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:
+        """Clients whose reply does not arrive, and why."""
+        lost: dict[int, str] = {}
+        deadline = self.devices.deadline
+        if not deadline and not self.devices.dropout:
+            return lost
+        # Apart: who answers a question may still drop out of the training that follows it.
+        purpose = "dropout" if order.train else "dropout of answers"
+        draws = generator(self._seed, order.round, purpose).random(len(self._sizes))
+        for client, needed in zip(order.clients.tolist(), seconds.tolist(), strict=True):
+            if draws[client] < self.devices.dropout:
+                lost[client] = "it dropped out"
+            elif deadline and needed > deadline:
+                lost[client] = f"it needed {needed:.1f} s and the deadline is {deadline:g} s"
+        return lost
+
+
+def _received(order: Order) -> FloatArray:
+    """`[cohort]`: bytes of the tensors that each client is sent; all alike unless the order is personal."""
+    positions = range(len(order.clients) if order.personal else min(1, len(order.clients)))
+    sizes = [sum(value.numel() * value.element_size() for value in order.tensors(at).values()) for at in positions]
+    return np.array(sizes if order.personal else sizes * len(order.clients), dtype=np.float64)
+
+
+def no_replies(order: Order) -> Replies:
+    """The replies of a round in which nobody answered."""
+    nothing = torch.empty(0, dtype=torch.float64)
+    states = order.start.new_empty(0, order.start.shape[-1])
+    return Replies(np.empty(0, dtype=np.int64), states, torch.empty(0, dtype=torch.int64), nothing)

@@ -1,0 +1,1 @@
+"""The stacked runtime: a whole cohort, and a whole sweep, trained at once on one device."""

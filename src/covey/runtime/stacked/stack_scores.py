@@ -1,0 +1,57 @@
+"""Many models on the same test samples at once."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covey.arrays import FloatArray
+from covey.data.dataset import Samples
+from covey.runtime.stacked.engine import Engine
+
+AT_ONCE = 60_000
+"""Samples times models in one pass forward."""
+
+MOST_MODELS = 32
+"""Models in one pass."""
+
+
+def score_stack(engine: Engine, states: list[Tensor]) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Mean loss `[m]` and right answers per class `[m, classes]` of models on the test set."""
+    test = Samples(engine.gallery.test_x, engine.gallery.test_y)
+    losses, corrects = [], []
+    # A model alone, and on a CPU every one of them, is as fast by itself.
+    together = MOST_MODELS if engine.stacks_scores else 1
+    for at in range(0, len(states), together):
+        group = states[at : at + together]
+        if len(group) == 1:
+            loss, correct = engine.learner.score(group[0].to(engine.device), test)
+            losses.append(loss[None])
+            corrects.append(correct[None])
+        else:
+            loss, correct = _score_group(engine, torch.stack([state.to(engine.device) for state in group]), test)
+            losses.append(loss)
+            corrects.append(correct)
+    return torch.cat(losses).cpu().numpy() / len(test), torch.cat(corrects).cpu().numpy()
+
+
+@torch.inference_mode()
+def _score_group(engine: Engine, states: Tensor, test: Samples) -> tuple[Tensor, Tensor]:
+    """Summed loss `[m]` and right answers `[m, classes]`, models side by side."""
+    learner = engine.learner
+    named = learner.side_by_side.models(states)
+    models = len(states)
+    loss = torch.zeros(models, dtype=torch.float64, device=engine.device)
+    correct = torch.zeros(models, learner.classes, dtype=torch.int64, device=engine.device)
+    size = max(1, min(learner.chunk, AT_ONCE // models))
+    for at in range(0, len(test), size):
+        x, y = test.x[at : at + size], test.y[at : at + size]
+        logits = learner.side_by_side.logits(named, learner.inputs(x), own=False)
+        labels = y.expand(models, -1)
+        each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(models, -1)
+        loss += each.double().sum(dim=1)
+        if len(learner.never):
+            logits = logits.index_fill(2, learner.never, -torch.inf)
+        correct.scatter_add_(1, labels, (logits.argmax(dim=2) == y).long())
+    return loss, correct

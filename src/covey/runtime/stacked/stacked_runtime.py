@@ -1,0 +1,219 @@
+"""The stacked runtime: a whole cohort, and a whole sweep, trained at once on one device.
+
+The cohort's models are one stack; a step of local SGD is one vmapped, compiled operation on it, replayed as a
+CUDA graph. What a client computes is what it computes on the local runtime: same batches, same augmentation,
+same masks, from the same keys.
+"""
+
+import time
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covey.arrays import IntArray
+from covey.client.learner import Precision
+from covey.config.schema import Config
+from covey.core.interfaces import CohortProbe, Probe, Runtime
+from covey.core.messages import Order, Replies, Reply, packed_size
+from covey.core.scores import Scores
+from covey.data.dataset import Dataset
+from covey.environment.federated_data import Federation
+from covey.errors import require
+from covey.randomness import key
+from covey.runtime.local import LocalRuntime
+from covey.runtime.stacked.device_data import Holdings
+from covey.runtime.stacked.engine import Engine
+from covey.runtime.stacked.launcher import Job, Trained
+from covey.runtime.stacked.stack_scores import score_stack
+
+_MEASURED_AT_ONCE = 1 << 16
+"""Samples of several clients that are measured together."""
+
+
+class StackedRuntime(Runtime):
+    """One device: the whole cohort at once, and with `execute_together` the cohorts of many runs."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        *,
+        seed: int = 0,
+        precision: Precision = "fp32",
+        device: str | torch.device = "cpu",
+        memory: int = 0,
+        engine: Engine | None = None,
+    ) -> None:
+        self.federation = federation
+        self.engine = engine or Engine(module, federation.dataset, precision, torch.device(device), memory)
+        self._seed = seed
+        self._holdings = Holdings.of(federation, self.engine.gallery)
+
+    @classmethod
+    def of(cls, federation: Federation, module: nn.Module, config: Config) -> Runtime:
+        """One GPU: the whole cohort at once, and in comparisons the cohorts of all runs."""
+        if config.device == "auto" and not torch.cuda.is_available():
+            warnings.warn(
+                "There is no GPU here, so the local runtime takes the stacked one's place "
+                "(device=cpu runs the stack on the CPU).",
+                stacklevel=2,
+            )
+            return LocalRuntime.of(federation, module, config)
+        require(
+            config.device != "cuda" or torch.cuda.is_available(), "device=cuda was asked for, and there is no GPU here."
+        )
+        device = "cpu" if config.device == "cpu" else "cuda"
+        engine = _shared_engine(federation.dataset, module, config, device)
+        return cls(federation, module, seed=config.seed, engine=engine)
+
+    def available(self, t: int) -> IntArray:
+        return np.arange(self.federation.clients)
+
+    @property
+    def group(self) -> Hashable:
+        """Runs that share an engine are trained as one stack."""
+        return id(self.engine)
+
+    def execute(self, order: Order) -> Replies:
+        return self.execute_many([(self, order)])[0]
+
+    def evaluate(self, states: Tensor) -> Scores:
+        return self.evaluate_many([(self, states)])[0]
+
+    def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
+        """Train the clients of all orders in one launch."""
+        stacked = [(runtime, order) for runtime, order in orders if isinstance(runtime, StackedRuntime)]
+        training = [number for number, (_, order) in enumerate(stacked) if order.train]
+        jobs = [Job(stacked[number][1], stacked[number][0]._holdings, stacked[number][0]._seed) for number in training]
+        trained = dict(zip(training, self.engine.execute(jobs), strict=True)) if jobs else {}
+        return [_replies(*stacked[number], trained.pop(number, None)) for number in range(len(stacked))]
+
+    def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:
+        """Score the models `[m, d]` of all requests in one pass over the test set."""
+        counts = [len(states) for _, states in requests]
+        loss, correct = score_stack(self.engine, [state for _, states in requests for state in states])
+        dataset = self.engine.gallery.dataset
+        totals = torch.bincount(dataset.test_y, minlength=dataset.classes).numpy()
+        ends = np.cumsum(counts)
+        return [
+            Scores(loss[begin:end], correct[begin:end], totals) for begin, end in zip(ends - counts, ends, strict=True)
+        ]
+
+
+_engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
+
+
+def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: str) -> Engine:
+    """One engine for all runs with the same data, model, arithmetic and memory that are alive at the same time."""
+    model = (config.model.name, str(sorted(config.model.options.items())))
+    place = (id(dataset), *model, config.precision, device, config.memory_bytes)
+    engine = _engines.get(place)
+    if engine is None:
+        engine = Engine(module, dataset, config.precision, torch.device(device), config.memory_bytes)
+        _engines[place] = engine
+    return engine
+
+
+def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> Replies:
+    """What comes back: models as one stack, so that only clients that withhold theirs cost a copy."""
+    clients, samples = order.clients, runtime.federation.sizes[order.clients]
+    states = trained.states if trained else torch.empty(len(clients), 0)
+    losses = trained.losses if trained else np.zeros(len(clients))
+    measured, kept, seconds = _measured(runtime, order, trained)
+    withheld = np.zeros(len(clients), dtype=bool)
+    sent = 0
+    apart = dict.fromkeys(measured, 0)
+    if len(clients):
+        # Replies of one round have the same fields and shapes, hence with or without a model the same size.
+        rows = [
+            {name: {field: values[at] for field, values in of.items()} for name, of in measured.items()}
+            for at in range(len(clients) if order.gate else 1)
+        ]
+        example = Reply(int(clients[0]), states[0], int(samples[0]), float(losses[0]), rows[0])
+        if order.gate:
+            withheld = np.array([not order.gate.opens(row) for row in rows])
+        open_, shut = replace(order, gate=None), replace(order, resident=True, gate=None)
+        sent = packed_size(example.tensors(open_)) * int((~withheld).sum())
+        if withheld.any():
+            sent += packed_size(example.tensors(shut)) * int(withheld.sum())
+        for name, fields in measured.items():
+            apart[name] = sum(values.numel() * values.element_size() for values in fields.values())
+    replies = Replies(
+        clients,
+        states,
+        torch.from_numpy(samples),
+        torch.from_numpy(losses),
+        measured,
+        kept=kept,
+        bytes_up=sent,
+        probe_bytes=apart,
+        probe_seconds=seconds,
+        withheld=clients[withheld],
+    )
+    if not withheld.any():
+        return replies
+    told = Replies(clients, states[:, :0], replies.samples, replies.losses, measured).take(np.flatnonzero(withheld))
+    return replace(replies.take(np.flatnonzero(~withheld)), told=told)
+
+
+def _measured(
+    runtime: StackedRuntime, order: Order, trained: Trained | None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[int, dict[str, Tensor]]], dict[str, float]]:
+    """What the probes of the order measure on the device, what stays on the clients, and the seconds each took."""
+    measured: dict[str, dict[str, Tensor]] = {}
+    kept: dict[str, dict[int, dict[str, Tensor]]] = {probe.name: {} for probe in order.probes if probe.kept}
+    seconds: dict[str, float] = {}
+    groups = _groups(runtime, order) if order.probes and len(order.clients) else []
+    for probe in order.probes:
+        begin = time.perf_counter()
+        parts = [_measured_group(runtime, order, trained, probe, positions, kept) for positions in groups]
+        if parts:
+            measured[probe.name] = {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
+        seconds[probe.name] = time.perf_counter() - begin
+    return measured, kept, seconds
+
+
+def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
+    """Positions of the cohort in groups whose samples are measured at once; each its own where starts differ."""
+    groups: list[list[int]] = []
+    room = 0
+    for position, client in enumerate(order.clients.tolist()):
+        size = int(runtime.federation.sizes[client])
+        if not groups or order.start.dim() == 2 or size > room:
+            groups.append([])
+            room = _MEASURED_AT_ONCE
+        groups[-1].append(position)
+        room -= size
+    return groups
+
+
+def _measured_group(
+    runtime: StackedRuntime,
+    order: Order,
+    trained: Trained | None,
+    probe: Probe,
+    positions: list[int],
+    kept: dict[str, dict[int, dict[str, Tensor]]],
+) -> dict[str, Tensor]:
+    """Field → `[positions, ...]`, on the host unless it is large; what stays on the clients goes into `kept`."""
+    engine = runtime.engine
+    clients = order.clients[positions].tolist()
+    samples, counts = runtime._holdings.samples(clients, engine.gallery)
+    received = order.start_of(positions[0]).to(engine.device)
+    models = trained.states[positions].to(engine.device) if trained else received.expand(len(positions), -1)
+    if isinstance(probe, CohortProbe):
+        fields = probe.measure_cohort(engine.learner, received, models, samples, counts)
+        return {field: values if field in probe.on_device else values.cpu().clone() for field, values in fields.items()}
+    rows = []
+    for model, part, client in zip(models, samples.split(counts), clients, strict=True):
+        place = key(key(runtime._seed, order.round, client), probe.name)
+        fields = probe.for_client(client).measure(engine.learner, received, model, part, place)
+        if probe.kept:
+            kept[probe.name][client] = {field: fields.pop(field).cpu().clone() for field in probe.kept}
+        rows.append(fields)
+    return {field: torch.stack([row[field].cpu().clone() for row in rows]) for field in rows[0]}

@@ -1,0 +1,97 @@
+"""What is said while somebody waits: bars, and lines of a log."""
+
+import io
+import time
+
+import pytest
+import torch
+from rich.console import Console
+
+from covey.cli import terminal as display
+from covey.config.schema import Config
+from covey.core.build import build_federation
+from covey.core.progress import listening, waiting_for
+from covey.model import build_model
+from covey.runtime.stacked.engine import Engine
+from covey.runtime.stacked.launcher import Launcher
+from covey.runtime.stacked.sgd_step import Terms
+from papers import command
+from tests.conftest import SMALL
+
+
+def test_whoever_listens_is_told_what_is_waited_for_and_when_it_is_over():
+    heard, also = [], []
+    with listening(heard.append):
+        with listening(also.append), pytest.raises(ZeroDivisionError), waiting_for("a division"):
+            raise ZeroDivisionError
+        with waiting_for("Godot"):
+            pass
+    with waiting_for("nobody"):
+        pass
+    assert heard == ["a division", "", "Godot", ""]
+    assert also == ["a division", ""]
+
+
+def test_the_stack_says_that_it_compiles(monkeypatch):
+    config = Config.of(SMALL)
+    federation = build_federation(config)
+    data = federation.dataset
+    engine = Engine(build_model("mlp", {}, data.shape, data.classes, 0), data, "fp32", torch.device("cpu"))
+    launcher = Launcher(engine, Terms(False, False, False, 0, False), 7, 10)
+    heard = []
+    monkeypatch.setattr(launcher, "_record_fastest", lambda: heard.append("compiled"))
+    with listening(heard.append):
+        launcher._capture()
+    assert heard == ["compiling MLP for 7 lanes", "compiled", ""]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """What a terminal shows, in the end."""
+    shown = io.StringIO()
+    monkeypatch.setattr(display, "_progress", Console(file=shown, force_terminal=True, width=120))
+    return shown
+
+
+def shows(shown, text):
+    """Whether bars come to say so; they are drawn ten times a second."""
+    end = time.monotonic() + 20
+    while text not in shown.getvalue() and time.monotonic() < end:
+        time.sleep(0.05)
+    return text in shown.getvalue()
+
+
+def last_bar(shown):
+    return [line for line in shown.getvalue().splitlines() if "fedavg" in line][-1]
+
+
+def test_a_bar_says_what_is_waited_for_and_keeps_the_last_accuracy(terminal):
+    with display.run_progress("fedavg", rounds=3, done=0) as on_round, waiting_for("compiling"):
+        on_round({"round": 1})
+        assert shows(terminal, "compiling")
+    assert "compiling" not in last_bar(terminal)
+    with display.run_progress("fedavg", rounds=3, done=0) as on_round:
+        on_round({"round": 1, "accuracy": 0.25})
+        on_round({"round": 2})
+    assert "accuracy 25.0%" in last_bar(terminal)
+    assert "2/3" in last_bar(terminal)
+
+
+def test_bars_of_a_comparison_do_likewise(terminal):
+    with display.comparison_progress() as (on_run, on_round), waiting_for("too early for a bar"):
+        on_run("fedavg", 1, 3)
+        on_round({"round": 1, "accuracy": 0.25})
+        with waiting_for("compiling"):
+            assert shows(terminal, "compiling")
+        on_round({"round": 2})
+    assert "fedavg, seed 1" in last_bar(terminal)
+    assert "2/3" in last_bar(terminal)
+    assert "accuracy 25.0%" in last_bar(terminal)
+
+
+def test_a_log_says_what_took_long(capsys):
+    with command._progress(time.monotonic() - 5) as (on_run, _):
+        on_run("base", None, 1200)
+        with waiting_for("compiling"):
+            pass
+    assert capsys.readouterr().err.splitlines() == ["     5 s  base: 1,200 rounds to go", "     5 s  compiling"]

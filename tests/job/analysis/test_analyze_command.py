@@ -1,0 +1,114 @@
+"""The command `covey analyze`, its files, and the page that it draws."""
+
+import csv
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from torch import nn
+
+from covey import analyze
+
+# --- the command
+
+
+QUICK = ["--clients", 24, "--set", "workers=1", "--set", "environment.samples=80"]
+
+
+class Headless(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(math.prod(shape), classes)
+
+
+def test_the_command_prints_json_and_writes_csv_with_the_same_figures(covey_command, tmp_path):
+    answer = covey_command("analyze", *QUICK, "--poison", "0.1", "--json", "--csv", tmp_path / "new" / "clients.csv")
+    assert answer.code == 0
+    found = answer.json
+    assert found["spearman"] > 0.8
+    assert found["agreement"] > 0.8
+    assert found["clients"] == len(found["each"]) == 24
+    assert found["bytes_up"] > 0
+    assert found["seconds"] > 0
+    with (tmp_path / "new" / "clients.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["client"]) for row in rows] == [one["client"] for one in found["each"]]
+    assert [float(row["skew"]) for row in rows] == [one["skew"] for one in found["each"]]
+    assert [row["outlier"] == "True" for row in rows] == [one["client"] in found["outliers"] for one in found["each"]]
+
+
+def test_the_command_tells_people_who_is_odd_and_how_many_are_not_shown(covey_command):
+    said = covey_command("analyze", "--set", "workers=1", "--poison", "0.1", "--rounds", 1).out
+    assert "40 clients between them are not shown." in said
+    assert re.search(r"\d+ of 60 clients have an odd class mix \(chance of any false alarm at most 0.05\)", said)
+    assert re.search(r"Outliers in what class mixes do not explain: \d+(, \d+){5}\.", said)
+    assert "sent up / down" in said
+    assert max(map(len, said.split("Most skewed first")[1].splitlines()[:20])) <= 80
+
+
+def test_the_command_runs_stacked_and_from_a_run(covey_command, tmp_path):
+    stacked = covey_command("analyze", *QUICK, "--runtime", "stacked", "--device", "cpu", "--json").json
+    assert stacked["spearman"] > 0.8
+    covey_command("run", *QUICK, "--rounds", 2, "--set", "local.epochs=1", "--out", tmp_path / "run", "--json")
+    found = covey_command("analyze", "--from", tmp_path / "run", "--json").json
+    assert (found["model_of"], found["clients"]) == (str(tmp_path / "run"), 24)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--rounds 0", "rounds must be at least 1, not 0."),
+        ("--rounds few", "rounds must be a whole number, not 'few'."),
+        ("--level 1.5", "level is a probability between 0 and 1, not 1.5."),
+        ("--level high", "level must be a number, not 'high'."),
+        ("--insight heads", "insight is head, full, or a function of yours"),
+        ("--insight no.such:thing", "The insight 'no.such:thing' cannot be imported"),
+        ("--environment nowhere", "There is no environment 'nowhere'."),
+        ("--clients 1", "an analysis needs at least two."),
+        ("--from absent", "is not a run folder"),
+        ("--model tests.job.analysis.test_analyze_command:Headless", "does not name its last layer"),
+        ("--set colour=red", "There is no setting 'colour'."),
+        ("--clients 4 --rounds 1 --set workers=1 --csv /dev/null/a.csv", "cannot be written"),
+    ],
+)
+def test_wrong_input_is_a_sentence(covey_command, tmp_path, monkeypatch, flags, sentence):
+    monkeypatch.chdir(tmp_path)
+    answer = covey_command("analyze", *flags.split())
+    assert answer.code == 2
+    assert answer.err.startswith("covey: ")
+    assert sentence in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the page
+
+
+def test_the_page_draws_skew_certainty_outliers_and_truth(tmp_path):
+    pytest.importorskip("plotly")
+    analysis = analyze(clients=24, altered={"poison": 0.1}, workers=1, rounds=1)
+    text = analysis.draw(tmp_path / "deep" / "analysis.html").read_text(encoding="utf-8")
+    assert "<h1>24 clients with digits, environment uniform</h1>" in text
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
+    assert len(charts) == 2
+    skew, truth = charts
+    bars = [trace for trace in skew["data"] if trace["type"] == "bar"]
+    np.testing.assert_allclose(bars[0]["y"], analysis.skew[analysis.order], rtol=1e-5)
+    limits = [trace for trace in skew["data"] if trace["type"] == "scatter"]
+    np.testing.assert_allclose(limits[0]["y"], analysis.confidence.limit[analysis.order], rtol=1e-5)
+    assert bars[0]["marker"]["color"].count("var(--line-1)") == analysis.outlier.sum()
+    assert sum(len(trace["x"]) for trace in truth["data"]) == 24
+    assert f"{analysis.spearman:.2f}" in text
+    assert [item.name for item in (tmp_path / "deep").iterdir()] == ["analysis.html"]
+
+
+def test_the_page_of_a_trained_models_view_says_what_is_missing(tmp_path):
+    pytest.importorskip("plotly")
+    analysis = analyze(
+        clients=6, environment="iid", insight="tests.job.analysis.test_outliers:brightness", workers=1, rounds=1
+    )
+    text = analysis.draw(tmp_path / "analysis.html").read_text(encoding="utf-8")
+    assert "What is missing" in text
+    assert "odd class mix</span>" not in text

@@ -1,0 +1,52 @@
+"""Ranks of skew against the truth, from round to round, and in clients of different sizes."""
+
+import numpy as np
+import pytest
+
+from covey import analyze
+from covey.job.analysis import rank_correlation
+
+
+@pytest.mark.parametrize("dataset", ["digits", {"name": "synthetic", "train": 3000, "test": 100}])
+@pytest.mark.parametrize("environment", ["uniform", "inverse-pareto", "few-class", "dirichlet-layers"])
+def test_clients_are_ranked_by_their_true_skew(dataset, environment):
+    analysis = analyze(dataset=dataset, environment=environment, workers=1)
+    assert analysis.spearman > 0.97
+    assert analysis.spearman_score > 0.9
+    assert analysis.seconds < 5
+
+
+def test_clients_of_different_sizes_are_ranked_by_skew_where_the_score_ranks_them_by_size():
+    analysis = analyze(environment={"name": "dirichlet", "alpha": 0.3}, workers=1)
+    assert analysis.samples.max() > 5 * analysis.samples.min()
+    assert analysis.spearman > 0.97
+    assert analysis.spearman_score < 0.6
+    assert rank_correlation(analysis.score, analysis.samples) > 0.5
+
+
+def test_the_estimate_is_nearly_the_distance_of_class_shares():
+    analysis = analyze(environment="few-class", workers=1)
+    assert analysis.measure == "class mix"
+    assert np.abs(analysis.skew - analysis.truth).max() < 0.05
+
+
+def test_rounds_from_different_models_agree_and_one_round_agrees_with_nobody():
+    assert analyze(workers=1).agreement > 0.95
+    alone = analyze(workers=1, rounds=1)
+    assert alone.agreement is None
+    assert alone.spearman > 0.95
+
+
+def test_places_are_those_of_the_estimates():
+    analysis = analyze(clients=12, workers=1)
+    each = analysis.each()
+    assert [row["rank"] for row in each] == list(range(1, 13))
+    assert [row["skew"] for row in each] == sorted(analysis.skew, reverse=True)
+    by_score = sorted(each, key=lambda row: row["score_rank"])
+    assert by_score[0]["score"] == pytest.approx(analysis.score.max(), rel=0.2)
+
+
+def test_a_rank_correlation_needs_something_to_rank():
+    assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 15.0])) == pytest.approx(0.5)
+    assert rank_correlation(np.array([1.0, 2.0]), np.array([1.0, 2.0])) is None
+    assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.ones(3)) is None

@@ -1,0 +1,475 @@
+"""The stacked runtime computes what the local one computes, on the CPU too, so that it is tested everywhere."""
+
+import json
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import covey
+from covey import Config, Refusal, compare, run
+from covey.config.sections import Local
+from covey.core.build import build_federation
+from covey.core.messages import Order
+from covey.job.experiment import Experiment
+from covey.model import build_model
+from covey.model.layout import Layout
+from covey.probe.losses import Losses
+from covey.registries import models
+from covey.runtime import LocalRuntime, StackedRuntime
+from covey.runtime.stacked.convolution import StackConv2d, candidate_ways, nearest, with_kernels
+from covey.runtime.stacked.lane_schedule import COMPILING, pack, segment, suitable_lanes, without_giants
+from covey.runtime.stacked.launcher import stack_module
+from tests.conftest import SMALL, without_timings
+
+STACKED = {"runtime": "stacked", "device": "cpu"}
+SKEWED = {**SMALL, "environment": {"name": "dirichlet", "alpha": 0.3}}
+METHODS = covey.methods.names()
+
+
+def pair(given, model="mlp", precision="fp64", options=None):
+    """The two runtimes on the same federation and model."""
+    federation = build_federation(Config.of(given))
+    dataset = federation.dataset
+
+    def module():
+        return build_model(model, options or {}, dataset.shape, dataset.classes, seed=0)
+
+    local = LocalRuntime(federation, module(), seed=3, workers=1, precision=precision)
+    return local, StackedRuntime(federation, module(), seed=3, precision=precision), module
+
+
+def both(given, work, clients, model="mlp", precision="fp64", probes=(), options=None):
+    local, stacked, module = pair(given, model, precision, options)
+    start = Layout.of(module()).read(module()).to(local._learner.dtype)
+    order = Order(2, np.array(clients), start, work, probes)
+    replies = local.execute(order), stacked.execute(order)
+    local.close()
+    return start, *replies
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_makes_the_same_run_in_five_rounds(method, tmp_path):
+    given = {**SKEWED, "cohort": 0.3, "rounds": 5, "precision": "fp64", "method": method}
+    local = run(given, out=tmp_path / "local")
+    stacked = run(given, **STACKED, out=tmp_path / "stacked")
+    assert [row["clients"] for row in local.metrics] == [row["clients"] for row in stacked.metrics]
+    one, other = (Layout.of(result.model(0)).read(result.model(0)) for result in (local, stacked))
+    assert (one - other).norm() <= 1e-9 * one.norm()
+    for mine, theirs in zip(local.metrics, stacked.metrics, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
+        assert mine["bytes_up"] == theirs["bytes_up"]
+        assert mine["clock"] == theirs["clock"]
+
+
+SHAPES = {
+    "mlp": (1, 8, 8),
+    "tutorial-cnn": (3, 16, 16),
+    "fashion-cnn": (1, 16, 16),
+    "vgg11": (3, 32, 32),
+    "mobilenetv2": (3, 16, 16),
+}
+
+
+def train_alike(model):
+    given = {
+        "dataset": {"name": "synthetic", "shape": SHAPES.get(model, (3, 8, 8)), "train": 60, "test": 20},
+        "environment": {"name": "dirichlet", "alpha": 0.5, "minimum": 2},
+        "clients": 5,
+        "cohort": 3,
+    }
+    # A gentle rate: batch norm over a handful of values magnifies rounding where training is wild.
+    start, local, stacked = both(given, Local(epochs=1, batch=8, rate=0.002, momentum=0.5), [0, 2, 4], model)
+    assert (local.states - stacked.states).norm() <= 1e-7 * (local.states - start).norm()
+    assert torch.allclose(local.losses, stacked.losses, rtol=1e-9)
+
+
+# The model of words has its data, and this same test, in test_lstm.py.
+@pytest.mark.parametrize("model", [name for name in models.names() if name != "lstm"])
+def test_every_model_trains_alike_on_both_runtimes(model):
+    train_alike(model)
+
+
+@pytest.mark.parametrize("model", ["tutorial-cnn", "vgg11", "mobilenetv2"])
+def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
+    ways = []
+
+    def by_patches(module, _):
+        ways.append(candidate_ways(module)[0])
+        return stack_module(module, ways[-1])
+
+    monkeypatch.setattr("covey.runtime.stacked.launcher.stack_module", by_patches)
+    train_alike(model)
+    assert ways and "slices" in ways[0].values() and "grouped" not in ways[0].values()
+
+
+@pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "mcmahan-cnn", "pfl-cnn"])
+def test_in_float32_one_steps_gradients_agree(model):
+    shape = (3, 16, 16)
+    given = {
+        "dataset": {"name": "synthetic", "shape": shape, "train": 60, "test": 20},
+        "environment": "iid",
+        "clients": 4,
+        "cohort": 4,
+    }
+    start, local, stacked = both(given, Local(epochs=1, batch=0, rate=1.0), [0, 1, 2, 3], model, "fp32")
+    gradient, other = start - local.states, start - stacked.states
+    assert (gradient - other).norm() <= 1e-5 * gradient.norm()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.9},
+        {"weight_decay": 0.01},
+        {"proximal": 0.5},
+        {"decay": 0.9, "epochs": 3},
+        {"batch": 0},
+        {"batch": 1},
+        {"crop": 2},
+        {"flip": True},
+        {"crop": 1, "flip": True, "momentum": 0.5, "weight_decay": 0.01, "proximal": 0.1},
+    ],
+    ids=str,
+)
+def test_every_option_of_local_training_is_in_the_stack(options):
+    work = Local(**{"epochs": 2, "batch": 7, "rate": 0.05, **options})
+    start, local, stacked = both(SKEWED, work, [0, 1, 3, 6, 7])
+    assert (local.states - stacked.states).norm() <= 1e-12 * (local.states - start).norm()
+    plain = both(SKEWED, Local(epochs=2, batch=7, rate=0.05), [0, 1, 3, 6, 7])[2]
+    assert not torch.equal(plain.states, stacked.states)
+
+
+def test_altered_clients_and_probes_agree():
+    given = {**SKEWED, "altered": {"poison": 0.5, "inverted": 0.3, "shifted": 0.2, "noise": 0.2}}
+    start, local, stacked = both(given, Local(epochs=1), list(range(8)), probes=(Losses(),))
+    assert (local.states - stacked.states).norm() <= 1e-12 * (local.states - start).norm()
+    for field in ("before", "after"):
+        assert torch.allclose(local.probes["losses"][field], stacked.probes["losses"][field])
+
+
+def test_each_lane_may_start_from_a_model_of_its_own():
+    local, stacked, module = pair(SKEWED)
+    start = Layout.of(module()).read(module()).double()
+    order = Order(1, np.array([1, 4, 5]), torch.stack([start, start + 0.1, start - 0.1]), Local(epochs=1))
+    one, other = local.execute(order), stacked.execute(order)
+    local.close()
+    assert torch.allclose(one.states, other.states, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_fewer_lanes_than_clients_give_the_same_result(lanes):
+    _, whole, module = pair(SKEWED)
+    _, narrow, _ = pair(SKEWED)
+    narrow.engine.most_lanes = lanes
+    start = Layout.of(module()).read(module()).double()
+    order = Order(1, np.arange(8), start, Local(epochs=2, batch=4, momentum=0.9))
+    one, other = whole.execute(order), narrow.execute(order)
+    assert [launcher.count for launcher in narrow.engine._launchers.values()] == [lanes]
+    assert torch.allclose(one.states, other.states, rtol=0, atol=1e-12)
+    assert torch.allclose(one.losses, other.losses, rtol=1e-12)
+
+
+def test_unequal_clients_cost_what_they_have_not_what_the_largest_has():
+    work = Local(epochs=1, batch=10)
+    sizes = [1000, 300, 200, 150, 100, 100, 50, 50, 30, 20]
+    segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
+    lanes = suitable_lanes(segments, 100).lanes
+    visits = pack(segments, lanes)
+    computed = lanes * max(visit.end for visit in visits)
+    assert sum(one.steps for one in segments) == 200
+    assert computed <= 1.15 * 200
+    assert sorted(visit.segment.position for visit in visits) == list(range(10))
+    for one in visits:
+        others = [visit for visit in visits if visit.lane == one.lane and visit is not one]
+        assert all(visit.end <= one.begin or one.end <= visit.begin for visit in others)
+
+
+def test_a_giant_does_not_keep_the_others_waiting():
+    work = Local(epochs=1, batch=1)
+    segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate([10, 12, 11, 500])]
+    assert [[one.samples for one in part] for part in without_giants(segments)] == [[10, 12, 11], [500]]
+    assert len(without_giants(segments[:3])) == 1
+
+
+def test_a_comparison_in_lockstep_is_the_same_as_runs_by_themselves(tmp_path):
+    given = {**SKEWED, "rounds": 3, "precision": "fp64", "devices": {"dropout": 0.3}}
+    methods = ["fedavg", "fedprox", "iid", "central", "local-only"]
+    together = compare(methods, seeds=2, given={**given, **STACKED}, out=tmp_path / "together")
+    for method in methods:
+        for seed in range(2):
+            alone = run(given, method=method, seed=seed, out=tmp_path / f"{method}-{seed}")
+            mine = together.runs[method][seed]
+            for one, other in zip(alone.metrics, mine.metrics, strict=True):
+                assert one["clients"] == other["clients"]
+                assert one["dropped"] == other["dropped"]
+                assert one["loss"] == pytest.approx(other["loss"], rel=1e-9)
+
+
+def test_a_sweep_trains_the_clients_of_all_its_runs_in_one_launch(tmp_path, monkeypatch):
+    launches = []
+    original = covey.runtime.stacked.engine.Engine.execute
+
+    def counted(self, jobs):
+        launches.append(len(jobs))
+        return original(self, jobs)
+
+    monkeypatch.setattr(covey.runtime.stacked.engine.Engine, "execute", counted)
+    compare(["fedavg", "fedprox"], seeds=3, given={**SMALL, **STACKED, "rounds": 4}, out=tmp_path / "cmp")
+    assert launches == [6, 6, 6, 6]
+
+
+def test_a_sweep_that_is_cut_off_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+    given = {**SMALL, **STACKED, "rounds": 5}
+    whole = compare(["fedavg", "iid"], seeds=2, given=given, out=tmp_path / "whole")
+    monkeypatch.setattr("covey.job.runs.LOCKSTEP_CHECKPOINT", 0.0)
+    seen = []
+
+    def cut(record):
+        seen.append(record)
+        if len(seen) == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(["fedavg", "iid"], seeds=2, given=given, out=tmp_path / "cut", on_round=cut)
+    again = compare(["fedavg", "iid"], seeds=2, given=given, out=tmp_path / "cut")
+    for name, runs in whole.runs.items():
+        for one, other in zip(runs, again.runs[name], strict=True):
+            assert without_timings(one.metrics) == without_timings(other.metrics)
+
+
+def test_a_sweep_keeps_its_runs_only_now_and_then_and_loses_no_line_of_what_it_kept(tmp_path, monkeypatch):
+    given = {**SMALL, **STACKED, "rounds": 6}
+    seen = []
+
+    def cut(record):
+        seen.append(record)
+        if len(seen) == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(["fedavg", "iid"], seeds=1, given=given, out=tmp_path / "cut", on_round=cut)
+    assert not (tmp_path / "cut" / "fedavg" / "seed-0" / "checkpoint.safetensors").exists()
+    done = compare(["fedavg", "iid"], seeds=1, given=given, out=tmp_path / "cut")
+    assert [row["round"] for row in done.runs["iid"][0].metrics] == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_a_gpu_the_local_runtime_steps_in_with_a_sentence(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.warns(UserWarning, match="There is no GPU here, so the local runtime takes the stacked one's place"):
+        result = run(SMALL, runtime="stacked", out=tmp_path / "run")
+    assert without_timings(result.metrics) == without_timings(run(SMALL, out=tmp_path / "local").metrics)
+    with pytest.raises(Refusal, match="there is no GPU here"):
+        run(SMALL, runtime="stacked", device="cuda", out=tmp_path / "cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(SMALL, **STACKED, out=tmp_path / "cpu")
+
+
+def test_a_comparison_says_so_once(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    flags = ["--methods", "fedavg,fedprox", "--seeds", "2", "--rounds", "1", "--clients", "4", "--runtime", "stacked"]
+    command = [sys.executable, "-m", "covey.cli.main", "compare", *flags, "--out", str(tmp_path / "runs")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stderr.count("There is no GPU here") == 1
+
+
+@pytest.mark.parametrize("limit", ["much", "-1GiB", "8 furlongs", "0"])
+def test_an_impossible_memory_limit_is_refused(limit):
+    with pytest.raises(Refusal, match="memory_limit must be a size such as 8GiB"):
+        Config.of(memory_limit=limit)
+
+
+def test_runs_with_another_memory_limit_do_not_share_an_engine():
+    given = {**SMALL, **STACKED}
+    experiments = [Experiment.of(Config.of({**given, "memory_limit": limit})) for limit in ("1GiB", "2GiB", "1GiB")]
+    engines = [experiment.runtime.runtime.engine for experiment in experiments]
+    assert engines[0] is engines[2]
+    assert engines[0] is not engines[1]
+
+
+def test_memory_limits_are_read_as_people_write_them():
+    assert Config.of(memory_limit="8GiB").memory_bytes == 8 * 2**30
+    assert Config.of(memory_limit="500 MB").memory_bytes == 500_000_000
+    assert Config.of().memory_bytes == 0
+
+
+@pytest.mark.parametrize("way", ["windows", "slices"])
+@pytest.mark.parametrize(
+    ("channels", "out", "kernel", "stride", "padding", "groups"),
+    [
+        (3, 6, 5, 1, 0, 1),
+        (6, 16, 5, 1, 2, 1),
+        (3, 8, 3, 2, 1, 1),
+        (4, 5, 1, 1, 0, 1),
+        (2, 3, (3, 5), (1, 2), (0, 1), 1),
+        (2, 3, 3, 1, "same", 1),
+        (4, 4, 3, 1, 1, 4),
+        (5, 5, (3, 5), (2, 1), "valid", 5),
+        (3, 3, 4, 1, "same", 3),
+    ],
+)
+def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, groups, way):
+    layer = torch.nn.Conv2d(channels, out, kernel, stride, padding, groups=groups).double()
+    x = torch.randn(3, channels, 9, 11, dtype=torch.float64, requires_grad=True)
+    expected = layer(x)
+    patches = StackConv2d(layer, way)(x)
+    assert torch.allclose(patches, expected, atol=1e-12)
+    weight = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * weight).sum(), [x, layer.weight, layer.bias])
+    gotten = torch.autograd.grad((patches * weight).sum(), [x, layer.weight, layer.bias])
+    assert all(torch.allclose(one, other, atol=1e-11) for one, other in zip(wanted, gotten, strict=True))
+
+
+def test_the_ways_to_convolve_name_every_layer():
+    module = build_model("tutorial-cnn", {}, (3, 32, 32), 10, 0)
+    ways = candidate_ways(module)
+    assert all(set(one) == {"conv1", "conv2"} for one in ways)
+    assert {one["conv1"] for one in ways} == {"windows", "grouped"}
+    for kernels in (False, True):
+        assert any("grouped" in one.values() for one in candidate_ways(module, kernels))
+        exact = candidate_ways(module, kernels, exact=True)
+        assert exact and not any("grouped" in one.values() for one in exact)
+    (deep,) = candidate_ways(build_model("vgg11", {}, (3, 32, 32), 10, 0), kernels=True)
+    assert list(deep.values()) == ["kernel", *["slices"] * 7]
+    (mobile,) = candidate_ways(build_model("mobilenetv2", {}, (3, 32, 32), 10, 0), kernels=True)
+    assert list(mobile.values()) == ["kernel", *["slices"] * 52]
+    layer = StackConv2d(module.conv1, "windows")
+    assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
+
+
+def test_what_was_found_for_nearly_as_many_lanes_is_taken_over():
+    known = {"of 8": "few", "of 40": "some", "of 90": "many"}
+    place = "of {}".format
+    assert nearest(known, place, 40) == (40, "some")
+    assert nearest(known, place, 66) == (90, "many") and nearest(known, place, 64) == (40, "some")
+    assert nearest(known, place, 16) == (8, "few") and nearest(known, place, 4) == (8, "few")
+    assert nearest(known, place, 3) is nearest(known, place, 17) is nearest(known, place, 200) is None
+
+
+def of_steps(*steps):
+    work = Local(epochs=1, batch=1)
+    return [segment(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "made", "expected", "lost"),
+    [
+        ([100] * 10, [], 10, 0),
+        # Clients that drop out leave lanes idle, and nothing is compiled for those that remain.
+        ([100] * 9, [10], 10, 0),
+        ([100] * 7, [10], 10, 0),
+        ([100] * 2, [10], 10, 100 * 8 / 18),
+        ([100], [30], 30, 100 - 100 * 9 / 38),
+        # One client more than lanes take twice the steps, each with one lane less.
+        ([100] * 11, [10], 10, 200 - 100 * 19 / 18),
+        ([100] * 30, [5], 5, 600 - 100 * 38 / 13),
+        ([100] * 100, [10, 50], 50, 0),
+        ([100] * 100, [10, 20], 20, 500 - 100 * 108 / 28),
+        ([100] * 100, [90, 120], 120, 0),
+        # Ten clients of different sizes keep six lanes busy.
+        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [], 6, 0),
+        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [5, 10], 5, 0),
+        # Two clients of 70 steps in one lane would take 140, where the longest takes 100; two of 50 do not.
+        ([100, *[70] * 11], [], 12, 0),
+        ([100, *[50] * 11], [], 7, 0),
+        # Three lanes take 110 steps, four and five 100.
+        ([100, 90, 40, 40, 30], [], 4, 0),
+        # A client without a whole batch has nothing to do.
+        ([0], [], 1, 0),
+        ([0, 0], [2], 2, 0),
+    ],
+)
+def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected, lost):
+    chosen = suitable_lanes(of_steps(*steps), 512, made)
+    assert chosen.lanes == expected
+    assert chosen.lost == pytest.approx(lost)
+
+
+def test_lanes_are_compiled_once_as_much_is_lost_without_them_as_compiling_takes():
+    lost, rounds = 0.0, 0
+    while (choice := suitable_lanes(of_steps(*[100] * 11), 512, [10], lost)).lanes == 10:
+        assert choice.lost > lost
+        lost, rounds = choice.lost, rounds + 1
+    assert choice == (11, 0)
+    assert rounds == COMPILING // (200 - 100 * 19 / 18)
+    # A lane for each of many at once, rather than one after another.
+    assert suitable_lanes(of_steps(*[100] * 400), 512, [1]) == (400, 0)
+    # What suits as it is costs nothing, and forgives nothing.
+    assert suitable_lanes(of_steps(*[100] * 9), 512, [10], 70.0) == (10, 70)
+    assert suitable_lanes(of_steps(*[100] * 10), 512, [10], 70.0) == (10, 70)
+
+
+def test_an_engine_keeps_account_of_what_is_lost_for_want_of_lanes(monkeypatch):
+    """On a GPU, where lanes are compiled; here they only look as if they were."""
+    _, stacked, _ = pair(SKEWED)
+    engine = stacked.engine
+    monkeypatch.setattr(engine, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", False)
+    segments, shape = of_steps(*[1000] * 11), (1, 0, False)
+    engine._launchers = {((shape, engine._terms(segments)), 10): SimpleNamespace(count=10)}
+    used = [engine._lanes_for(shape, segments, []) for _ in range(20)]
+    rounds = used.index(11)
+    assert used[:rounds] == [10] * rounds
+    assert rounds == int(COMPILING // (2000 - 1000 * 19 / 18))
+    # Other clients have an account of their own.
+    other = (5, 0, False)
+    engine._launchers[(other, engine._terms(segments)), 10] = SimpleNamespace(count=10)
+    assert engine._lanes_for(other, segments, []) == 10
+
+
+def test_stacked_runs_are_asked_for_on_the_command_line(covey_command, tmp_path):
+    where = ["--runtime", "stacked", "--device", "cpu", "--memory-limit", "1GiB"]
+    flags = ["run", *where, "--clients", "6", "--cohort", "3", "--rounds", "2"]
+    answer = covey_command(*flags, "--set", "environment.samples=10", "--out", tmp_path / "run", "--json")
+    assert answer.code == 0, answer.err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (config["runtime"], config["device"], config["memory_limit"]) == ("stacked", "cpu", "1GiB")
+
+
+def test_experiments_of_a_sweep_share_one_engine():
+    configs = [Config.of({**SMALL, **STACKED, "seed": seed}) for seed in (0, 1)]
+    first, second = (Experiment.of(config) for config in configs)
+    assert first.runtime.runtime.engine is second.runtime.runtime.engine
+    other = Experiment.of(Config.of({**SMALL, **STACKED, "precision": "fp64"}))
+    assert other.runtime.runtime.engine is not first.runtime.runtime.engine
+
+
+@pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "pfl-cnn", "mobilenetv2"])
+def test_models_scored_together_have_the_scores_they_have_alone(model):
+    given = {"dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 70}, "clients": 5}
+    _, stacked, module = pair(given, model)
+    start = Layout.of(module()).read(module()).double()
+    models = torch.stack([start, 1.1 * start, 0.9 * start])
+    alone = stacked.evaluate(models)
+    stacked.engine.stacks_scores = True
+    stacked.engine.learner.chunk = 32
+    together = stacked.evaluate_many([(stacked, models[:1]), (stacked, models[1:])])
+    assert [len(scores.loss) for scores in together] == [1, 2]
+    np.testing.assert_allclose(np.concatenate([scores.loss for scores in together]), alone.loss, rtol=1e-10)
+    np.testing.assert_array_equal(np.concatenate([scores.correct for scores in together]), alone.correct)
+
+
+@pytest.mark.parametrize("model", ["mcmahan-cnn", "tutorial-cnn", "mobilenetv2"])
+def test_models_are_scored_together_in_bf16_too(model):
+    given = {"dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 70}, "clients": 5}
+    federation = build_federation(Config.of(given))
+    module = build_model(model, {}, (3, 16, 16), 10, 0)
+    stacked = StackedRuntime(federation, module, precision="bf16", device="cpu")
+    # As on a GPU, where convolutions of few channels are our own operators, which cast for themselves.
+    with_kernels(stacked.engine.learner.module)
+    start = Layout.of(module).read(module)
+    models = torch.stack([start, 1.1 * start, 0.9 * start])
+    alone = stacked.evaluate(models)
+    stacked.engine.stacks_scores = stacked.engine.learner.stacks = True
+    np.testing.assert_allclose(stacked.evaluate(models).loss, alone.loss, rtol=0.02)
+    samples, counts = stacked._holdings.samples([0, 1, 2], stacked.engine.gallery)
+    learner = stacked.engine.learner
+    expected = [learner.mean_loss(*pair) for pair in zip(models, samples.split(counts), strict=True)]
+    np.testing.assert_allclose(learner.own_losses(models, samples, counts).numpy(), expected, rtol=0.02)

@@ -1,0 +1,34 @@
+"""Triton kernels in Triton's interpreter, on the CPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def _works() -> bool:
+    """Triton is there, and its interpreter agrees with this NumPy: int() of an array of one element was withdrawn."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    return np.lib.NumpyVersion(np.__version__) < "2.4.0" or version("triton") >= "3.7"
+
+
+needs_interpreter = pytest.mark.skipif(not _works(), reason="Triton's interpreter is not there.")
+
+
+def run_interpreted(module: str) -> None:
+    """Run a module of tests as a program, every Triton kernel of it in the interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,86 @@
+"""Every method computes what it computed when the reference was made, and folders of that time are still read.
+
+On the processor that made the reference the records are the same to the bit; elsewhere those in float64 agree to 1e-6.
+"""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import covey
+from tests.reference.make import EXTRA, HERE, WAYS, make, processor, settings_of
+
+REFERENCE = json.loads((HERE / "records.json").read_text(encoding="utf-8"))
+SAME_MACHINE = REFERENCE["processor"] == processor()
+FOLDERS = HERE / "folders"
+
+
+def close(mine: Any, theirs: Any) -> bool:
+    """Nested records that agree to 1e-6."""
+    if isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(close(mine[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(close(a, b) for a, b in zip(mine, theirs, strict=True))
+    return bool(mine == (pytest.approx(theirs, rel=1e-6, abs=1e-9) if isinstance(theirs, float) else theirs))
+
+
+def test_the_reference_covers_every_method() -> None:
+    assert set(REFERENCE["runs"]) == {*covey.methods.names(), *EXTRA}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("name", list(REFERENCE["runs"]))
+def test_a_method_computes_what_it_computed(name: str, way: str, tmp_path: Path) -> None:
+    expected = REFERENCE["runs"][name][way]
+    if not SAME_MACHINE and "fp64" not in way:
+        pytest.skip("single precision is rounded otherwise on another processor")
+    found = json.loads(json.dumps(make(name, way, tmp_path / "run")))
+    if SAME_MACHINE:
+        assert found == expected
+    else:
+        assert close(found["metrics"], expected["metrics"])
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """A copy of the stored folders."""
+    shutil.copytree(FOLDERS, tmp_path / "folders")
+    job = tmp_path / "folders" / "ondemand" / "ondemand.json"
+    job.write_text(job.read_text(encoding="utf-8").replace("/somewhere", str(tmp_path / "folders")), encoding="utf-8")
+    return tmp_path / "folders"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["fedacs", "feddrl", "mocha", "nccb", "ondemand"])
+def test_a_stored_run_that_was_stopped_resumes_to_the_same_end(name: str, folders: Path, tmp_path: Path) -> None:
+    resumed = covey.resume(folders / f"stopped-{name}")
+    given = {**settings_of(name), **({"aggregator": {"hidden": 8}} if name == "feddrl" else {})}
+    whole = covey.run(given, out=tmp_path / "whole")
+    for mine, theirs in zip(resumed.metrics, whole.metrics, strict=True):
+        for timing in ("seconds", "probe_seconds"):
+            mine.pop(timing), theirs.pop(timing)
+        assert close(mine, theirs) and (mine == theirs or not SAME_MACHINE)
+
+
+def test_stored_folders_are_read_evaluated_exported_and_reported(folders: Path, tmp_path: Path) -> None:
+    run = covey.Run.open(folders / "finished")
+    assert run.finished
+    assert run.evaluate()["accuracy"] == pytest.approx(run.metrics[-1]["accuracy"])
+    assert run.export(tmp_path / "model.safetensors")["parameters"] == sum(p.numel() for p in run.model().parameters())
+    comparison = covey.Comparison.open(folders / "comparison")
+    assert [row["method"] for row in comparison.rows] == ["fedavg", "fedacs", "iid"]
+    for folder in ("finished", "comparison", "stopped-mocha"):
+        assert covey.report([folders / folder], tmp_path / f"{folder}.html").stat().st_size > 10_000
+
+
+def test_a_stored_on_demand_job_is_read_and_drawn(folders: Path) -> None:
+    from covey.job.on_demand import read_ondemand
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        job = read_ondemand(folders / "ondemand")
+    assert len(job.tailored) == 1
