@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+import covey
 from covey.arrays import State
 from covey.config.schema import Config
 from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
@@ -178,7 +179,7 @@ def describe_machine() -> dict[str, object]:
 
 def _commit() -> str | None:
     """The commit of the source tree that Covey runs from, where it is one."""
-    here = Path(__file__).resolve().parent
+    here = Path(covey.__file__).resolve().parent
     if here.parent.name != "src":
         return None
     try:
