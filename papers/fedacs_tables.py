@@ -104,9 +104,9 @@ def _speed_row(about: ACSLines, environment: Environment, method: str, target: f
         *head,
         about.to_target(line, target),
         "-" if own.rounds is None else f"{own.rounds.median:.0f}",
-        "-" if pair is None else spread(pair[1].difference, "{:+.0f}", 1.0),
+        "-" if pair is None else spread(pair.difference, "{:+.0f}", 1.0),
         printed,
-        "-" if pair is None else f"{pair[0]:.2f}x",
+        "-" if pair is None else f"{pair.factor:.2f}x",
         about.seeds(line),
         about.rounds_run(line),
     ]

@@ -7,21 +7,28 @@ from typing import TypeVar
 import numpy as np
 
 from covey.arrays import FloatArray
-from covey.job.comparison.statistics import Estimate
+from covey.job.comparison.statistics import (
+    Estimate,
+    SpeedUp,
+    accuracy_at,
+    best_accuracy,
+    common_seeds,
+    paired_difference,
+    paired_values,
+    speed_up,
+    terminal_accuracy,
+)
+from covey.job.comparison.statistics import evaluated_runs as scored
+from covey.job.comparison.statistics import last_round as reached
+from covey.job.comparison.statistics import line_rounds_to_target as line_to_target
+from covey.job.comparison.statistics import rounds_to_target as rounds_to
+from covey.job.comparison.statistics import share_of_gap as gap_share
 from papers.store import Result
+
+__all__ = ["accuracy_at", "best_accuracy", "common_seeds", "line_to_target", "reached", "rounds_to", "scored"]
 
 Line = Mapping[int, Result]
 """Seed → run, of one line of a table."""
-
-
-def reached(result: Result) -> int:
-    """The last round that was evaluated; 0 where none was."""
-    return int(result.evaluations[-1]) if len(result.evaluations) else 0
-
-
-def scored(line: Line) -> dict[int, Result]:
-    """The runs of a line that were evaluated at all."""
-    return {seed: result for seed, result in line.items() if reached(result)}
 
 
 def settled(line: Line, planned: int) -> dict[int, Result]:
@@ -36,25 +43,7 @@ def settled(line: Line, planned: int) -> dict[int, Result]:
 
 def terminal(result: Result, window: int, at: int | None = None) -> float:
     """Mean accuracy over the last `window` rounds up to round `at` (by default all), at least the last evaluation."""
-    rounds, accuracy = result.evaluations, result.accuracy
-    inside = rounds <= (reached(result) if at is None else at)
-    if not inside.any():
-        return float(accuracy[0])
-    last = rounds[inside][-1]
-    return float(accuracy[inside & (rounds > last - max(1, window))].mean())
-
-
-def accuracy_at(result: Result, t: int) -> float | None:
-    """Accuracy at the last evaluation up to `round`; None where the run has not come so far."""
-    if reached(result) < t or not (result.evaluations <= t).any():
-        return None
-    return float(result.accuracy[result.evaluations <= t][-1])
-
-
-def rounds_to(result: Result, target: float) -> int | None:
-    """The first evaluated round whose accuracy is at least `target`."""
-    places = np.flatnonzero(result.accuracy >= target)
-    return int(result.evaluations[places[0]]) if len(places) else None
+    return terminal_accuracy(result, at, window)
 
 
 @dataclass(frozen=True)
@@ -67,67 +56,18 @@ class Paired:
 
 def paired_terminal(line: Line, base: Line, window: int) -> Paired | None:
     """Terminal accuracy of `line` less that of `base`, over the seeds that both have."""
-    seeds = common_seeds(line, base)
-    if not seeds:
-        return None
-    values = []
-    for seed in seeds:
-        at = min(reached(line[seed]), reached(base[seed]))
-        values.append(terminal(line[seed], window, at) - terminal(base[seed], window, at))
-    return Paired(seeds, Estimate.of(values))
+    difference = paired_difference(lambda run, at: terminal(run, window, at), line, base)
+    return None if difference is None else Paired(common_seeds(line, base), difference)
 
 
 def share_of_gap(line: Line, base: Line, ceiling: Line, window: int) -> float | None:
-    """Share of the distance from `base` to `ceiling` that `line` covers: a ratio of means over common seeds.
-
-    None where there are no common seeds, or where the distance may be none at all (its 95 % interval holds zero).
-    """
-    seeds = [seed for seed in common_seeds(line, base) if seed in common_seeds(base, ceiling)]
-    if not seeds:
-        return None
-    own, whole = [], []
-    for seed in seeds:
-        at = min(reached(part[seed]) for part in (line, base, ceiling))
-        below = terminal(base[seed], window, at)
-        own.append(terminal(line[seed], window, at) - below)
-        whole.append(terminal(ceiling[seed], window, at) - below)
-    gap = Estimate.of(whole)
-    if gap.mean <= 0 or (gap.low is not None and gap.low <= 0):
-        return None
-    return float(np.mean(own)) / gap.mean
+    """Share of the distance from `base` to `ceiling` that `line` covers: a ratio of means over common seeds."""
+    return gap_share(*paired_values(lambda run, at: terminal(run, window, at), line, base, ceiling))
 
 
-@dataclass(frozen=True)
-class ToTarget:
-    """Rounds that a line takes to a target."""
-
-    seeds: int
-    reached: int
-    """Seeds that came to it."""
-    rounds: Estimate | None
-    """Over seeds, where all came to it."""
-
-
-def line_to_target(line: Line, target: float) -> ToTarget:
-    taken = [rounds_to(result, target) for result in line.values()]
-    there = [float(value) for value in taken if value is not None]
-    return ToTarget(len(taken), len(there), Estimate.of(there) if there and len(there) == len(taken) else None)
-
-
-def paired_speed(line: Line, base: Line, target: float) -> tuple[float, Paired] | None:
+def paired_speed(line: Line, base: Line, target: float) -> SpeedUp | None:
     """Speed-up (mean rounds of `base` over those of `line`) and rounds saved, over common seeds; all must reach it."""
-    seeds = common_seeds(line, base)
-    pairs = [(rounds_to(base[seed], target), rounds_to(line[seed], target)) for seed in seeds]
-    there = [(before, own) for before, own in pairs if before is not None and own is not None]
-    if not there or len(there) < len(pairs):
-        return None
-    before, own = (np.array(column, dtype=np.float64) for column in zip(*there, strict=True))
-    return float(before.mean() / own.mean()), Paired(seeds, Estimate.of((own - before).tolist()))
-
-
-def common_seeds(line: Line, other: Line) -> tuple[int, ...]:
-    """Seeds of which both lines have an evaluated run."""
-    return tuple(sorted(set(scored(line)) & set(scored(other))))
+    return speed_up(line, base, target)
 
 
 Label = TypeVar("Label")
@@ -173,10 +113,8 @@ def numbers(values: Sequence[float | None]) -> FloatArray:
 
 
 def apart(difference: Estimate) -> bool | None:
-    """Whether a difference is clear of zero; None where there is no interval."""
-    if difference.low is None or difference.high is None:
-        return None
-    return difference.low > 0 or difference.high < 0
+    """True if a difference is clear of zero; None where there is no interval."""
+    return difference.clear_of_zero
 
 
 def thinned(values: list[int], points: int) -> list[int]:

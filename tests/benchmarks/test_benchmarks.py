@@ -8,11 +8,11 @@ import time
 
 import pytest
 import torch
+
+from benchmarks import cpu, processes, server
 from benchmarks.cpu import CONTENDERS, Outcome, rows, table_of, verdict
 from benchmarks.laps import Laps
 from benchmarks.workloads import WORKLOADS, load, network, prepare
-
-from benchmarks import cpu, processes, server
 from covey.model import build_model
 
 W1 = WORKLOADS["W1"]

@@ -8,8 +8,6 @@ from typing import Any
 
 import typer
 from click.testing import Result as Said
-from papers.command import reproduce as command
-from papers.store import CENTRAL
 from typer.testing import CliRunner
 
 from covey.job.runs import run_together
@@ -25,6 +23,8 @@ from papers import (
     playing,
     reproduce,
 )
+from papers.command import reproduce as command
+from papers.store import CENTRAL
 
 _app = typer.Typer(pretty_exceptions_enable=False)
 _app.command()(command)

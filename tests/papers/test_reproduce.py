@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from covey import Refusal, methods
+from covey.core.records import read_metrics
+from covey.job.comparison.statistics import Estimate
+from papers import Paper, Store, Wanted, drawing, machine_settings, paper_called, papers, reproduce
 from papers.fedacs import METHODS, SCALES
 from papers.openings import made_by
 from papers.pages import Chart, Page, Series, Table, markdown, spread, write_page
 from papers.plan import Group, Planned, differences
 from papers.statistics import accuracy_at, paired_terminal, rounds_to, share_of_gap, terminal
 from papers.store import Result, read_result, true_skew
-
-from covey import Refusal, methods
-from covey.core.records import read_metrics
-from covey.job.comparison.statistics import Estimate
-from papers import Paper, Store, Wanted, drawing, machine_settings, paper_called, papers, reproduce
 from tests.papers.small_papers import (
     called,
     made_up,

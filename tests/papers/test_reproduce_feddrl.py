@@ -4,6 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+
+from papers import Store, Wanted, machine_settings, papers
 from papers.feddrl import METHODS, ONLINE, RULE, SCALES
 from papers.feddrl_lines import best, rounds_to_lowest, usual
 from papers.pages import markdown
@@ -11,9 +14,6 @@ from papers.plan import Planned
 from papers.schooling import agent_file, missing_agents, train
 from papers.statistics import mean_curve
 from papers.store import CENTRAL, Result
-from safetensors import safe_open
-
-from papers import Store, Wanted, machine_settings, papers
 from tests.conftest import without_timings
 from tests.papers.small_papers import made_up, planned_run, reproduced, rising, rows_of, section, stored
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from covey import Refusal
+from papers import Store, Wanted, papers
 from papers.nccb import METHODS, SCALES
 from papers.nccb import made_up as made_up_texts
 from papers.pages import markdown
 from papers.plan import Planned
 from papers.store import Result
-
-from covey import Refusal
-from papers import Store, Wanted, papers
 from tests.papers.small_papers import called, made_up, planned_run, rising, rows_of, section, stored
 
 NCCB = papers["nccb"]

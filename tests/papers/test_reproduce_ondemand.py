@@ -7,12 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from papers.branching import model_file
-from papers.measuring import estimates_file, read_estimates
-from papers.ondemand import METHODS, SCALES, TARGETS, OnDemandScale, Task
-from papers.pages import markdown
-from papers.plan import Planned
-from papers.store import Result, read_result, truth_of
 from safetensors.torch import load_file
 
 import covey
@@ -21,6 +15,12 @@ from covey.core.checkpoint import read_checkpoint
 from covey.core.records import read_config, read_metrics
 from covey.data.paper_targets import local_target, prefix_target
 from papers import Store, Wanted, papers
+from papers.branching import model_file
+from papers.measuring import estimates_file, read_estimates
+from papers.ondemand import METHODS, SCALES, TARGETS, OnDemandScale, Task
+from papers.pages import markdown
+from papers.plan import Planned
+from papers.store import Result, read_result, truth_of
 from tests.papers.small_papers import (
     called,
     made_up,

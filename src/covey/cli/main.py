@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
-from papers.command import reproduce
 
 from covey.cli.agent_command import train_agent
 from covey.cli.file_commands import download, evaluate, export, report
@@ -16,6 +15,7 @@ from covey.cli.on_demand_command import ondemand
 from covey.cli.run_commands import compare, demo, resume, run
 from covey.errors import Refusal
 from covey.job.comparison.execution import Interrupted
+from papers.command import reproduce
 
 app = typer.Typer(
     name="covey",

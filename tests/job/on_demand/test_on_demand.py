@@ -21,7 +21,6 @@ from covey.cli.on_demand_command import draw_again, go_on
 from covey.cli.on_demand_command import ondemand as command
 from covey.core.checkpoint import read_checkpoint
 from covey.job.on_demand import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
-
 from tests.conftest import without_timings
 
 SKEWED = {
