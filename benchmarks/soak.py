@@ -32,7 +32,6 @@ from covey.config.schema import Config
 from covey.core.build import build_federation
 from covey.core.checkpoint import read_checkpoint
 from covey.fleet import Rules
-from covey.fleet.fleet_runtime import FLEET
 from covey.fleet.loopback import Loopback, loopback_fleet
 
 SETTINGS: dict[str, Any] = {
@@ -163,10 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
     rules = Rules(timeout=given.timeout, patience=60.0, poll=0.2)
     with tempfile.TemporaryDirectory(prefix="covey-soak-") as place:
         fleet = loopback_fleet(Path(place) / "fleet", build_federation(config), settings, rules=rules)
-        os.environ[FLEET] = str(fleet.folder)
         with Loopback(fleet) as started:
             watch = Watch(started, given.kills, given.returns, random.Random(given.seed))
-            run = covey.run(settings, out=Path(place) / "run", on_round=watch)
+            run = covey.run(settings, out=Path(place) / "run", on_round=watch, fleet=fleet.folder)
             time.sleep(3)
             started.bury()
             left = zombies()

@@ -786,6 +786,7 @@ def test_resume_takes_the_fleet_that_a_run_needs(own_data, covey_command, monkey
     answer = covey_command("resume", tmp_path / "run", "--fleet", fleet.folder)
     assert answer.code == 0, answer.err
     assert covey.Run.open(tmp_path / "run").finished
+    assert FLEET not in os.environ
     other = covey.run({**SETTINGS, "rounds": 1}, out=tmp_path / "other")
     assert "not one of a fleet" in covey_command("resume", other.folder, "--fleet", fleet.folder).err
 

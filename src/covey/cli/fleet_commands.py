@@ -82,7 +82,7 @@ def up(
     from covey.fleet.fault_injection import Drill
     from covey.fleet.fleet_folder import Rules
     from covey.fleet.loopback import QUICK, Loopback, loopback_fleet
-    from covey.fleet.rehearsal import rehearse
+    from covey.job.fleet_dry_run import dry_run_live
 
     flags = {
         "clients": clients,
@@ -100,7 +100,7 @@ def up(
     if again is None:
         settings = overlay({"clients": _SITES, "cohort": _FEW}, given)
         chosen = Config.of(settings)
-        federation = rehearse(chosen)
+        federation = dry_run_live(chosen)
     else:
         require(out is None, "A run is gone on with in its own folder: leave out --out.")
         chosen = Run.open(again).config
@@ -157,8 +157,8 @@ def init(
     from covey.fleet.certificates import SERVER_DAYS
     from covey.fleet.deployment import write_deployment
     from covey.fleet.fleet_folder import Fleet, Rules
-    from covey.fleet.rehearsal import rehearse_own
     from covey.fleet.samples import described
+    from covey.job.fleet_dry_run import dry_run_fleet
 
     require(bool(shape and classes), "Say what samples look like: --shape 24 --classes 4 (or --classes ok,worn).")
     names = tuple(name.strip() for name in sites.split(",") if name.strip())
@@ -178,7 +178,7 @@ def init(
     settings = overlay(usual, given)
     rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
     fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
-    fleet = replace(fleet, run=_as_values(settings, rehearse_own(fleet)))
+    fleet = replace(fleet, run=_as_values(settings, dry_run_fleet(fleet)))
     fleet.write([fleet.host, *(host or [])], poll=coerce(poll, float, "--poll"))
     write_deployment(fleet, SERVER_DAYS)
     display.say(f"Written: {folder}. Begin with {folder / 'README.md'}")
@@ -259,8 +259,8 @@ def run_(
     _tell(_played(fleet, chosen, begun, place), json_)
 
 
-def use(folder: Path) -> dict[str, Any]:
-    """Settings of a job on a live fleet, for `--fleet`."""
+def fleet_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of a live fleet's jobs, for `--fleet`."""
     from covey.fleet.samples import settings
 
     return settings(_fleet(folder))
@@ -291,15 +291,12 @@ def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
 
 
 def _fleet(folder: Path) -> "Fleet":
-    """The fleet in a folder, which the runtime finds from now on."""
+    """Return the fleet that a folder describes."""
     try:
         from covey.fleet.fleet_folder import Fleet
-        from covey.fleet.fleet_runtime import FLEET
     except ImportError as error:
         raise Refusal(f"A fleet needs Flower: pip install 'covey[flower]' ({error}).") from error
-    fleet = Fleet.read(folder)
-    os.environ[FLEET] = str(fleet.folder)
-    return fleet
+    return Fleet.read(folder)
 
 
 def _link(fleet: "Fleet") -> Any:
@@ -310,7 +307,6 @@ def _link(fleet: "Fleet") -> Any:
 
 def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> Run:
     """A run on a live fleet, with its progress."""
-    fleet = _fleet(fleet.folder)
     done = len(Run.open(begun).metrics) if begun else 0
     place = begun or out or default_folder(chosen)
     with display.run_progress(chosen.method, chosen.rounds, done) as progress:
@@ -320,8 +316,8 @@ def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None
             progress(record)
 
         if begun is not None:
-            return resume(begun, on_round=on_round)
-        return run(chosen, out=place, on_round=on_round)
+            return resume(begun, on_round=on_round, fleet=fleet.folder)
+        return run(chosen, out=place, on_round=on_round, fleet=fleet.folder)
 
 
 def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:

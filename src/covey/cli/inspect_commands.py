@@ -25,7 +25,7 @@ from covey.cli.flags import (
     print_json,
     settings,
 )
-from covey.cli.fleet_commands import use as use_fleet
+from covey.cli.fleet_commands import fleet_settings
 from covey.config.values import overlay
 from covey.errors import Refusal
 from covey.job.analysis import ROUNDS
@@ -120,7 +120,7 @@ def analyze(
         "poison": poison,
     }
     count = None if rounds is None else coerce(rounds, int, "rounds")
-    live = {} if fleet is None else use_fleet(fleet)
+    live = {} if fleet is None else fleet_settings(fleet)
     with display.run_progress("analyze", count or (1 if from_ else ROUNDS), 0) as on_round:
         analysis = covey.analyze(
             overlay(live, settings(config, flags, set_)),
@@ -128,6 +128,7 @@ def analyze(
             insight=insight,
             rounds=count,
             level=coerce(level, float, "level"),
+            fleet=fleet,
             on_round=on_round,
         )
     if json_:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from covey.cli import terminal as display
 from covey.cli.flags import DeviceFlag, JsonFlag, OutFlag, RuntimeFlag, WorkersFlag, print_json, settings
-from covey.cli.fleet_commands import use
+from covey.cli.fleet_commands import fleet_settings
 from covey.cli.terminal import percent
 from covey.data.class_mix import Target
 from covey.errors import Refusal
@@ -78,7 +78,7 @@ def ondemand(
     if not targets:
         raise Refusal("Say what mix the model is for: --target '0=0.5,3=0.5', or --target-csv FILE with labels.")
     if fleet is not None:
-        use(fleet)
+        fleet_settings(fleet)
         runtime = "fleet"
     given = settings(None, {"runtime": runtime, "workers": workers, "device": device}, set_)
     for key in given:
@@ -95,6 +95,7 @@ def ondemand(
             insight_dp=insight_dp,
             continued=continued,
             out=out,
+            fleet=fleet,
             on_composed=None if json_ else show_composed,
             on_run=on_run,
             on_round=on_round,
@@ -103,10 +104,12 @@ def ondemand(
     tell(job, json_)
 
 
-def go_on(folder: Path, json_: bool) -> None:
+def go_on(folder: Path, json_: bool, fleet: Path | None = None) -> None:
     """`covey resume` of a job."""
     with display.comparison_progress() as (on_run, on_round):
-        job = resume_ondemand(folder, on_composed=None if json_ else show_composed, on_run=on_run, on_round=on_round)
+        job = resume_ondemand(
+            folder, on_composed=None if json_ else show_composed, on_run=on_run, on_round=on_round, fleet=fleet
+        )
     tell(job, json_)
 
 

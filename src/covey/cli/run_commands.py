@@ -36,8 +36,8 @@ from covey.cli.flags import (
     print_json,
     settings,
 )
+from covey.cli.fleet_commands import fleet_settings
 from covey.cli.fleet_commands import go_on as go_on_live
-from covey.cli.fleet_commands import use
 from covey.cli.on_demand_command import go_on
 from covey.errors import Refusal, require
 from covey.job.comparison.execution import ONE_SEED, resume_comparison
@@ -201,13 +201,13 @@ def resume(
 ) -> None:
     """Go on with a run or a comparison that was stopped, from its last finished round."""
     if fleet is not None:
-        use(fleet)
+        fleet_settings(fleet)
     if is_ondemand(folder):
-        go_on(folder, json_)
+        go_on(folder, json_, fleet)
         return
     if is_comparison(folder):
         with display.comparison_progress() as (on_run, on_round):
-            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round)
+            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round, fleet=fleet)
         _tell_comparison(comparison, json_)
         return
     if fleet is not None:

@@ -108,11 +108,14 @@ class FleetRuntime(Runtime):
         self._strange = bool(rows) and not self._accounts.is_file()
 
     @classmethod
-    def of(cls, federation: Federation, module: nn.Module, config: Config) -> "FleetRuntime":
-        """The fleet that the environment variable COVEY_FLEET names."""
-        folder = os.environ.get(FLEET)
-        require(folder is not None, f"Say which fleet: --fleet FOLDER, or the environment variable {FLEET}.")
-        return cls(federation, module, config, Fleet.read(str(folder)))
+    def of(
+        cls, federation: Federation, module: nn.Module, config: Config, folder: Path | str | None = None
+    ) -> "FleetRuntime":
+        """Build the runtime of the fleet in a folder; by default the one that COVEY_FLEET names."""
+        folder = folder or os.environ.get(FLEET)
+        if not folder:
+            raise Refusal(f"Say which fleet: --fleet FOLDER, or the environment variable {FLEET}.")
+        return cls(federation, module, config, Fleet.read(folder))
 
     def available(self, t: int) -> IntArray:
         """Sites that can be reached and are not rested; waits for them, and gives up when `patience` is over."""

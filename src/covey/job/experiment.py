@@ -1,6 +1,7 @@
 """An experiment: everything that a configuration describes, built and ready to run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import nn
 
@@ -15,6 +16,15 @@ from covey.registries import runtimes
 from covey.runtime.devices import OnDevices
 
 
+def build_runtime(
+    federation: Federation, module: nn.Module, config: Config, fleet: Path | str | None = None
+) -> Runtime:
+    """Return the runtime of a configuration, with its devices; `fleet` is the folder of a live fleet."""
+    build = runtimes[config.runtime].part
+    more = () if fleet is None or config.runtime != "fleet" else (fleet,)
+    return OnDevices(build(federation, module, config, *more), config.devices, federation.sizes, config.seed)
+
+
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """A configuration built: federation, model, method and runtime, ready to run."""
@@ -27,18 +37,25 @@ class Experiment:
     module: nn.Module
 
     @classmethod
-    def of(cls, config: Config, given: Federation | None = None, *, resumed: bool = False) -> "Experiment":
+    def of(
+        cls,
+        config: Config,
+        given: Federation | None = None,
+        *,
+        resumed: bool = False,
+        fleet: Path | str | None = None,
+    ) -> "Experiment":
         """Build everything; whatever is impossible is refused here, before anything is written.
 
-        `resumed` says that the method's state will be loaded.
+        `resumed` says that the method's state will be loaded. `fleet` is the folder of the live fleet that a
+        configuration with the runtime "fleet" runs on; by default COVEY_FLEET names it.
         """
         recipe = recipe_of(config.method)
         dealt = build_federation(config) if given is None else as_configured(given, config)
         federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
         module = build_module(config, federation.dataset)
         layout = Layout.of(module)
-        executor = runtimes[config.runtime].part(federation, module, config)
-        runtime = OnDevices(executor, config.devices, federation.sizes, config.seed)
+        runtime = build_runtime(federation, module, config, fleet)
         try:
             setting = setting_of(config, federation.clients, federation.dataset.classes, layout, resumed=resumed)
             method = method_of(config, setting, initial_model(config, module))
@@ -54,3 +71,10 @@ class Experiment:
     def known(self) -> bool:
         """True if it is known here what clients hold; sites of a fleet may have data of their own."""
         return self.federation.known and self.runtime.holdings_known
+
+
+def dry_run(config: Config, given: Federation | None = None) -> Federation:
+    """Build what a run builds, on the local runtime, to refuse what is impossible; return its federation."""
+    experiment = Experiment.of(replace(config, runtime="local", workers=1), given)
+    experiment.runtime.close()
+    return experiment.federation

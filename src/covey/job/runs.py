@@ -183,12 +183,14 @@ def run(
     *,
     federation: Federation | None = None,
     out: Path | str | None = None,
+    fleet: Path | str | None = None,
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
     """Run an experiment and return its records.
 
-    `federation` is your own data (see `covey.federation`), instead of a data set and an environment by name.
+    `federation` is your own data (see `covey.federation`), instead of a data set and an environment by name. `fleet` is
+    the folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
 
     Settings are those of `Config`, sections as mappings or dotted keys:
     `covey.run(method="fedprox", rounds=20, local={"rate": 0.05}, **{"environment.alpha": 0.1})`.
@@ -197,7 +199,7 @@ def run(
         settings = with_federation(given, settings, federation)
     config = given if isinstance(given, Config) and not settings else as_config(given, settings)
     folder = Path(out) if out is not None else default_folder(config)
-    experiment = Experiment.of(config, federation)
+    experiment = Experiment.of(config, federation, fleet=fleet)
     try:
         return _run(experiment, Records.create(folder, config), on_round, federation)
     finally:
@@ -210,16 +212,18 @@ def resume(
     federation: Federation | None = None,
     on_round: OnRound | None = None,
     workers: int | None = None,
+    fleet: Path | str | None = None,
 ) -> Run:
     """Go on with a run that was stopped, from its last finished round.
 
-    A run on a federation that was passed in needs the same one again.
+    A run on a federation that was passed in needs the same one again. `fleet` is the folder of the live fleet that a
+    run with the runtime "fleet" resumes on; by default COVEY_FLEET names it.
     """
     folder = Path(folder)
     config = read_config(folder)
     if workers is not None:
         config = Config.of({**config.as_mapping(), "workers": workers})
-    experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder))
+    experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder), fleet=fleet)
     try:
         return _run(experiment, _reopened(experiment, folder), on_round, federation)
     finally:

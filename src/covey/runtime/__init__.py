@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -26,10 +27,10 @@ def flower(federation: Federation, module: nn.Module, config: Config) -> Runtime
 
 
 @runtimes.add("fleet")
-def fleet(federation: Federation, module: nn.Module, config: Config) -> Runtime:
+def fleet(federation: Federation, module: nn.Module, config: Config, folder: Path | str | None = None) -> Runtime:
     """The sites of a live fleet (`covey fleet`), over TLS; COVEY_FLEET names its folder."""
     build: Callable[..., Runtime] = _late("fleet", "covey.fleet.fleet_runtime").FleetRuntime.of
-    return build(federation, module, config)
+    return build(federation, module, config, folder)
 
 
 def _late(name: str, module: str) -> Any:

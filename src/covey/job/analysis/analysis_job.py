@@ -21,14 +21,13 @@ from covey.errors import Refusal, require
 from covey.job.analysis.analysis_result import Analysis
 from covey.job.analysis.confidence import bias_slot
 from covey.job.analysis.insight_answers import Answers, findings_of, unsaid
+from covey.job.experiment import build_runtime
 from covey.job.runs import Run
 from covey.job.settings import as_config, as_configured, expand, with_federation
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.probe.insight import Insight
 from covey.randomness import key
-from covey.registries import runtimes
-from covey.runtime.devices import OnDevices
 
 ROUNDS = 3
 """Insight rounds by default, each from a model of its own; more hardly change the ranking."""
@@ -44,6 +43,7 @@ def analyze(
     rounds: int | None = None,
     level: float = 0.05,
     insight: str = "head",
+    fleet: Path | str | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> Analysis:
@@ -56,6 +56,7 @@ def analyze(
     rounds: insight rounds, each from a model initialised in its own way; 3, or 1 with a run's model.
     level: probability of calling any client odd if all were alike.
     insight: head (last layer), full (all parameters), or package.module:function.
+    fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
 
     Other settings are those of `Config`: `covey.analyze(environment="dirichlet", clients=100)`.
     """
@@ -74,7 +75,7 @@ def analyze(
     layout = Layout.of(module)
     bias = bias_slot(module, layout, dataset)
     states = list(_states(config, dataset, layout, run, count))
-    runtime = OnDevices(runtimes[config.runtime].part(held, module, config), config.devices, held.sizes, config.seed)
+    runtime = build_runtime(held, module, config, fleet)
     heard: list[Answers] = []
     faults: list[Fault] = []
     up, down, clock = 0, 0, 0.0

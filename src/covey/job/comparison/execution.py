@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.job.comparison.plan import Contender, claim, contenders_of, default_folder, finished, place_of, read_plan
 from covey.job.comparison.statistics import Comparison
-from covey.job.experiment import Experiment
+from covey.job.experiment import dry_run
 from covey.job.runs import resume, run, run_together
 from covey.job.settings import expand, with_federation
 
@@ -39,6 +38,7 @@ def compare(
     agents: Mapping[str, str] | None = None,
     fairness: bool = False,
     out: Path | str | None = None,
+    fleet: Path | str | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
     **settings: Any,
@@ -50,7 +50,8 @@ def compare(
     list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files of trained agents by the aggregator
     that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients of all methods measure the loss of
     the model that they receive, which records and reports then compare. `federation` is your own data (see
-    `covey.federation`), instead of a data set and an environment by name.
+    `covey.federation`), instead of a data set and an environment by name. `fleet` is the folder of a live fleet, for
+    the runtime "fleet"; by default COVEY_FLEET names it.
     A folder that holds part of the same comparison is gone on with; without `out` it is the first of
     `runs/compare-<methods>`, `…-2`, … that holds no other.
     """
@@ -85,7 +86,7 @@ def compare(
         _possible(contender.configs[0], federation)
     folder = Path(out) if out is not None else default_folder(plan)
     claim(folder, plan)
-    return _advance(folder, contenders, federation, on_run, on_round)
+    return _advance(folder, contenders, federation, on_run, on_round, fleet)
 
 
 def resume_comparison(
@@ -94,10 +95,11 @@ def resume_comparison(
     federation: Federation | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
+    fleet: Path | str | None = None,
 ) -> Comparison:
     """Go on with a comparison that was stopped."""
     plan = read_plan(folder)
-    return _advance(folder, contenders_of(plan), federation, on_run, on_round)
+    return _advance(folder, contenders_of(plan), federation, on_run, on_round, fleet)
 
 
 def _plain(value: Any) -> Any:
@@ -121,7 +123,7 @@ def _values(key: str, values: Sequence[Any]) -> list[Any]:
 def _possible(config: Config, given: Federation | None) -> None:
     """Refuse what no run could be made of (an agent for other clients, an option out of its range) before any is."""
     if config.runtime != "fleet":
-        Experiment.of(replace(config, runtime="local", workers=1), given).runtime.close()
+        dry_run(config, given)
 
 
 def _advance(
@@ -130,6 +132,7 @@ def _advance(
     given: Federation | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
+    fleet: Path | str | None,
 ) -> Comparison:
     """Run what is missing: in lockstep on the stacked runtime, else one after another."""
     places = [
@@ -148,9 +151,9 @@ def _advance(
             if on_run:
                 on_run(label, config.seed, config.rounds)
             if (place / "config.json").is_file():
-                one = resume(place, federation=given, on_round=on_round)
+                one = resume(place, federation=given, on_round=on_round, fleet=fleet)
             else:
-                one = run(config, federation=given, out=place, on_round=on_round)
+                one = run(config, federation=given, out=place, on_round=on_round, fleet=fleet)
             if not one.finished:
                 break
     if not all(finished(place) for _, _, place in places):

@@ -56,6 +56,7 @@ def ondemand(
     continued: bool = False,
     federation: Federation | None = None,
     out: Path | str | None = None,
+    fleet: Path | str | None = None,
     on_composed: Callable[[Composed], None] | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
@@ -74,6 +75,7 @@ def ondemand(
     continued: also go on with the base run for as many rounds, to compare with.
     federation: the one that the base run was made with, where that was passed in from Python.
     out: folder to write; one that holds part of the same job is gone on with.
+    fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
 
     Other settings are laid over the base run's: `local`, `cohort`, `evaluate_every`, `runtime`, `workers`, and so on.
     They hold from the first round after branching. The learning rate goes on from where the base run is, unless one is
@@ -86,7 +88,7 @@ def ondemand(
     for key in given:
         require(key not in _FIXED, f"The {key} is that of the base run: another one cannot be given.")
     config = as_config(run.config, given)
-    experiment, done = _trained(run, config)
+    experiment, done = _trained(run, config, fleet)
     try:
         experiment.federation.dataset.require_tests()
         wishes = all_wanted(target, experiment.federation.dataset.class_names, true_shares(experiment))
@@ -123,7 +125,7 @@ def ondemand(
             asked = survey or estimator != "learned"
             notes = [*_unfinished(run, done), *notes, *sizes_note(found.sizes, pairing, asked=asked)]
             claim(folder, plan, experiment.method.models()[0], found, compositions, notes, sent)
-        return _advance(folder, run, experiment, on_composed, on_run, on_round)
+        return _advance(folder, run, experiment, on_composed, on_run, on_round, fleet)
     finally:
         experiment.runtime.close()
 
@@ -135,21 +137,22 @@ def resume_ondemand(
     on_composed: Callable[[Composed], None] | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
+    fleet: Path | str | None = None,
 ) -> OnDemand:
     """Go on with a job that was stopped; one that is complete is read."""
     folder = Path(folder)
     plan = read_job(folder)["plan"]
     if is_complete(folder, plan):
-        return _kept(folder, federation, on_composed)
+        return _kept(folder, federation, on_composed, fleet)
     require(
         (Path(plan["base"]) / "config.json").is_file(),
         f"The job {folder} is not complete, and its base run is no longer at {plan['base']}; move it back there to go "
         "on with the job.",
     )
     run = _opened(str(plan["base"]), federation)
-    experiment = Experiment.of(as_config(run.config, plan["settings"]), run.given, resumed=True)
+    experiment = Experiment.of(as_config(run.config, plan["settings"]), run.given, resumed=True, fleet=fleet)
     try:
-        return _advance(folder, run, experiment, on_composed, on_run, on_round)
+        return _advance(folder, run, experiment, on_composed, on_run, on_round, fleet)
     finally:
         experiment.runtime.close()
 
@@ -175,12 +178,15 @@ def _opened(base: Run | Path | str, federation: Federation | None) -> Run:
 
 
 def _kept(
-    folder: Path, federation: Federation | None, on_composed: Callable[[Composed], None] | None = None
+    folder: Path,
+    federation: Federation | None,
+    on_composed: Callable[[Composed], None] | None = None,
+    fleet: Path | str | None = None,
 ) -> OnDemand:
     """What a complete job came to. Clients, data and model are those of its first run, as of all of them."""
     data = read_job(folder)
     first = _opened(folder / "target-1", federation)
-    experiment = Experiment.of(first.config, first.given, resumed=True)
+    experiment = Experiment.of(first.config, first.given, resumed=True, fleet=fleet)
     try:
         composed, model = read_composed(folder, data, experiment)
         if on_composed is not None:
@@ -200,7 +206,7 @@ def _unfinished(run: Run, done: int) -> list[str]:
     ]
 
 
-def _trained(run: Run, config: Config) -> tuple[Experiment, int]:
+def _trained(run: Run, config: Config, fleet: Path | str | None) -> tuple[Experiment, int]:
     """The base run as it stands, and how many rounds it has behind it; `config` may have it executed elsewhere."""
     done, state = read_checkpoint(run.folder)
     if state is None:
@@ -212,7 +218,7 @@ def _trained(run: Run, config: Config) -> tuple[Experiment, int]:
         "to compose its model from; choose another base run.",
     )
     require(run.config.many is None, f"The method '{run.config.method}' has many models, and a base run has one.")
-    experiment = Experiment.of(config, run.given, resumed=True)
+    experiment = Experiment.of(config, run.given, resumed=True, fleet=fleet)
     experiment.method.load_state_dict(state)
     return experiment, done
 
@@ -224,6 +230,7 @@ def _advance(
     on_composed: Callable[[Composed], None] | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
+    fleet: Path | str | None,
 ) -> OnDemand:
     """Train what is not trained yet, then evaluate everything."""
     data = read_job(folder)
@@ -237,7 +244,7 @@ def _advance(
     mixes: list[FloatArray | None] = [wish.mix for wish, _, _ in composed.targets]
     if with_base:
         labels, mixes = [*labels, "the base run gone on with"], [*mixes, None]
-    _train(places, labels, mixes, run.given, on_run, on_round)
+    _train(places, labels, mixes, run.given, on_run, on_round, fleet)
     runs = [Run.open(place, run.given) for place in places]
     if not all(one.finished for one in runs):
         raise Interrupted(folder)
@@ -251,6 +258,7 @@ def _train(
     given: Federation | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
+    fleet: Path | str | None,
 ) -> None:
     """Run what is missing: in lockstep on the stacked runtime, else one after another."""
     missing = [place for place in range(len(places)) if not Run.open(places[place]).finished]
@@ -274,7 +282,7 @@ def _train(
             on_run(labels[place], None, config.rounds)
         mix = mixes[place]
         told = None if on_round is None else _told(on_round, mix)
-        if not resume(folder, federation=given, on_round=told).finished:
+        if not resume(folder, federation=given, on_round=told, fleet=fleet).finished:
             return
 
 
