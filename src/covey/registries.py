@@ -37,4 +37,4 @@ runtimes: "Registry[Callable[..., Runtime]]" = Registry("runtime", "runtimes", h
 probes: "Registry[type[Any]]" = Registry(
     "probe", "probes", homes=("covey.probe", "covey.aggregation", "covey.personalization")
 )
-"""Measurements that travel to clients by name; dataclasses, with what they are made of."""
+"""Dataclasses. Covey's own travel to clients by name, others as package.module:Name; both with their options."""

@@ -140,6 +140,11 @@ class Registry(Generic[T]):
                 raise Refusal(self._unknown(name))
         return self._entries[name]
 
+    def name_of(self, part: T) -> str | None:
+        """The name that a part is registered under, or None."""
+        self._load_homes()
+        return next((name for name, entry in self._entries.items() if entry.part is part), None)
+
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """`given`, checked against the part's options and completed with its defaults."""
         known = self[name].options

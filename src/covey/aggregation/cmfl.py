@@ -17,13 +17,14 @@ from covey.arrays import State
 from covey.core.interfaces import CohortProbe, Probe, Setting
 from covey.core.messages import Gate, Replies
 from covey.errors import require
-from covey.registries import aggregators
+from covey.registries import aggregators, probes
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
     from covey.data.dataset import Samples
 
 
+@probes.add("relevance")
 @dataclass(frozen=True, eq=False)
 class Relevance(CohortProbe):
     """The share of parameters in which a client's update has the sign of the last global update."""

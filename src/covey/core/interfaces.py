@@ -34,6 +34,9 @@ class Probe(ABC):
     uses_model: bool = True
     """Whether it looks at the model; where no probe of a survey does, none is sent."""
 
+    code_options: tuple[str, ...] = ()
+    """Options that may name a user's code as package.module:name; a client imports only what its operator allows."""
+
     @abstractmethod
     def measure(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int

@@ -21,18 +21,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.aggregation.cmfl import Relevance
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
 from covey.core.messages import Gate
 from covey.errors import Refusal, require
-from covey.personalization.fedfomo import Offer
-from covey.personalization.mocha import LocalSubproblem
-from covey.probe.class_query import ClassQuery, Privacy
-from covey.probe.insight import Insight
-from covey.probe.losses import Losses, Utility
-from covey.probe.predictor import PredictorProbe, PrivatePredictorProbe
-from covey.probe.simhash import SimHash
+from covey.probe.class_query import Privacy
+from covey.registries import probes
 from covey.registry import import_path
 
 VERSION = 1
@@ -44,21 +38,8 @@ ORDER, REPLY, SETTINGS, CARRIED = "covey.order", "covey.reply", "covey.settings"
 WHO, QUERY, TRAIN, EVALUATE = "query.who", "query", "train", "evaluate"
 """Types of messages: who are you, measure, train (and measure), evaluate."""
 
-KNOWN: dict[str, type] = {
-    "losses": Losses,
-    "utility": Utility,
-    "insight": Insight,
-    "relevance": Relevance,
-    "simhash": SimHash,
-    "class query": ClassQuery,
-    "predictor": PredictorProbe,
-    "private predictor": PrivatePredictorProbe,
-    "subproblem": LocalSubproblem,
-    "gains": Offer,
-    "privacy": Privacy,
-    "local": Local,
-}
-"""Parts of orders by name; others are named by where they are defined."""
+OPTION_TYPES: dict[str, type] = {"privacy": Privacy, "local": Local}
+"""Dataclasses that probes have as options, by their name on the wire."""
 
 _PLAIN = rb"\x93NUMPY\x01\x00(..)\{'descr': '([<|][fiub]\d)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}"
 """The head of an NPY file of plain numbers in rows."""
@@ -67,8 +48,6 @@ with warnings.catch_warnings():
     # Torch warns once in a process of tensors on memory that is not to be written to; here they are meant.
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
-
-_NAMES = {part: name for name, part in KNOWN.items()}
 
 Numbers = Tensor | NDArray[Any]
 Reference = dict[str, Any]
@@ -201,8 +180,7 @@ def describe(value: Any, where: str, refer: Callable[[str, Numbers], Reference])
             for spec in fields(value)
             if spec.init
         }
-        kind = type(value)
-        return {"~part": _NAMES.get(kind) or f"{kind.__module__}:{kind.__qualname__}", "options": options}
+        return {"~part": _name_of(type(value)), "options": options}
     if isinstance(value, (tuple, list)):
         items = [describe(item, f"{where}.{place}", refer) for place, item in enumerate(value)]
         return {"~tuple": items} if isinstance(value, tuple) else items
@@ -227,20 +205,40 @@ def rebuild(described: Any, find: Callable[[Reference], Tensor], allowed: Collec
         return tuple(rebuild(item, find, allowed) for item in described["~tuple"])
     part = _part(described["~part"], allowed)
     options = {name: rebuild(value, find, allowed) for name, value in described["options"].items()}
-    # An insight imports its function when it is made.
-    if part is Insight and ":" in options.get("kind", ""):
-        _permit(options["kind"], allowed)
+    # A probe imports the code that its options name when it is made.
+    for name in part.code_options if issubclass(part, Probe) else ():
+        if ":" in str(options.get(name, "")):
+            _permit(options[name], allowed)
     return part(**options)
 
 
+def _name_of(part: type) -> str:
+    """The wire name of a dataclass: as registered if it is Covey's, else where a client can import it from."""
+    for name, option in OPTION_TYPES.items():
+        if part is option:
+            return name
+    registered = probes.name_of(part) if _is_covey(part) else None
+    return registered or f"{part.__module__}:{part.__qualname__}"
+
+
 def _part(name: str, allowed: Collection[str] | None) -> type:
-    if name in KNOWN:
-        return KNOWN[name]
+    """The dataclass of a wire name."""
+    if name in OPTION_TYPES:
+        return OPTION_TYPES[name]
+    if ":" not in name:
+        registered: type = probes[name].part
+        if not _is_covey(registered):
+            _permit(name, allowed)
+        return registered
     _permit(name, allowed)
     found = import_path(name, "probe")
     require(isinstance(found, type) and is_dataclass(found), f"{name} is not a probe that can be described.")
     made: type = found
     return made
+
+
+def _is_covey(part: type) -> bool:
+    return part.__module__.partition(".")[0] == "covey"
 
 
 def _permit(name: str, allowed: Collection[str] | None) -> None:

@@ -20,7 +20,7 @@ from covey.data.dataset import Samples
 from covey.errors import require
 from covey.personalization.per_client import Participation, PersonalModels, brought_back
 from covey.randomness import generator
-from covey.registries import manymodels
+from covey.registries import manymodels, probes
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
@@ -56,6 +56,7 @@ class Gains(Probe):
         raise TypeError("Every client measures its own offer: for_client(client).measure(...).")
 
 
+@probes.add("gains")
 @dataclass(frozen=True, eq=False)
 class Offer(Probe):
     """The models that one client is offered."""

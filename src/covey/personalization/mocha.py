@@ -23,7 +23,7 @@ from covey.core.messages import Order, Replies
 from covey.errors import Refusal, require
 from covey.model.layout import Layout
 from covey.personalization.per_client import ManyModel, Participation
-from covey.registries import manymodels
+from covey.registries import manymodels, probes
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
@@ -65,6 +65,7 @@ class Subproblem(Probe):
         raise TypeError("Every client has its own part of the problem: for_client(client).measure(...).")
 
 
+@probes.add("subproblem")
 @dataclass(frozen=True, eq=False)
 class LocalSubproblem(Probe):
     """One client's part, eq. 4: min over Δα of Σ_i ℓ*(-α_i - Δα_i) + ⟨w_t, X_tΔα⟩ + (σ'K_tt/2) ‖X_tΔα‖².

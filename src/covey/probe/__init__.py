@@ -1,1 +1,18 @@
-"""Probes: what a client measures besides its update."""
+"""Probes: what clients measure and send besides their model."""
+
+from covey.probe.class_query import ClassQuery, Privacy
+from covey.probe.insight import Insight
+from covey.probe.losses import Losses, Utility
+from covey.probe.predictor import PredictorProbe, PrivatePredictorProbe
+from covey.probe.simhash import SimHash
+
+__all__ = [
+    "ClassQuery",
+    "Insight",
+    "Losses",
+    "PredictorProbe",
+    "Privacy",
+    "PrivatePredictorProbe",
+    "SimHash",
+    "Utility",
+]

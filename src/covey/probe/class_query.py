@@ -35,6 +35,7 @@ from covey.errors import Refusal, require
 from covey.model.layout import Layout
 from covey.probe.insight import head_gradients, sample_gradients
 from covey.randomness import generator, key
+from covey.registries import probes
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Budgets whose cost is told."""
@@ -153,6 +154,7 @@ def _accountant() -> ModuleType:
         ) from error
 
 
+@probes.add("class query")
 @dataclass(frozen=True)
 class ClassQuery(Probe):
     """The gradient of the last layer from which shares are computed in closed form: one number for each class."""

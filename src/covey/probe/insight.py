@@ -17,6 +17,7 @@ from covey.core.interfaces import CohortProbe
 from covey.data.dataset import Samples
 from covey.errors import Refusal, require
 from covey.probe.losses import alike, many_alike, means
+from covey.registries import probes
 from covey.registry import import_path
 
 Function = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -26,6 +27,7 @@ _AT_ONCE = 1 << 22
 """Numbers of per-sample gradients that are in memory at a time."""
 
 
+@probes.add("insight")
 @dataclass(frozen=True)
 class Insight(CohortProbe):
     """The change of the last layer (`weight`, `bias`), of all parameters (`change`), or a function's `value`."""
@@ -35,6 +37,7 @@ class Insight(CohortProbe):
     """head, full, or package.module:function."""
 
     name = "insight"
+    code_options = ("kind",)
 
     def __post_init__(self) -> None:
         require(

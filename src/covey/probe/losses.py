@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from covey.core.interfaces import CohortProbe
+from covey.registries import probes
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
     from covey.data.dataset import Samples
 
 
+@probes.add("losses")
 @dataclass(frozen=True)
 class Losses(CohortProbe):
     """Mean loss on the client's own samples of the model it received and of the one it trained."""
@@ -30,6 +32,7 @@ class Losses(CohortProbe):
         return {"before": (), "after": ()}
 
 
+@probes.add("utility")
 @dataclass(frozen=True)
 class Utility(CohortProbe):
     """What Oort's statistical utility |D|·√(mean loss²) is made of, for the model that was received."""

@@ -32,6 +32,7 @@ from covey.probe.insight import head_gradients
 from covey.probe.losses import means
 from covey.probe.predictor_fit import Lessons, RecordedSteps, trained_predictors
 from covey.randomness import torch_seed
+from covey.registries import probes
 
 Sends = Literal["shares", "gradient"]
 Taken = Literal["received", "training"]
@@ -182,6 +183,7 @@ class Pairs:
         return torch.stack([weights @ part for weights, part in pieces])
 
 
+@probes.add("predictor")
 @dataclass(frozen=True, eq=False)
 class PredictorProbe(CohortProbe):
     """Clients' part in the predictor: what it makes of their gradients, then training on them."""
@@ -253,6 +255,7 @@ class PredictorProbe(CohortProbe):
         return steps
 
 
+@probes.add("private predictor")
 @dataclass(frozen=True, eq=False)
 class PrivatePredictorProbe(Probe):
     """The same with noise on what the estimate is made of, each sample's gradient cut to `clip`."""

@@ -20,6 +20,7 @@ from covey import randomness
 from covey.arrays import FloatArray, IntArray
 from covey.core.interfaces import Probe
 from covey.errors import Refusal, require
+from covey.registries import probes
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
@@ -32,6 +33,7 @@ Packed = NDArray[np.uint8]
 FORMS = ("auto", "tokens", "quantised", "projection")
 
 
+@probes.add("simhash")
 @dataclass(frozen=True)
 class SimHash(Probe):
     """The client's samples as `bits` bits: field `bits`, uint8 `[bits / 8]`. The model plays no part in it.
