@@ -6,10 +6,10 @@ from scipy import stats
 
 import covey
 from covey import Refusal, compare
-from covey.cli.terminal import difference, verdicts
 from covey.job.comparison.execution import Interrupted, resume_comparison
 from covey.job.comparison.plan import Contender
 from covey.job.comparison.statistics import Comparison, Curve, Estimate
+from covey.job.result_text import difference, verdicts
 from covey.page.tables import reproduced_by
 from tests.conftest import SMALL, without_timings
 

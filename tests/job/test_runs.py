@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 import covey
 from covey import Config, Dataset, Refusal, Run, run
+from covey.core.build import build_federation
 from covey.core.scores import Scores, on_mix
 from covey.core.stall_warning import warn_of_stall
 from covey.data import digits
@@ -122,7 +123,7 @@ def test_a_client_whose_loss_becomes_nan_is_dropped_named_and_counted(tmp_path, 
     result = run(given, rounds=2, workers=workers, out=tmp_path / "run", **{"local.rate": 0.01})
     spoilt = [
         client
-        for client, part in enumerate(covey.environment.federated_data.build_federation(result.config).parts)
+        for client, part in enumerate(build_federation(result.config).parts)
         if 17 in part.tolist()
     ]
     assert len(spoilt) == 1

@@ -25,6 +25,7 @@ from covey.config.values import overlay
 from covey.core.build import build_federation
 from covey.core.client_names import read_names, write_names
 from covey.errors import Refusal, require
+from covey.job.result_text import run_summary
 from covey.job.runs import Run, resume, run
 from covey.job.settings import default_folder
 from covey.registry import coerce
@@ -326,7 +327,7 @@ def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
     faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
     if json_:
         lost = [{"round": number, **fault, "name": names.get(fault["client"])} for number, fault in faults]
-        print_json({**display.run_summary(result), "faults": lost, "missed_drills": list(missed)})
+        print_json({**run_summary(result), "faults": lost, "missed_drills": list(missed)})
     else:
         display.run_result(result)
         for number, fault in faults[:20]:

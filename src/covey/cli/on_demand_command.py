@@ -13,13 +13,13 @@ from rich.table import Table
 from covey.cli import terminal as display
 from covey.cli.flags import DeviceFlag, JsonFlag, OutFlag, RuntimeFlag, WorkersFlag, print_json, settings
 from covey.cli.fleet_commands import fleet_settings
-from covey.cli.terminal import percent
 from covey.data.class_mix import Target
 from covey.errors import Refusal
 from covey.job.on_demand import ROUNDS, Composed, OnDemand, read_ondemand, resume_ondemand
 from covey.job.on_demand import ondemand as run_ondemand
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Pairing
+from covey.job.result_text import percent
 from covey.page.on_demand_page import PRIVACY_CAPTION, PRIVACY_COLUMNS, job_rows, privacy_rows
 from covey.registry import coerce
 

@@ -44,6 +44,7 @@ from covey.job.comparison.execution import ONE_SEED, resume_comparison
 from covey.job.comparison.plan import is_comparison
 from covey.job.comparison.statistics import Comparison
 from covey.job.on_demand import is_ondemand
+from covey.job.result_text import run_summary
 from covey.job.runs import Run
 from covey.page.run_report import report as write_report
 
@@ -248,7 +249,7 @@ def _compare(json_: bool, question: str | None = None, **arguments: Any) -> Comp
 
 def _tell_run(result: Run, json_: bool) -> None:
     if json_:
-        print_json(display.run_summary(result))
+        print_json(run_summary(result))
     else:
         display.run_result(result)
     if not result.finished:

@@ -20,6 +20,7 @@ from covey.core.build import build_federation
 from covey.core.scores import LISTED_CLASSES
 from covey.environment.federated_data import Federation
 from covey.errors import require
+from covey.job.page_link import write_page_about
 from covey.job.settings import as_config, describing
 
 SHOWN = 40
@@ -167,9 +168,7 @@ class Description:
 
     def draw(self, path: Path) -> Path:
         """Write the drawing as a page that opens in a browser, offline."""
-        from covey.page.federation_page import federation_page
-
-        return federation_page(self, path)
+        return write_page_about(self, "federation_page:federation_page", path)
 
     def _bar(self, client: int, width: int) -> Text:
         bar = Text()

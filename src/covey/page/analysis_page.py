@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import IntArray
-from covey.cli.terminal import analysis_rows
 from covey.job.analysis import STANDS_OUT, Analysis
+from covey.job.result_text import analysis_rows
 from covey.page import palette
 from covey.page.figures import Chart, Figure, Key, axis, plain, rounded
 from covey.page.html_page import Markup, Page, Section, folded, table, write_page

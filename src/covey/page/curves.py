@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import FloatArray
-from covey.cli.terminal import size
+from covey.job.result_text import size
 from covey.job.runs import Run
 from covey.page import palette
 from covey.page.figures import (

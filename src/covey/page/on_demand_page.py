@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import IntArray
-from covey.cli.terminal import percent, size
 from covey.job.on_demand import OnDemand, Tailored, target_curve
+from covey.job.result_text import percent, size
 from covey.page import palette
 from covey.page.figures import Chart, Figure, Key, axis, plain, rounded, span
 from covey.page.html_page import Markup, Page, Section, folded, table, write_page

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.cli.terminal import CLEAR, certainty, percent, verdicts
 from covey.job.comparison.statistics import REFERENCE
+from covey.job.result_text import CLEAR, certainty, percent, verdicts
 from covey.page.run_data import Group, Study
 
 

@@ -2,15 +2,15 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from covey.cli.terminal import count, difference, interval, percent, run_summary, size
 from covey.config.schema import GIVEN, NATURAL, Config
 from covey.core.client_names import read_names
 from covey.job.comparison.plan import is_comparison, read_plan
+from covey.job.result_text import comparison_columns, or_dash, percent, run_summary, size
 from covey.job.settings import expand
 from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
@@ -33,32 +33,16 @@ def results_table(group: Group, bare: bool) -> Markup:
     """One row of figures for each line, with intervals."""
     rows, target = group.rows, group.comparison.target
     live = all(run.config.runtime == "fleet" for line in group.lines for run in line.runs)
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "terminal accuracy": lambda row: percent(row["terminal_accuracy"]),
-        "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"]),
-        "median": lambda row: percent(row["terminal_median"]),
-        "best accuracy": lambda row: percent(row["best_accuracy"]),
-        f"points against {rows[0]['name'] if bare else 'the first'}": difference,
-        f"rounds to {target:.1%}": lambda row: count(row["rounds_to_target"]),
-        f"bytes to {target:.1%}": lambda row: size(row["bytes_to_target"]),
-        f"{'time' if live else 'simulated time'} to {target:.1%}": lambda row: _seconds(row["seconds_to_target"]),
-        "speed-up": lambda row: _or_dash(row["speed_up"], "{:.2f}×"),
-        "gap to IID closed": lambda row: _or_dash(row["gap_recovered"], "{:.0%}"),
-    }
-    shown = {
-        name: figure
-        for name, figure in columns.items()
-        if any(figure(row) != "-" for row in rows) or name == "terminal accuracy"
-    }
-    if all(row["seeds"] == 1 for row in rows):
-        shown.pop("median", None)
+    against = rows[0]["name"] if bare else "the first"
+    columns = comparison_columns(rows, target, against, live=live)
     seeds = {row["seeds"] for row in rows}
     caption = "One seed each." if seeds == {1} else "Means over seeds, with 95 % intervals; differences paired by seed."
     body: list[list[str | Markup]] = [
-        [_named(line), *(figure(row) for figure in shown.values())] for line, row in zip(group.lines, rows, strict=True)
+        [_named(line), *(figure(row) for figure in columns.values())]
+        for line, row in zip(group.lines, rows, strict=True)
     ]
     heading = f"{group.title}: {caption[0].lower()}{caption[1:]}" if group.title else caption
-    return table(["method", *shown], body, heading, figures=True)
+    return table(["method", *columns], body, heading, figures=True)
 
 
 def runs_table(study: Study) -> Markup:
@@ -77,7 +61,7 @@ def runs_table(study: Study) -> Markup:
                         percent(figures["accuracy"]),
                         percent(figures["best_accuracy"]),
                         percent(figures["own_accuracy"]),
-                        _or_dash(figures["loss"], "{:.3f}"),
+                        or_dash(figures["loss"], "{:.3f}"),
                         size(figures["bytes_up"]),
                         size(figures["bytes_down"]),
                         f"{figures['seconds']:.1f} s",
@@ -331,13 +315,3 @@ def _time(text: str) -> str:
         return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
     except ValueError:
         return text
-
-
-def _seconds(value: float | None) -> str:
-    if not value:
-        return "-"
-    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -17,6 +17,7 @@ from covey.errors import Refusal
 from covey.job.analysis.confidence import Confidence
 from covey.job.analysis.outliers import STANDS_OUT
 from covey.job.analysis.ranks import places, rank_correlation
+from covey.job.page_link import write_page_about
 from covey.storage import replace_file
 
 BoolArray = NDArray[np.bool_]
@@ -194,6 +195,4 @@ class Analysis:
 
     def draw(self, path: Path) -> Path:
         """Write the findings as a page that opens in a browser, offline."""
-        from covey.page.analysis_page import analysis_page
-
-        return analysis_page(self, path)
+        return write_page_about(self, "analysis_page:analysis_page", path)

@@ -12,6 +12,7 @@ from covey.arrays import FloatArray
 from covey.data.class_mix import Wanted
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Composition
+from covey.job.page_link import write_page_about
 from covey.job.runs import Run
 from covey.probe.class_query import Estimates, PrivacyCost
 
@@ -196,9 +197,7 @@ class OnDemand:
 
     def draw(self, path: Path) -> Path:
         """Write the findings as a page that opens in a browser, offline."""
-        from covey.page.on_demand_page import ondemand_page
-
-        return ondemand_page(self, path)
+        return write_page_about(self, "on_demand_page:ondemand_page", path)
 
 
 def _spread(points: Sequence[float]) -> str:
