@@ -121,11 +121,7 @@ def spoiled(data_dir, /) -> Dataset:
 def test_a_client_whose_loss_becomes_nan_is_dropped_named_and_counted(tmp_path, workers):
     given = {"dataset": "tests.job.test_runs:spoiled", "environment": "iid", "clients": 6, "cohort": 6}
     result = run(given, rounds=2, workers=workers, out=tmp_path / "run", **{"local.rate": 0.01})
-    spoilt = [
-        client
-        for client, part in enumerate(build_federation(result.config).parts)
-        if 17 in part.tolist()
-    ]
+    spoilt = [client for client, part in enumerate(build_federation(result.config).parts) if 17 in part.tolist()]
     assert len(spoilt) == 1
     for row in result.metrics:
         assert row["dropped"] == [{"client": spoilt[0], "reason": "its loss became NaN or infinite"}]
