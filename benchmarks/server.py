@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.choosing import names_of
 from covey.aggregation import FedDRL, FedDRLSet, weighted_sum
-from covey.aggregation.by_agent import ByAgent
-from covey.aggregation.impact_factors import Reported
+from covey.aggregation.impact_factors import LossReports
 from covey.config.sections import Local
 from covey.core.interfaces import Setting
 from covey.model.layout import Layout
@@ -78,21 +77,23 @@ VGG_11 = 9_797_092
 COHORT = 10
 
 
-def decision(aggregator: ByAgent) -> Callable[[int], object]:
+def decision(aggregator: FedDRL | FedDRLSet) -> Callable[[int], object]:
     """From what clients report to impact factors; the agent does not learn."""
     aggregator.begin(setting(100, COHORT))
     rng = np.random.default_rng(0)
     everyone = np.arange(COHORT)
     before = rng.uniform(0.2, 2, COHORT)
-    told = Reported(everyone, everyone, np.ones(COHORT, dtype=np.bool_), before, before / 2, np.full(COHORT, 300.0))
-    return lambda t: aggregator.impact_factors(t, told, torch.device("cpu"))
+    reports = LossReports(
+        everyone, everyone, np.ones(COHORT, dtype=np.bool_), before, before / 2, np.full(COHORT, 300.0)
+    )
+    return lambda t: aggregator.impact_factors(t, reports, torch.device("cpu"))
 
 
-def learning(aggregator: ByAgent) -> Callable[[int], object]:
+def learning(aggregator: FedDRL | FedDRLSet) -> Callable[[int], object]:
     """An agent's training after a round, with a thousand experiences: 32 steps on batches."""
     aggregator.begin(setting(100, COHORT))
     rng = np.random.default_rng(0)
-    agent = aggregator.agent
+    agent = aggregator.policy.agent
     for _ in range(1_000):
         states = rng.random((2, agent.architecture.state_size)) + 0.1
         agent.replay.push(states[0], rng.random(agent.architecture.action_size), -rng.random(), states[1])

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -87,6 +88,37 @@ def test_options_are_the_keyword_parameters_checked_and_completed():
     ):
         with pytest.raises(Refusal, match=sentence.replace("?", r"\?")):
             registry.options("box", given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxOptions:
+    size: float = 1.0
+    kind: Literal["open", "shut"] = "open"
+
+
+def test_a_class_may_declare_its_options_in_a_dataclass():
+    class Box:
+        Options = BoxOptions
+
+        def __init__(self, **options):
+            self.options = BoxOptions(**options)
+
+    class Crate(Box):
+        def __init__(self, *, wood: str = "oak", **options):
+            super().__init__(**options)
+
+    class Plain(Box):
+        def __init__(self, *, wood: str = "oak"):
+            super().__init__(size=2.0)
+
+    registry: Registry = Registry("thing", "things")
+    for part in (Box, Crate, Plain):
+        registry.add(part.__name__)(part)
+    assert registry.make("Box", {"size": "3"}).options == BoxOptions(size=3.0)
+    assert list(registry["Crate"].options) == ["size", "kind", "wood"]
+    assert list(registry["Plain"].options) == ["wood"]
+    with pytest.raises(Refusal, match=r"thing\.kind must be one of open, shut, not 'ajar'\."):
+        registry.make("Box", {"kind": "ajar"})
 
 
 def test_types_that_only_a_type_checker_imports_do_not_hide_the_others():

@@ -1,7 +1,8 @@
 """Names for parts: what `--method`, `--environment`, `--dataset` and `--model` choose from.
 
 A part is a function or class; its options are its keyword-only parameters, each with a default, and
-their annotations are the types that a user's values are checked against. Other packages add parts through
+their annotations are the types that a user's values are checked against. A class with many options may declare them in
+a keyword-only dataclass, its attribute `Options`, and take them as `**options`. Other packages add parts through
 entry points in the group `covey.<plural>`, for instance
 
     [project.entry-points."covey.selectors"]
@@ -54,20 +55,29 @@ class Entry(Generic[T]):
 
     @cached_property
     def options(self) -> dict[str, Option]:
-        """The part's keyword-only parameters."""
+        """The part's keyword-only parameters, and those of its dataclass `Options` if it takes `**options`."""
         if not callable(self.part):
             return {}
-        annotated = self.part.__init__ if inspect.isclass(self.part) else self.part
-        hints = _hints(annotated)
-        try:
-            parameters = inspect.signature(self.part).parameters
-        except ValueError:  # Something built into Python, which does not say.
-            return {}
-        return {
-            name: Option(name, hints.get(name, Any), parameter.default)
-            for name, parameter in parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
+        declared = getattr(self.part, "Options", None)
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _parameters(self.part).values())
+        inherited = _keyword_options(declared) if takes_any and isinstance(declared, type) else {}
+        return {**inherited, **_keyword_options(self.part)}
+
+
+def _keyword_options(part: Any) -> dict[str, Option]:
+    hints = _hints(part.__init__ if inspect.isclass(part) else part)
+    return {
+        name: Option(name, hints.get(name, Any), parameter.default)
+        for name, parameter in _parameters(part).items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def _parameters(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(part).parameters
+    except ValueError:  # Something built into Python, which does not say.
+        return {}
 
 
 def _hints(annotated: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from covey.aggregation.ddpg import Agent, Learning
-from covey.aggregation.impact_factors import Reported
+from covey.aggregation.impact_factors import LossReports
 from covey.config.sections import Local
 from covey.core.interfaces import Setting
 from covey.core.messages import Replies, checked
@@ -14,7 +14,7 @@ from covey.model.mlp import MLP
 from tests.conftest import SMALL
 
 LAYOUT = Layout.of(MLP((1, 2, 2), 2, hidden=()))
-LEARNING = Learning(0.9, 4, 8, 0.02, 1e-3, 1e-2, 1000, normalise=False)
+LEARNING = Learning(discount=0.9, batch=4, updates=8, actor_rate=1e-3, critic_rate=1e-2, capacity=1000)
 
 
 def setting(clients=4, cohort=4, seed=0) -> Setting:
@@ -26,12 +26,12 @@ def begun(aggregator, **about):
     return aggregator
 
 
-def reported(before, after=None, samples=None, usable=None) -> Reported:
+def reported(before, after=None, samples=None, usable=None) -> LossReports:
     before = np.asarray(before, dtype=np.float64)
-    seats = np.arange(len(before))
-    return Reported(
-        seats,
-        seats,
+    slots = np.arange(len(before))
+    return LossReports(
+        slots,
+        slots,
         np.ones(len(before), dtype=bool) if usable is None else np.asarray(usable),
         before,
         before / 2 if after is None else np.asarray(after, dtype=np.float64),

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from covey import run
-from covey.aggregation.by_agent import ByAgent
+from covey.aggregation import FedDRL
 from covey.cli.agent_command import train_agent as train_agent_command
 from covey.config.schema import Config
 from covey.core.checkpoint import read_checkpoint
@@ -26,7 +26,7 @@ from tests.conftest import SMALL, without_timings
 
 def test_workers_differ_in_their_noise_alone(tmp_path):
     made = [Experiment.of(Config.of(agent_run(worker=number))).method.aggregator for number in (0, 1)]
-    assert torch.equal(made[0].agent.actor.main, made[1].agent.actor.main)
+    assert torch.equal(made[0].policy.agent.actor.main, made[1].policy.agent.actor.main)
     small_agent(tmp_path / "agent.safetensors")
     rows = [
         json.loads((tmp_path / f"agent-workers/worker-{n}/metrics.jsonl").read_text().splitlines()[0]) for n in (0, 1)
@@ -49,8 +49,8 @@ def test_a_trained_agent_says_what_it_was_trained_on_and_drives_another_federati
     _, state = read_checkpoint(result.folder)
     assert torch.equal(state["aggregator"]["agent"]["actor"]["main"], trained)
     fresh = Experiment.of(Config.of(agent_run())).method.aggregator
-    assert isinstance(fresh, ByAgent)
-    assert not torch.equal(fresh.agent.actor.main, trained)
+    assert isinstance(fresh, FedDRL)
+    assert not torch.equal(fresh.policy.agent.actor.main, trained)
 
 
 def test_an_agent_with_a_place_for_each_client_is_refused_for_another_number(tmp_path):

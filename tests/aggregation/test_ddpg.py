@@ -1,6 +1,5 @@
 """FedDRL's agent: its update, its replay, and agents that learn as one stack."""
 
-import gc
 import threading
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,13 +10,13 @@ import torch
 from torch import nn
 
 from covey import Refusal, run
-from covey.aggregation import agents_together, ddpg
-from covey.aggregation.agents_together import Network, catch_up, wait
-from covey.aggregation.ddpg import Agent, priorities_of, targets_of, train, update
+from covey.aggregation import ddpg
+from covey.aggregation.ddpg import Agent, AgentTraining, NetworkState, priorities_of, targets_of, train, update
 from covey.aggregation.feddrl import FedDRL, FlatNetworks
 from covey.aggregation.feddrl_set import FedDRLSet, SetNetworks
 from covey.aggregation.replay_buffer import Experiences, Replay, prioritised
 from covey.core.checkpoint import read_checkpoint
+from covey.core.loop import perform_jointly
 from tests.aggregation.agents import LEARNING, agent_run, experienced, one
 
 
@@ -38,9 +37,12 @@ class Linear:
         return critic[:, :1] * states[..., 0] + critic[:, 1:] * actions[..., 0]
 
 
+ALIKE_AND_NOT = [(LEARNING, 0.0), (LEARNING, 0.0), (LEARNING, 0.3), (replace(LEARNING, batch=5), 0.0)]
+
+
 def test_an_update_is_the_one_worked_out_by_hand():
-    actors = Network(one([0.5]), one([0.25]), one([0.0]), one([0.0]))
-    critics = Network(one([2.0, -1.0]), one([1.0, 3.0]), one([0.0, 0.0]), one([0.0, 0.0]))
+    actors = NetworkState(one([0.5]), one([0.25]), one([0.0]), one([0.0]))
+    critics = NetworkState(one([2.0, -1.0]), one([1.0, 3.0]), one([0.0, 0.0]), one([0.0, 0.0]))
     batch = Experiences(one([[2.0]]), one([[1.0]]), one([-3.0]), one([[4.0]]))
     learning = replace(LEARNING, discount=0.5, actor_rate=0.01, critic_rate=0.1, soft=0.02)
     # y = r + γ Q'(s', π'(s')) = -3 + 0.5·(1·4 + 3·(0.25·4)) = 0.5, and Q(s, a) = 2·2 - 1·1 = 3.
@@ -72,7 +74,7 @@ def test_updates_are_those_of_torch_modules_and_optimisers():
             module.append(layer)
             module.append(nn.LeakyReLU() if number < 2 else nn.Tanh() if module is actor else nn.Identity())
     optimisers = torch.optim.Adam(actor.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-2)
-    stack = Network.stack([agent.actor]), Network.stack([agent.critic])
+    stack = NetworkState.stack([agent.actor]), NetworkState.stack([agent.critic])
     everything = Experiences.stack([agent.replay.experiences()])
     targets = [{name: value.clone() for name, value in module.state_dict().items()} for module in (actor, critic)]
     for step in range(3):
@@ -110,10 +112,10 @@ def architectures():
 
 @pytest.mark.parametrize("networks", architectures(), ids=["flat", "set"])
 def test_agents_trained_as_a_stack_become_what_they_become_alone(networks):
-    learning = replace(LEARNING, anchor=0.3, normalise=True)
+    learning = replace(LEARNING, normalise_rewards=True)
 
     def three():
-        agents = [experienced(Agent(networks, learning, number), 20, number) for number in range(3)]
+        agents = [experienced(Agent(networks, learning, number, anchor=0.3), 20, number) for number in range(3)]
         agents[1].steps = 7
         for number, agent in enumerate(agents):
             agent.pending = [number, "replay"]
@@ -140,41 +142,35 @@ def test_agents_become_on_a_gpu_what_they_become_on_a_cpu(networks):
     for number, (one_, other) in enumerate(zip(here, there, strict=True)):
         other.to(torch.device("cuda"))
         one_.train_now(number, "replay")
-        other.train_later(number, "replay")
+        other.schedule_training(number, "replay")
     state = np.linspace(0.1, 1, networks.state_size)
     for one_, other in zip(here, there, strict=True):
         assert other.act(state) == pytest.approx(one_.act(state), rel=1e-6, abs=1e-9)
         assert other.steps == one_.steps
 
 
-@dataclass(eq=False)
-class Pupil:
-    likeness: int
+def test_scheduled_training_is_performed_jointly_or_when_the_agent_acts_but_once():
+    agent, alone, none = (experienced(Agent(FlatNetworks(3, 2, 4), LEARNING, 0), count) for count in (8, 8, 2))
+    for one_ in (agent, alone, none):
+        one_.schedule_training(0, 1, "replay")
+    assert none.pending is None
+    work = AgentTraining(agent)
+    assert agent.steps == 0 != agent.updates
+    perform_jointly([work])
+    assert agent.pending is None
+    assert agent.steps == 2
+    alone.act(np.zeros(3))
+    assert torch.equal(agent.actor.main, alone.actor.main)
+    perform_jointly([work, AgentTraining(alone)])
+    assert agent.steps == alone.steps == 2
 
 
-def test_whoever_is_needed_is_trained_with_all_that_wait_and_are_like_it():
-    pupils = [Pupil(1), Pupil(2), Pupil(1), Pupil(1)]
-    for pupil in pupils[:3]:
-        wait(pupil)
-    trained = []
-    catch_up(pupils[3], trained.append)
-    assert trained == []
-    catch_up(pupils[2], trained.append)
-    catch_up(pupils[0], trained.append)
-    assert trained == [[pupils[0], pupils[2]]]
-    catch_up(pupils[1], trained.append)
-    assert trained[1:] == [[pupils[1]]]
-
-
-def test_an_agent_that_is_gone_waits_no_longer():
-    gc.collect()
-    before = len(agents_together._waiting.pupils)
-    agent = experienced(Agent(FlatNetworks(3, 2, 4), LEARNING, 0), 8)
-    agent.train_later(0, 1, "replay")
-    assert len(agents_together._waiting.pupils) == before + 1
-    del agent
-    gc.collect()
-    assert len(agents_together._waiting.pupils) == before
+def test_agents_are_stacked_on_a_gpu_if_they_are_alike():
+    agents = [Agent(FlatNetworks(3, 2, 4), learning, 0, anchor=anchor) for learning, anchor in ALIKE_AND_NOT]
+    keys = [AgentTraining(agent).key for agent in agents]
+    assert len(set(keys)) == 4
+    # On a CPU, where each agent is trained alone, its identity is part of the key.
+    assert len({key[:-1] for key in keys}) == 3
 
 
 def test_an_agent_learns_which_action_is_rewarded():
@@ -192,7 +188,7 @@ def test_an_agent_learns_which_action_is_rewarded():
 
 def test_experiences_are_replayed_by_their_priorities(monkeypatch):
     agent = experienced(Agent(FlatNetworks(3, 2, 5), LEARNING, 0), 12)
-    stacks = Network.stack([agent.actor]), Network.stack([agent.critic])
+    stacks = NetworkState.stack([agent.actor]), NetworkState.stack([agent.critic])
     memory = Experiences.stack([agent.replay.experiences()])
     expected = priorities_of(agent.architecture, LEARNING, *stacks, memory)[0].tolist()
     given = []
@@ -208,9 +204,9 @@ def test_experiences_are_replayed_by_their_priorities(monkeypatch):
 
 
 def test_a_round_of_learning_is_bounded():
-    agent = experienced(Agent(FlatNetworks(3, 2, 5), FedDRL().learning, 0), 200)
+    agent = experienced(Agent(FlatNetworks(3, 2, 5), FedDRL().options.learning, 0), 200)
     agent.train_now(0)
-    assert agent.steps == 32 == FedDRLSet().learning.updates
+    assert agent.steps == 32 == FedDRLSet().options.updates
 
 
 def test_an_agent_acts_by_its_network_and_not_by_the_target():
@@ -229,7 +225,7 @@ def test_an_agent_acts_by_its_network_and_not_by_the_target():
 def test_scaled_rewards_have_neither_level_nor_unit(normalise):
     learned = []
     for scale, level in ((1.0, 0.0), (10.0, 5.0)):
-        agent = experienced(Agent(FlatNetworks(3, 2, 5), replace(LEARNING, normalise=normalise), 0), 12)
+        agent = experienced(Agent(FlatNetworks(3, 2, 5), replace(LEARNING, normalise_rewards=normalise), 0), 12)
         agent.replay.rewards[:12] = scale * agent.replay.rewards[:12] + level
         agent.train_now(0)
         learned.append(agent.critic.main)
@@ -254,10 +250,10 @@ def test_an_agent_becomes_the_same_to_the_bit_on_one_thread_and_on_two():
 def test_the_side_thread_learns_while_the_agent_acts():
     agent, twin = (experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40) for _ in range(2))
     before = agent.actor.main.clone()
-    agent.train_aside(0, 1)
-    agent.train_aside(0, 2)
-    agent._aside[0].join()
-    agent.adopt()
+    agent.train_in_background(0, 1)
+    agent.train_in_background(0, 2)
+    agent._background[0].join()
+    agent.adopt_background()
     twin.train_now(0, 1)
     assert agent.steps == twin.steps == 8
     assert torch.equal(agent.actor.main, twin.actor.main)
@@ -267,23 +263,23 @@ def test_the_side_thread_learns_while_the_agent_acts():
 def test_what_fails_in_the_side_thread_is_not_swallowed():
     agent = experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40)
     agent.critic.main.fill_(float("nan"))
-    agent.train_aside(0, 1)
-    agent._aside[0].join()
+    agent.train_in_background(0, 1)
+    agent._background[0].join()
     with pytest.raises(Refusal, match="agent"):
         agent.act(np.linspace(0.1, 1, 12))
 
 
 def test_a_checkpoint_does_not_wait_for_the_side_thread_and_what_is_under_way_is_not_lost(monkeypatch):
     go = threading.Event()
-    learn = ddpg._learn
+    learn = ddpg._train
 
     def slowly(*agents):
         go.wait(60)
         learn(*agents)
 
     agent, other, twin = (experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40) for _ in range(3))
-    monkeypatch.setattr(ddpg, "_learn", slowly)
-    agent.train_aside(0, 1)
+    monkeypatch.setattr(ddpg, "_train", slowly)
+    agent.train_in_background(0, 1)
     try:
         before = agent.act(np.linspace(0.1, 1, 12))
         saved = agent.state_dict()
@@ -291,7 +287,7 @@ def test_a_checkpoint_does_not_wait_for_the_side_thread_and_what_is_under_way_is
         assert saved["pending"] == [0, 1]
     finally:
         go.set()
-    monkeypatch.setattr(ddpg, "_learn", learn)
+    monkeypatch.setattr(ddpg, "_train", learn)
     other.load_state_dict(saved)
     twin.train_now(0, 1)
     after = other.act(np.linspace(0.1, 1, 12))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from covey import run
 from covey.aggregation import ddpg
-from covey.aggregation.ddpg import Agent
+from covey.aggregation.ddpg import AgentTraining
 from covey.aggregation.feddrl import FedDRL
 from covey.aggregation.feddrl_set import FEATURES, FedDRLSet, SetNetworks
-from covey.aggregation.impact_factors import Reported
+from covey.aggregation.impact_factors import LossReports
 from covey.aggregation.loss_softmax import LossSoftmax
 from covey.config.schema import Config
 from covey.core.checkpoint import FORMAT, read_checkpoint
@@ -87,9 +87,14 @@ def test_in_the_papers_order_beta_bounds_the_deviation_before_the_softmax():
 
 def test_actions_with_noise_are_brought_back_to_what_is_allowed():
     wild = np.array([-3.0, -0.5, 0.5, 3.0])
-    assert FedDRL().limited(wild).tolist() == [0.0, 0.0, 0.5, 1.0]
-    assert FedDRL(order="paper").limited(wild).tolist() == [-1.0, -0.5, 0.5, 1.0]
-    assert FedDRLSet(limit=2.0).limited(wild).tolist() == [-2.0, -0.5, 0.5, 2.0]
+    for made, bounded in (
+        (FedDRL(hidden=8, learn=False), [0.0, 0.0, 0.5, 1.0]),
+        (FedDRL(hidden=8, learn=False, order="paper"), [-1.0, -0.5, 0.5, 1.0]),
+        (FedDRLSet(learn=False, limit=2.0), [-2.0, -0.5, 0.5, 2.0]),
+    ):
+        policy = begun(made).policy
+        policy.agent.act = lambda state: wild
+        assert policy.act(1, np.zeros(1), 1.0, torch.device("cpu")).tolist() == bounded
     aggregator = begun(FedDRLSet(limit=0.1, noise=1.0))
     for t in range(1, 30):
         factors = aggregator.impact_factors(t, reported([1, 2, 3, 4]), torch.device("cpu"))
@@ -101,7 +106,7 @@ def test_the_noise_remembers_as_an_ornstein_uhlenbeck_process_does():
     noise = []
     for t in range(1, 3001):
         aggregator.impact_factors(t, reported([1, 2, 3, 4]), torch.device("cpu"))
-        noise.append(aggregator.deviation)
+        noise.append(aggregator.policy.deviation)
     series = np.stack(noise)
     correlation = np.mean([np.corrcoef(one[:-1], one[1:])[0, 1] for one in series.T])
     assert correlation == pytest.approx(0.9, abs=0.02)
@@ -130,11 +135,11 @@ def test_loss_softmax_is_its_formula():
 def test_rewards_punish_high_and_uneven_losses():
     paper, relative = begun(FedDRL(hidden=8)), begun(FedDRLSet())
     even, high, uneven = reported([1, 1, 1, 1]), reported([2, 2, 2, 2]), reported([0.5, 1, 1, 1.5])
-    assert paper.reward_of(3.0, even.cost) == -1
-    assert paper.reward_of(3.0, high.cost) == -2
-    assert paper.reward_of(3.0, uneven.cost) == -2
-    assert relative.reward_of(1.0, even.cost) == 0 > relative.reward_of(1.0, high.cost) == -np.log(2)
-    assert relative.reward_of(2.0, even.cost) == np.log(2)
+    assert paper.policy.reward(3.0, even.cost) == -1
+    assert paper.policy.reward(3.0, high.cost) == -2
+    assert paper.policy.reward(3.0, uneven.cost) == -2
+    assert relative.policy.reward(1.0, even.cost) == 0 > relative.policy.reward(1.0, high.cost) == -np.log(2)
+    assert relative.policy.reward(2.0, even.cost) == np.log(2)
 
 
 # --- the set agent
@@ -144,7 +149,7 @@ def set_state(rows):
     return torch.tensor(rows, dtype=torch.float64).view(1, 1, -1)
 
 
-def test_the_set_agent_treats_clients_alike_wherever_they_sit():
+def test_the_set_agent_does_not_depend_on_the_slots_of_clients():
     networks = SetNetworks(5, 8, 2.0, 0.4, 1.0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -156,7 +161,7 @@ def test_the_set_agent_treats_clients_alike_wherever_they_sit():
     torch.testing.assert_close(networks.act(actor[None], set_state(rows[order]))[0, 0], logits[order])
     value = networks.value(critic[None], set_state(rows), logits[None, None])
     torch.testing.assert_close(networks.value(critic[None], set_state(rows[order]), logits[order][None, None]), value)
-    # Empty seats change nothing.
+    # Empty slots change nothing.
     empty = np.concatenate([rows, np.zeros((2, FEATURES))])
     larger = SetNetworks(7, 8, 2.0, 0.4, 1.0)
     torch.testing.assert_close(larger.act(actor[None], set_state(empty))[0, 0, :5], logits)
@@ -201,18 +206,18 @@ def test_a_client_whose_loss_says_nothing_is_left_out_and_harms_nobody(make, los
     )
 
 
-def test_what_is_unknown_sits_on_the_mean_of_the_others():
-    seen = Reported.of(replies([1.0, float("nan"), 3.0], clients=[0, 1, 3]), setting())
+def test_unknown_losses_are_the_mean_of_the_others():
+    seen = LossReports.of(replies([1.0, float("nan"), 3.0], clients=[0, 1, 3]), setting())
     assert seen.before.tolist() == [1, 2, 2, 3]
     assert seen.samples.tolist() == [10, 10, 0, 10]
     assert seen.usable.tolist() == [True, False, False, True]
 
 
-def test_seats_are_clients_where_all_are_invited_and_the_invited_in_order_elsewhere():
-    assert Reported.of(replies([1.0, 2.0], clients=[1, 3]), setting()).seats.tolist() == [1, 3]
+def test_slots_are_clients_if_all_are_invited_and_the_invited_in_order_otherwise():
+    assert LossReports.of(replies([1.0, 2.0], clients=[1, 3]), setting()).slots.tolist() == [1, 3]
     lost = [Fault(4, "it dropped out")]
-    some = Reported.of(replies([1.0, 2.0], clients=[2, 7], faults=lost), setting(clients=9, cohort=3))
-    assert some.seats.tolist() == [0, 2]
+    some = LossReports.of(replies([1.0, 2.0], clients=[2, 7], faults=lost), setting(clients=9, cohort=3))
+    assert some.slots.tolist() == [0, 2]
     assert some.usable.tolist() == [True, False, True]
 
 
@@ -222,9 +227,9 @@ def test_where_nobody_says_anything_models_are_averaged_and_nothing_is_learned_f
     model = aggregator.combine(2, torch.zeros(6), replies([float("nan")] * 4))
     assert model.tolist() == pytest.approx([0.25] * 4 + [0, 0])
     aggregator.combine(3, torch.zeros(6), replies([1.0, 2.0, 3.0, 4.0]))
-    assert len(aggregator.agent.replay) == 0
+    assert len(aggregator.policy.agent.replay) == 0
     aggregator.combine(4, torch.zeros(6), replies([1.0, 2.0, 3.0, 4.0]))
-    assert len(aggregator.agent.replay) == 1
+    assert len(aggregator.policy.agent.replay) == 1
 
 
 # --- in runs
@@ -292,12 +297,12 @@ def test_what_is_restored_acts_and_goes_on_as_what_was_saved():
     for t in range(8):
         first.combine(t + 1, torch.zeros(6), rounds[t])
     second.load_state_dict(first.state_dict())
-    assert second.agent.pending is not None
+    assert second.policy.agent.pending is not None
     for t in range(8, 12):
         mine, theirs = (each.combine(t + 1, torch.zeros(6), rounds[t]) for each in (first, second))
         assert torch.equal(mine, theirs)
-    assert torch.equal(first.agent.actor.main, second.agent.actor.main)
-    assert first.agent.steps > 8
+    assert torch.equal(first.policy.agent.actor.main, second.policy.agent.actor.main)
+    assert first.policy.agent.steps > 8
 
 
 def test_runs_in_lockstep_are_the_runs_alone(tmp_path):
@@ -312,9 +317,10 @@ def test_runs_in_lockstep_are_the_runs_alone(tmp_path):
 def test_runs_in_lockstep_whose_agents_learn_as_one_stack_are_the_runs_alone(name, tmp_path, monkeypatch):
     """As on a GPU: a CPU trains agents one by one unless it is told that they are alike."""
     stacks = []
-    monkeypatch.setattr(Agent, "likeness", property(lambda agent: (agent.architecture, len(agent.replay))))
-    learn = ddpg._learn
-    monkeypatch.setattr(ddpg, "_learn", lambda *agents: (stacks.append(len(agents)), learn(*agents)))
+    shape = property(lambda work: (work.agent.architecture, len(work.agent.replay)))
+    monkeypatch.setattr(AgentTraining, "key", shape)
+    train = ddpg._train
+    monkeypatch.setattr(ddpg, "_train", lambda *agents: (stacks.append(len(agents)), train(*agents)))
     given = {**SMALL, "rounds": 10, "selector": {"name": "fedacs", "pool": 0.75}}
     given["aggregator"] = {"name": name, "hidden": 8, "batch": 2, "updates": 4, "noise": 0.3}
     configs = [Config.of({**given, "seed": seed}) for seed in range(3)]
@@ -394,8 +400,8 @@ def test_a_decision_takes_less_than_three_milliseconds():
 
 def test_a_frozen_agent_neither_explores_nor_learns():
     aggregator = begun(FedDRL(hidden=8, learn=False, noise=1.0, beta=0.0))
-    before = aggregator.agent.actor.main.clone()
+    before = aggregator.policy.agent.actor.main.clone()
     factors = [aggregator.impact_factors(t, reported([1, 2, 3, 4]), torch.device("cpu")) for t in range(1, 20)]
     assert np.std(factors, axis=0) == pytest.approx(0)
-    assert len(aggregator.agent.replay) == 0
-    assert torch.equal(aggregator.agent.actor.main, before)
+    assert len(aggregator.policy.agent.replay) == 0
+    assert torch.equal(aggregator.policy.agent.actor.main, before)

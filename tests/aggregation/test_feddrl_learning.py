@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import covey
-from covey.aggregation.by_agent import write_agent
-from covey.job.agent_training import Offline, agent_aggregator, experiences, train_agent, train_offline
+from covey.aggregation.agent_file import write_agent
+from covey.job.agent_training import Offline, agent_policy, experiences, train_agent, train_offline
 
 SEEDS = (0, 1, 2)
 SHUFFLES = 5
@@ -136,18 +136,20 @@ def test_with_shuffled_rewards_the_advantage_is_gone(agents, earned, plain, fold
     for seed, path in agents.items():
         workers = [covey.Run.open(path.with_name(f"feddrl-set{seed}-workers") / f"worker-{n}") for n in (0, 1)]
         replays = [experiences(worker) for worker in workers]
-        aggregator = agent_aggregator(workers[0].config)
+        policy = agent_policy(workers[0].config)
         real = np.concatenate([replay.rewards for replay in replays])
         states = replays[0].experiences().states[::6].numpy()
         for number in range(SHUFFLES + 1):
             dealt = np.random.default_rng([seed, number]).permutation(real) if number else real
             for replay, some in zip(replays, np.split(dealt, [len(replays[0])]), strict=True):
                 replay.rewards[:] = some
-            agent = train_offline(aggregator, replays, OFFLINE["feddrl-set"])
+            agent = train_offline(policy, replays, OFFLINE["feddrl-set"])
             logits = np.stack([agent.act(state) for state in states]).mean(axis=0)
             advantages[number == 0].append(logits[MAIN:].mean() - logits[:MAIN].mean())
             if number:
-                file = write_agent(folder / f"shuffled{seed}-{number}.safetensors", aggregator, agent, {})
+                file = write_agent(
+                    folder / f"shuffled{seed}-{number}.safetensors", agent, policy.kind, policy.encoding, {}
+                )
                 accuracy.append(figures(driven(file, "feddrl-set", seed, folder / file.stem)).accuracy)
     assert min(advantages[True]) > 0.8
     assert np.mean(advantages[False]) < 0.3 * np.mean(advantages[True])

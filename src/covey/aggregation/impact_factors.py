@@ -1,4 +1,4 @@
-"""Aggregation by impact factors from what clients report: w ← Σ_k α_k w_k (FedDRL's eq. 4)."""
+"""Aggregation by impact factors computed from the clients' losses: w ← Σ_k α_k w_k (FedDRL's eq. 4)."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,67 +15,67 @@ from covey.core.messages import Replies
 from covey.probe.losses import Losses
 
 LARGEST_LOSS = 1e4
-"""Mean losses beyond this say nothing: the right class would have a probability of e^-10,000."""
+"""Larger mean losses are unusable: the right class would have a probability of e^-10,000."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reported:
-    """A round's losses and sample counts, in K seats.
+class LossReports:
+    """The losses and sample counts that clients report in a round, in K slots.
 
-    Where everyone is invited every round, a client's seat is its number, so that a seat always means the same client;
-    else the invited sit in ascending order. A client whose losses cannot be used (they are missing, not finite, or far
-    beyond what a model can come to) sits on the mean losses of the others; so does an empty seat (an invited client
-    that did not reply), with no samples.
+    If every client is invited in every round, a client's slot is its number, so that a slot always means the same
+    client. Otherwise the invited clients fill the slots in ascending order. A client without usable losses (missing,
+    not finite, or above `LARGEST_LOSS`) is given the mean losses of the others; so is an empty slot (an invited client
+    that did not reply), with zero samples.
     """
 
     clients: IntArray
-    """Those who replied: `[k]`."""
-    seats: IntArray
-    """Where they sit: `[k]`."""
+    """Clients that replied: `[k]`."""
+    slots: IntArray
+    """Their slots: `[k]`."""
     usable: NDArray[np.bool_]
-    """Seats whose client replied with losses of use: `[K]`."""
+    """Slots with usable losses: `[K]`."""
     before: FloatArray
     """l_b, the mean loss of the received model on the client's samples: `[K]`."""
     after: FloatArray
-    """l_a, the mean loss of the model that the client trained: `[K]`."""
+    """l_a, the mean loss of the client's trained model on its samples: `[K]`."""
     samples: FloatArray
     """n: `[K]`."""
 
     @classmethod
-    def of(cls, replies: Replies, setting: Setting) -> "Reported":
-        """What the replies of a round say. At least one client's losses must be usable for finite values."""
-        seats = replies.clients
+    def of(cls, replies: Replies, setting: Setting) -> "LossReports":
+        """Collect the reports of a round's replies; losses are NaN if nobody's are usable."""
+        slots = replies.clients
         if setting.cohort < setting.clients:
             faulty = np.array([fault.client for fault in replies.faults], dtype=np.int64)
             invited = np.unique(np.concatenate([replies.clients, replies.withheld, faulty]))
-            seats = np.searchsorted(invited, replies.clients)
+            slots = np.searchsorted(invited, replies.clients)
         found = {name: np.array(values.tolist()) for name, values in replies.probes.get(Losses.name, {}).items()}
         rows = replies.observed(Losses.name)
         for values in found.values():
             rows = rows[np.abs(values[rows]) <= LARGEST_LOSS]
         usable = np.zeros(setting.cohort, dtype=np.bool_)
-        usable[seats[rows]] = True
+        usable[slots[rows]] = True
         samples = np.zeros(setting.cohort)
-        samples[seats] = replies.samples.numpy()
+        samples[slots] = replies.samples.numpy()
         losses = {}
         for name in ("before", "after"):
             known = found[name][rows] if len(rows) else np.empty(0)
             losses[name] = np.full(setting.cohort, known.mean() if len(known) else np.nan)
-            losses[name][seats[rows]] = known
-        return cls(replies.clients, seats, usable, losses["before"], losses["after"], samples)
+            losses[name][slots[rows]] = known
+        return cls(replies.clients, slots, usable, losses["before"], losses["after"], samples)
 
     @property
     def cost(self) -> float:
-        """Mean plus range of the usable clients' l_b: what eq. 7 calls a reward, and what an agent shall make small."""
+        """Mean plus range of the usable l_b (eq. 7). The paper calls it a reward, but it is to be minimised."""
         known = self.before[self.usable]
         return float(known.mean() + known.max() - known.min())
 
 
-class ByImpactFactors(Aggregator):
-    """An aggregator that decides how much each client's model counts from the losses that clients report.
+class ImpactFactorAggregator(Aggregator):
+    """Base of aggregators that compute each model's weight from the losses that clients report.
 
-    The model of a client whose losses cannot be used counts nothing. Where nobody's can, the models are averaged by
-    their samples.
+    A model whose client has no usable losses gets weight 0. If nobody's losses are usable, models are averaged by
+    their clients' samples.
     """
 
     def begin(self, setting: Setting) -> None:
@@ -83,36 +83,36 @@ class ByImpactFactors(Aggregator):
         self._figures: dict[str, object] = {}
 
     def probes(self, t: int) -> tuple[Probe, ...]:
-        # What was said of the last round is over, also where nobody replies in this one.
+        # Cleared here and not in `combine`, which is not called in a round without replies.
         self._figures = {}
         return (Losses(),)
 
     @abstractmethod
-    def impact_factors(self, t: int, reported: Reported, device: torch.device) -> FloatArray:
-        """α of each seat, 0 where it is not usable: `[K]`. At least one seat is usable; models live on `device`."""
+    def impact_factors(self, t: int, reports: LossReports, device: torch.device) -> FloatArray:
+        """Return α of each slot, 0 where it is not usable: `[K]`. At least one is usable; models live on `device`."""
 
-    def nothing_reported(self, t: int) -> None:
-        """Called instead in a round in which nobody's losses can be used."""
+    def no_reports(self, t: int) -> None:
+        """Called instead of `impact_factors` in a round without usable losses."""
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        reported = Reported.of(replies, self.setting)
-        if reported.usable.any():
-            factors = self.impact_factors(t, reported, replies.states.device)
+        reports = LossReports.of(replies, self.setting)
+        if reports.usable.any():
+            factors = self.impact_factors(t, reports, replies.states.device)
         else:
-            self.nothing_reported(t)
-            factors = reported.samples / reported.samples.sum()
-        weights = factors[reported.seats]
+            self.no_reports(t)
+            factors = reports.samples / reports.samples.sum()
+        weights = factors[reports.slots]
         factor_of = dict(zip(map(str, replies.clients.tolist()), weights.tolist(), strict=True))
         self._figures = {"impact_factors": factor_of}
         return weighted_sum(replies.states, torch.from_numpy(weights))
 
     def figures(self) -> dict[str, object]:
-        """The impact factor of each client of the last round."""
+        """Return the impact factor of each client of the last round."""
         return self._figures
 
 
 def softmax(values: FloatArray, among: NDArray[np.bool_]) -> FloatArray:
-    """exp(values) over its sum among the chosen, 0 for the others: `[K]`."""
+    """Return the softmax over the slots in `among`, and 0 for the others: `[K]`."""
     powers = np.exp(np.where(among, values - values[among].max(), -np.inf))
     shares: FloatArray = powers / powers.sum()
     return shares

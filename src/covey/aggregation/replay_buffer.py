@@ -1,4 +1,4 @@
-"""A replay buffer: what an agent did, what it got for it, and what came next."""
+"""A replay buffer of experiences (s, a, r, s'), and prioritised draws from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _FIELDS = ("states", "actions", "rewards", "next_states")
 
 @dataclass(frozen=True, eq=False)
 class Experiences:
-    """n experiences (s, a, r, s'), for one agent or a stack of them."""
+    """n experiences (s, a, r, s') of one agent, or of each agent of a stack."""
 
     states: Tensor
     """`[..., n, S]`"""
@@ -28,15 +28,15 @@ class Experiences:
 
     @classmethod
     def stack(cls, many: Sequence["Experiences"]) -> "Experiences":
-        """Of several agents with as many experiences each: `[agents, n, ...]`."""
+        """Stack the experiences of agents that have equally many: `[agents, n, ...]`."""
         return cls(*(torch.stack([getattr(each, field) for each in many]) for field in _FIELDS))
 
     def between(self, begin: int, end: int) -> "Experiences":
-        """Of a stack, those at positions from `begin` to before `end`."""
+        """Return each agent's experiences at positions `begin` to `end - 1` of a stack."""
         return Experiences(*(getattr(self, field)[:, begin:end] for field in _FIELDS))
 
     def take(self, chosen: Tensor) -> "Experiences":
-        """Of a stack, for each agent the experiences at positions `chosen` `[agents, m]`: `[agents, m, ...]`."""
+        """Return each agent's experiences at positions `chosen` `[agents, m]` of a stack: `[agents, m, ...]`."""
         agent = torch.arange(len(chosen), device=chosen.device)[:, None]
         return Experiences(*(getattr(self, field)[agent, chosen] for field in _FIELDS))
 
@@ -55,7 +55,7 @@ class Replay:
         return self._length
 
     def push(self, state: FloatArray, action: FloatArray, reward: float, next_state: FloatArray) -> None:
-        """Remember one more; the oldest is forgotten where there is no room."""
+        """Add an experience; a full buffer drops its oldest."""
         if self._next == len(self._arrays[0]) and self._length < self.capacity:
             room = min(self.capacity, max(64, 2 * self._length))
             self._arrays = [np.concatenate([old, np.empty((room - len(old), *old.shape[1:]))]) for old in self._arrays]
@@ -65,23 +65,22 @@ class Replay:
         self._next = (self._next + 1) % self.capacity
 
     def extend(self, other: "Replay") -> None:
-        """Remember what another buffer holds."""
+        """Add the experiences of another buffer."""
         for row in range(len(other)):
             self.push(*(array[row] for array in other._arrays))
 
     def copy(self) -> "Replay":
-        """The same experiences, apart."""
         twin = Replay(self.capacity, self._arrays[0].shape[1], self._arrays[1].shape[1])
         twin.load_state_dict(self.state_dict())
         return twin
 
     def experiences(self, device: torch.device | str = "cpu") -> Experiences:
-        """All of them: `[n, ...]`."""
+        """Return all experiences: `[n, ...]`."""
         return Experiences(*(torch.from_numpy(array[: self._length]).to(device) for array in self._arrays))
 
     @property
     def rewards(self) -> FloatArray:
-        """`[n]`, to be read or changed in place."""
+        """`[n]`: a view, which can be changed in place."""
         return self._arrays[2][: self._length]
 
     def state_dict(self) -> State:
@@ -95,7 +94,7 @@ class Replay:
 
 
 def prioritised(rng: np.random.Generator, priorities: FloatArray, shape: tuple[int, ...]) -> IntArray:
-    """Positions drawn with replacement, each as often as its priority `[n]` says."""
+    """Draw positions with replacement, in proportion to their priorities `[n]`."""
     chances = priorities / priorities.sum()
     drawn: NDArray[np.int64] = rng.choice(len(priorities), size=shape, p=chances).astype(np.int64, copy=False)
     return drawn

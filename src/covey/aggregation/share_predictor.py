@@ -4,6 +4,7 @@ Predictors are averaged like models, by their numbers of gradients, batch-norm s
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from covey import randomness
 from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, State
-from covey.core.interfaces import Aggregator, Probe, Setting
+from covey.core.interfaces import Aggregator, JointWork, Probe, Setting
 from covey.core.messages import Gate, Replies
 from covey.errors import require
 from covey.probe.class_query import Estimates, Privacy
@@ -148,6 +149,9 @@ class WithPredictor(Aggregator):
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         return self.inner.combine(t, model, replies)
+
+    def joint_work(self) -> Sequence[JointWork]:
+        return self.inner.joint_work()
 
     def learn(self, t: int, replies: Replies) -> None:
         """Average the predictors by their numbers of gradients, where any were trained, and keep the estimates."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from covey.aggregation.by_agent import agent_kind
+from covey.aggregation.agent_file import agent_kind
 from covey.cli import terminal as display
 from covey.cli.flags import (
     AggregatorFlag,

@@ -1,8 +1,8 @@
 """FedDRL's two-stage training (section 3.4.2, figure 3b).
 
-A round of a federation gives an agent one experience, which is little. So several workers first run the federation
-online, alike but for their noise, each learning and collecting experiences. Then these are put together, and a main
-agent is trained on all of them offline. It is kept in a file, and drives any later run that asks for it.
+A round of a federation gives an agent a single experience. So several workers first run the federation online,
+identical except for their noise, each learning and collecting experiences. These are then merged, and a main agent is
+trained on all of them offline. It is written to a file, and any later run can use it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from covey.aggregation.by_agent import ByAgent, write_agent
+from covey.aggregation.agent_file import write_agent
 from covey.aggregation.ddpg import Agent
+from covey.aggregation.feddrl import AgentPolicy, FedDRL
+from covey.aggregation.feddrl_set import FedDRLSet
 from covey.aggregation.replay_buffer import Replay
 from covey.config.schema import Config
 from covey.core.checkpoint import read_checkpoint
@@ -25,11 +27,11 @@ from covey.job.runs import Run, resume, run, run_together
 from covey.job.settings import as_config, with_federation
 
 OnWorkerRound = Callable[[int, dict[str, Any]], None]
-"""Told of each round of each worker: the worker's number and the record."""
+"""Called with a worker's number and the record of each of its rounds."""
 
 
 class TrainingStopped(Interrupted):
-    """The workers were stopped before they were done."""
+    """The workers were stopped before their last round."""
 
     def __init__(self, folder: Path) -> None:
         Exception.__init__(self, f"Stopped. The same command goes on with the workers in {folder}.")
@@ -38,14 +40,14 @@ class TrainingStopped(Interrupted):
 
 @dataclass(frozen=True, kw_only=True)
 class Offline:
-    """How the main agent is trained."""
+    """Settings of the main agent's offline training."""
 
     epochs: int = 50
-    """How often it sees each experience, on average. Priorities are computed anew for each epoch."""
+    """How often each experience is drawn, on average. Priorities are recomputed in each epoch."""
     batch: int = 16
     """Experiences per step."""
     actor_rate: float = 1e-3
-    """Adam's rate for the actor; unlike online, there are many experiences from the beginning."""
+    """Adam's rate for the actor. Higher than online, as there are many experiences from the beginning."""
     critic_rate: float = 1e-3
     """Adam's rate for the critic."""
 
@@ -58,10 +60,10 @@ class Offline:
 
 @dataclass(frozen=True)
 class Training:
-    """One agent to be trained: where, by how many workers, and into which file."""
+    """One agent to train: its workers' settings, their number, and the file to write."""
 
     config: Config
-    """Of every worker but for its number; its rounds are theirs."""
+    """Settings of each worker's run, except for the worker's number."""
     out: Path
     workers: int = 2
     offline: Offline = field(default_factory=Offline)
@@ -78,11 +80,11 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """Where the runs of the workers are."""
+        """Folder of the workers' runs."""
         return self.out.with_name(f"{self.out.stem}-workers")
 
     def runs(self) -> list[tuple[Config, Path]]:
-        """The workers' runs; refused where others are in their place."""
+        """Return settings and folder of each worker's run; refuse folders with runs of other settings."""
         found = []
         for number in range(self.workers):
             mine = as_config(self.config, {"aggregator": {"worker": number, "learn": True}})
@@ -95,7 +97,7 @@ class Training:
         return found
 
     def about(self, experiences: int) -> dict[str, Any]:
-        """What the file says of the agent."""
+        """Return the description of the training that the agent's file holds."""
         config = self.config
         return {
             "trained_on": {
@@ -121,10 +123,10 @@ def train_agent(
     on_round: OnWorkerRound | None = None,
     **settings: Any,
 ) -> Path:
-    """Train an agent on a federation in two stages, and write it to `out`, one safetensors file.
+    """Train an agent on a federation in two stages, and write it to `out`, a safetensors file.
 
-    Settings are those of `covey.run`, with a method or aggregator that has an agent; its options are the workers'. Runs
-    of the workers, of `rounds` rounds each, are kept beside `out`; those of a training that was stopped go on.
+    Settings are those of `covey.run`, with a method or aggregator that has an agent; its options are the workers'.
+    The workers' runs, of `rounds` rounds each, are stored beside `out`; calling again resumes a stopped training.
     """
     if federation is not None:
         settings = with_federation(given, settings, federation)
@@ -132,9 +134,11 @@ def train_agent(
     training = Training(config, Path(out), workers, offline or Offline())
     if federation is None:
         return train_agents([training], on_round)[0]
-    aggregator = agent_aggregator(config, federation)
-    runs = [_one(mine, place, number, federation, on_round) for number, (mine, place) in enumerate(training.runs())]
-    return _finish(training, aggregator, runs)
+    policy = agent_policy(config, federation)
+    runs = [
+        _run_worker(mine, place, number, federation, on_round) for number, (mine, place) in enumerate(training.runs())
+    ]
+    return _finish(training, policy, runs)
 
 
 def train_agents(
@@ -142,45 +146,47 @@ def train_agents(
     on_round: OnWorkerRound | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[Path]:
-    """Train several agents, the workers of all of them in lockstep. Once `stop` says so, they end and are kept."""
-    aggregators = [agent_aggregator(training.config) for training in trainings]
+    """Train several agents, with the workers of all of them in lockstep. `stop` ends them early; they can resume."""
+    policies = [agent_policy(training.config) for training in trainings]
     runs = run_together([each for training in trainings for each in training.runs()], on_round, stop)
     files = []
-    for training, aggregator in zip(trainings, aggregators, strict=True):
-        files.append(_finish(training, aggregator, runs[: training.workers]))
+    for training, policy in zip(trainings, policies, strict=True):
+        files.append(_finish(training, policy, runs[: training.workers]))
         runs = runs[training.workers :]
     return files
 
 
-def _finish(training: Training, aggregator: ByAgent, runs: Sequence[Run]) -> Path:
-    """The second stage, when the first is done, and the file."""
+def _finish(training: Training, policy: AgentPolicy, runs: Sequence[Run]) -> Path:
+    """Train the main agent on the experiences of finished workers, and write its file."""
     if not all(each.finished for each in runs):
         raise TrainingStopped(training.folder)
-    main = train_offline(aggregator, [experiences(each) for each in runs], training.offline)
-    return write_agent(training.out, aggregator, main, training.about(len(main.replay)))
+    main = train_offline(policy, [experiences(each) for each in runs], training.offline)
+    return write_agent(training.out, main, policy.kind, policy.encoding, training.about(len(main.replay)))
 
 
-def agent_aggregator(config: Config, federation: Federation | None = None) -> ByAgent:
-    """The aggregator of a configuration, as a run begins with it; refused where it has no agent."""
+def agent_policy(config: Config, federation: Federation | None = None) -> AgentPolicy:
+    """Return the policy that a run with these settings starts with; refuse an aggregator without an agent."""
     experiment = Experiment.of(config, federation)
     experiment.runtime.close()
     aggregator = experiment.method.aggregator if isinstance(experiment.method, OneModel) else None
-    if not isinstance(aggregator, ByAgent):
+    if not isinstance(aggregator, FedDRL | FedDRLSet):
         name = config.aggregator.name if config.aggregator else config.method
         raise Refusal(f"'{name}' has no agent to train; choose the aggregator 'feddrl' or 'feddrl-set'.")
-    return aggregator
+    return aggregator.policy
 
 
-def _one(config: Config, place: Path, number: int, federation: Federation, on_round: OnWorkerRound | None) -> Run:
-    """A worker on a federation that was passed in."""
-    told = (lambda record: on_round(number, record)) if on_round else None
+def _run_worker(
+    config: Config, place: Path, number: int, federation: Federation, on_round: OnWorkerRound | None
+) -> Run:
+    """Run or resume a worker on a federation given as an object."""
+    callback = (lambda record: on_round(number, record)) if on_round else None
     if (place / "config.json").is_file():
-        return resume(place, federation=federation, on_round=told)
-    return run(config, federation=federation, out=place, on_round=told)
+        return resume(place, federation=federation, on_round=callback)
+    return run(config, federation=federation, out=place, on_round=callback)
 
 
 def experiences(run: Run) -> Replay:
-    """What the agent of a run remembers at its end."""
+    """Return the replay buffer of a run's agent, from its last checkpoint."""
     _, state = read_checkpoint(run.folder)
     assert state is not None
     held = state["aggregator"]["agent"]["replay"]
@@ -189,24 +195,24 @@ def experiences(run: Run) -> Replay:
     return replay
 
 
-def train_offline(aggregator: ByAgent, replays: Sequence[Replay], offline: Offline) -> Agent:
-    """The second stage: an agent trained on the experiences of all workers, from where the aggregator begins."""
+def train_offline(policy: AgentPolicy, replays: Sequence[Replay], offline: Offline) -> Agent:
+    """Train an agent, from the policy's initial networks, on the experiences of all workers (the second stage)."""
     together = sum(len(replay) for replay in replays)
     require(
         together >= offline.batch,
         f"The workers remember {together} experiences, not enough for a batch of {offline.batch}.",
     )
+    initial, seed = policy.agent, policy.setting.seed
     learning = replace(
-        aggregator.learning,
+        initial.learning,
         batch=offline.batch,
         updates=together,
         capacity=together,
         actor_rate=offline.actor_rate,
         critic_rate=offline.critic_rate,
     )
-    seed = aggregator.setting.seed
-    main = Agent(aggregator.agent.architecture, learning, seed)
-    main.actor, main.critic = aggregator.agent.actor.copy(), aggregator.agent.critic.copy()
+    main = Agent(initial.architecture, learning, seed, anchor=initial.anchor)
+    main.actor, main.critic = initial.actor.copy(), initial.critic.copy()
     for replay in replays:
         main.replay.extend(replay)
     for epoch in range(offline.epochs):

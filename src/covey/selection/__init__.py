@@ -1,7 +1,7 @@
 """Selectors: whom to invite."""
 
 from covey.core.interfaces import Selector
-from covey.selection.composed import Composed
+from covey.selection.composed import ComposedSelector
 from covey.selection.fedacs import FedACS
 from covey.selection.k_linucb import KLinUCB
 from covey.selection.nccb import NCCB
@@ -13,7 +13,7 @@ from covey.selection.uniform import Uniform
 
 __all__ = [
     "NCCB",
-    "Composed",
+    "ComposedSelector",
     "FedACS",
     "KLinUCB",
     "Oort",

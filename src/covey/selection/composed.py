@@ -10,7 +10,7 @@ from covey.registries import selectors
 
 
 @selectors.add("composed")
-class Composed(Selector):
+class ComposedSelector(Selector):
     """Each round some of a chosen set of clients, uniformly at random without replacement.
 
     Eq. 10 would sample by the ratios and a share f of the set, which is one client. As in the authors' runs, it is as

@@ -19,7 +19,7 @@ from covey.data.paper_targets import target
 from covey.job.on_demand.composition import Composition, compose, sizes_note
 from covey.model import build_model
 from covey.model.layout import Layout
-from covey.selection.composed import Composed
+from covey.selection.composed import ComposedSelector
 
 
 def federation(seed: int, alpha: float = 0.1):
@@ -183,7 +183,7 @@ def begun(part, **given):
 
 
 def test_only_composed_clients_are_invited_and_all_of_them_in_time():
-    selector = begun(Composed(clients=(3, 5, 8, 13, 15, 19)))
+    selector = begun(ComposedSelector(clients=(3, 5, 8, 13, 15, 19)))
     cohorts = [selector.select(t, np.arange(20)) for t in range(1, 60)]
     assert all(len(np.unique(cohort)) == 4 for cohort in cohorts)
     invited, times = np.unique(np.concatenate(cohorts), return_counts=True)
@@ -192,7 +192,7 @@ def test_only_composed_clients_are_invited_and_all_of_them_in_time():
 
 
 def test_a_small_set_is_invited_whole_and_who_cannot_be_reached_is_not():
-    selector = begun(Composed(clients=(3, 5)))
+    selector = begun(ComposedSelector(clients=(3, 5)))
     assert sorted(selector.select(1, np.arange(20))) == [3, 5]
     assert selector.select(1, np.array([0, 5, 9])).tolist() == [5]
     assert len(selector.select(1, np.array([0, 1]))) == 0
@@ -203,7 +203,7 @@ def test_a_small_set_is_invited_whole_and_who_cannot_be_reached_is_not():
 )
 def test_a_set_that_cannot_be_is_refused(clients, sentence):
     with pytest.raises(Refusal, match=sentence):
-        begun(Composed(clients=clients))
+        begun(ComposedSelector(clients=clients))
 
 
 def replies(clients: list[int], states: torch.Tensor) -> Replies:

@@ -10,7 +10,6 @@ import numpy as np
 from safetensors import SafetensorError
 from torch import Tensor
 
-from covey.aggregation.by_agent import ByAgent
 from covey.aggregation.fixed_weights import Ratios
 from covey.arrays import State
 from covey.config.schema import Config
@@ -24,7 +23,7 @@ from covey.job.on_demand.on_demand_result import Composed
 from covey.job.runs import Run
 from covey.job.settings import as_config
 from covey.registries import aggregators
-from covey.selection.composed import Composed as ComposedSelector
+from covey.selection.composed import ComposedSelector
 
 
 def begin_all(
@@ -79,9 +78,8 @@ def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
     longer = as_config(base, {**plan["settings"], "rounds": done + plan["rounds"]})
     if longer.cohort != base.cohort and base.aggregator is not None:
         names = (base.aggregator.name, base.aggregator.options.get("inner"))
-        parts = [aggregators[name].part for name in names if name is not None]
         require(
-            not any(isinstance(part, type) and issubclass(part, ByAgent) for part in parts),
+            not any("agent" in aggregators[name].options for name in names if name is not None),
             f"The agent of '{base.method}' has learned with {base.cohort} clients a round, so that the base run cannot "
             f"go on with {longer.cohort}; leave out the cohort, or --continued.",
         )
