@@ -1,4 +1,4 @@
-"""What is said while somebody waits: bars, and lines of a log."""
+"""Announcements of long waits: in progress bars, and as lines of a log."""
 
 import io
 import time
@@ -13,8 +13,8 @@ from covey.core.build import build_federation
 from covey.core.progress import listening, waiting_for
 from covey.model import build_model
 from covey.runtime.stacked.engine import Engine
-from covey.runtime.stacked.launcher import Launcher
-from covey.runtime.stacked.sgd_step import Terms
+from covey.runtime.stacked.graph_capture import GraphSteps
+from covey.runtime.stacked.sgd_step import Lanes, SgdTerms
 from papers import command
 from tests.conftest import SMALL
 
@@ -37,24 +37,25 @@ def test_the_stack_says_that_it_compiles(monkeypatch):
     federation = build_federation(config)
     data = federation.dataset
     engine = Engine(build_model("mlp", {}, data.shape, data.classes, 0), data, "fp32", torch.device("cpu"))
-    launcher = Launcher(engine, Terms(False, False, False, 0, False), 7, 10)
-    heard = []
-    monkeypatch.setattr(launcher, "_record_fastest", lambda: heard.append("compiled"))
+    terms = SgdTerms(False, False, False, 0, False)
+    lanes = Lanes.of(engine.layout, 7, terms, engine.dtype, engine.dtype, engine.device)
+    steps, heard = GraphSteps(engine, lanes, terms, 10), []
+    monkeypatch.setattr(steps, "_record_fastest", lambda: heard.append("compiled"))
     with listening(heard.append):
-        launcher._capture()
+        steps.captured()
     assert heard == ["compiling MLP for 7 lanes", "compiled", ""]
 
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """What a terminal shows, in the end."""
+    """Everything that was written to a terminal."""
     shown = io.StringIO()
     monkeypatch.setattr(display, "_progress", Console(file=shown, force_terminal=True, width=120))
     return shown
 
 
 def shows(shown, text):
-    """Whether bars come to say so; they are drawn ten times a second."""
+    """True once a bar shows the text; bars are drawn ten times a second."""
     end = time.monotonic() + 20
     while text not in shown.getvalue() and time.monotonic() < end:
         time.sleep(0.05)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from covey.runtime.stacked.batch_norm import MaskedBatchNorm, masking
-from covey.runtime.stacked.kernels import available
+from covey.runtime.stacked.batch_norm import MaskedBatchNorm, SampleWeights
+from covey.runtime.stacked.triton_support import available
 from tests.runtime.stacked.triton_interpreter import needs_interpreter, run_interpreted
 
 CASES = [
@@ -50,7 +50,7 @@ def step_of(module):
 
     def loss_of(parameters, x, buffers, weight, slopes):
         fresh = {name: buffer.clone() for name, buffer in buffers.items()}
-        with masking(module, weight):
+        with SampleWeights(module, weight):
             y = functional_call(module, (parameters, fresh), (x,))
         return (y * slopes).sum(), (y, fresh)
 
@@ -144,7 +144,7 @@ def test_a_layer_without_parameters_only_normalises():
     layer = nn.BatchNorm2d(3, affine=False)
     module = MaskedBatchNorm(layer)
     x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-    with masking(module, torch.full((4,), 0.25)):
+    with SampleWeights(module, torch.full((4,), 0.25)):
         torch.testing.assert_close(module(x), nn.BatchNorm2d(3, affine=False)(x))
 
 

@@ -207,8 +207,8 @@ def test_ten_thousand_clients_of_six_hundred_images_are_resident():
     before = torch.cuda.memory_allocated()
     module = build_model("mlp", {}, federation.dataset.shape, 10, 0)
     runtime = StackedRuntime(federation, module, device="cuda")
-    assert runtime._holdings.resident.sample.is_cuda
-    assert len(runtime._holdings.resident.sample) == 6_000_000
+    assert runtime._tables.resident.sample.is_cuda
+    assert len(runtime._tables.resident.sample) == 6_000_000
     assert torch.cuda.max_memory_allocated() - before < 1 << 30
     replies = runtime.execute(Order(1, np.arange(0, 10_000, 100), Layout.of(module).read(module), Local(epochs=1)))
     assert len(replies) == 100

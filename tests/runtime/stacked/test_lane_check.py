@@ -1,4 +1,4 @@
-"""Lanes of a stack that are given the same must come to the same; where they do not, the GPU is not to be trusted."""
+"""Lanes given the same model and batch must agree; if they do not, the GPU cannot be trusted and the run is refused."""
 
 from types import SimpleNamespace
 
@@ -13,8 +13,8 @@ from covey.core.messages import Order
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.runtime import StackedRuntime
-from covey.runtime.stacked.lane_check import SHARE, TRIALS, odd_lanes
-from covey.runtime.stacked.launcher import _at
+from covey.runtime.stacked.graph_capture import GraphSteps
+from covey.runtime.stacked.lane_check import SHARE, TRIALS, check_lanes
 from tests.conftest import SMALL
 
 WEIGHT, BIAS, HEAD = "layers.hidden0.weight", "layers.hidden0.bias", "layers.head.weight"
@@ -40,20 +40,19 @@ def nothing(lanes):
 
 def step_of(launcher, spoil=nothing):
     def step():
-        launcher._step(launcher.lanes, launcher.engine.gallery.x, **_at(launcher._buffers, 0))
+        launcher.steps.advance(0, 1)
         spoil(launcher.lanes)
 
     return step
 
 
 def found(launcher, spoil=nothing):
-    return odd_lanes(launcher.lanes, launcher._buffers, launcher.engine.module, step_of(launcher, spoil))
+    return check_lanes(launcher.lanes, launcher.steps.schedule, launcher.engine.module, step_of(launcher, spoil))
 
 
 def held(launcher):
-    """Everything that a step reads or writes."""
-    named = {**launcher._state(), "settings": launcher.lanes.settings, **launcher._buffers}
-    return named | {f"received.{name}": value for name, value in launcher.lanes.received.items()}
+    """Return every tensor that a step reads or writes."""
+    return [*launcher.lanes.tensors(), *launcher.steps.schedule.values()]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def held(launcher):
 )
 def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
     launcher = trained(model, precision, **work)
-    before = {name: value.clone() for name, value in held(launcher).items()}
+    before = [value.clone() for value in held(launcher)]
     state = {name: value.detach() for name, value in launcher.engine.module.named_parameters()}
     step, begun, ended = step_of(launcher), [], []
 
@@ -75,8 +74,8 @@ def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
         step()
         ended.append({name: value.clone() for name, value in launcher.lanes.parameters.items()})
 
-    assert odd_lanes(launcher.lanes, launcher._buffers, launcher.engine.module, watched) == ([], [])
-    assert all(torch.equal(before[name], value) for name, value in held(launcher).items())
+    assert check_lanes(launcher.lanes, launcher.steps.schedule, launcher.engine.module, watched) == ([], [])
+    assert all(map(torch.equal, before, held(launcher)))
     # Each trial was a step from the module's own state, the same for all lanes.
     assert len(begun) == TRIALS
     for one, other in zip(begun, ended, strict=True):
@@ -105,15 +104,15 @@ def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):
         ),
     ],
 )
-def test_lanes_that_come_to_something_else_are_found(spoil, odd, places):
+def test_lanes_that_differ_are_found(spoil, odd, places):
     assert found(trained(), spoil) == (odd, places)
 
 
-def test_a_working_copy_that_is_none_is_found():
+def test_a_wrong_working_copy_is_found():
     assert found(trained(precision="bf16"), lambda lanes: lanes.working[HEAD][1].add_(0.5)) == ([1], [HEAD])
 
 
-def test_an_error_that_comes_now_and_then_is_found():
+def test_an_occasional_error_is_found():
     launcher, times = trained(), iter((False, False, True))
     assert found(launcher, lambda lanes: next(times) and lanes.parameters[BIAS][2].fill_(torch.nan)) == ([2], [BIAS])
 
@@ -126,8 +125,8 @@ def test_a_model_without_a_finite_step_is_not_the_devices_fault(spoil):
 @pytest.mark.parametrize(("model", "rate"), [("mlp", 0.1), ("mobilenetv2", 0.001)])
 @pytest.mark.parametrize(("by", "odd"), [(0.0, [3]), (20.0, [3]), (3.0, []), (-1.0, [])])
 def test_the_size_of_a_change_counts_and_not_its_direction(model, rate, by, odd):
-    """Rounding may turn the gradient of a deep network round. What is said of batch norm's statistics is not said of
-    parameters, whose changes are far smaller."""
+    """Rounding may reverse a gradient of a deep network. Statistics of batch norm are judged apart from parameters,
+    whose changes are far smaller."""
     launcher = trained(model, rate=rate)
     state = {name: value.detach() for name, value in launcher.engine.module.named_parameters()}
 
@@ -140,27 +139,29 @@ def test_the_size_of_a_change_counts_and_not_its_direction(model, rate, by, odd)
 
 def test_lanes_are_left_as_they_were_where_the_step_fails():
     launcher = trained()
-    before = {name: value.clone() for name, value in held(launcher).items()}
+    before = [value.clone() for value in held(launcher)]
 
     def fails():
         launcher.lanes.parameters[BIAS].zero_()
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError):
-        odd_lanes(launcher.lanes, launcher._buffers, launcher.engine.module, fails)
-    assert all(torch.equal(before[name], value) for name, value in held(launcher).items())
+        check_lanes(launcher.lanes, launcher.steps.schedule, launcher.engine.module, fails)
+    assert all(map(torch.equal, before, held(launcher)))
 
 
-class Recording:
-    """In the place of CUDA graphs: what was recorded is done anew."""
+class FakeGraphs:
+    """Stands in for CUDA graphs: a replay calls the recorded step again, and then `spoil`."""
 
     def __init__(self, launcher, monkeypatch, spoil=nothing):
         self.spoil, self.lanes = spoil, launcher.lanes
-        monkeypatch.setattr("covey.runtime.stacked.launcher.warm_up", lambda work, device: work())
-        monkeypatch.setattr("covey.runtime.stacked.launcher.recorded", self.of)
-        monkeypatch.setattr("covey.runtime.stacked.launcher.replay_seconds", lambda graph, repeats: 1.0)
+        self.steps = GraphSteps(launcher.engine, launcher.lanes, launcher._terms, launcher.batch)
+        self.steps.buffers = launcher.steps.schedule
+        monkeypatch.setattr("covey.runtime.stacked.graph_capture.warm_up", lambda work, device: work())
+        monkeypatch.setattr("covey.runtime.stacked.graph_capture.recorded", self.record)
+        monkeypatch.setattr("covey.runtime.stacked.autotune.replay_seconds", lambda graph, repeats: 1.0)
 
-    def of(self, work):
+    def record(self, work):
         def replay():
             work()
             self.spoil(self.lanes)
@@ -168,78 +169,107 @@ class Recording:
         return SimpleNamespace(replay=replay)
 
 
+def spoil_weight(lanes):
+    lanes.parameters[WEIGHT][1].fill_(torch.nan)
+
+
 def test_a_stack_whose_lanes_do_not_agree_is_refused(monkeypatch):
-    launcher = trained()
-    recording = Recording(launcher, monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1:3].fill_(torch.nan))
+    graphs = FakeGraphs(trained(), monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1:3].fill_(torch.nan))
     monkeypatch.delenv(SHARE, raising=False)
     sentence = r"2 of 6 models of MLP .* \(numbers 1, 2; in layers.hidden0.weight\).*errs\. The runtime 'local' does"
     with pytest.raises(Refusal, match=sentence) as refused:
-        launcher._capture()
+        graphs.steps.captured()
     assert SHARE not in str(refused.value)
     monkeypatch.setenv(SHARE, "60")
     with pytest.raises(Refusal, match=f"{SHARE} is 60: unset it"):
-        launcher._capture()
-    assert launcher._graph is None
-    recording.spoil = nothing
-    launcher._capture()
-    assert launcher._graph is not None
+        graphs.steps.captured()
+    assert graphs.steps.recorded is None
+    graphs.spoil = nothing
+    graphs.steps.captured()
+    assert graphs.steps.recorded is not None
 
 
 def test_every_trial_is_the_first_step(monkeypatch):
-    launcher, after = trained(), []
-    Recording(launcher, monkeypatch, lambda lanes: after.append(int(launcher._counter)))
-    launcher._capture()
+    after = []
+    graphs = FakeGraphs(trained(), monkeypatch)
+    graphs.spoil = lambda lanes: after.append(int(graphs.steps.counter))
+    graphs.steps.captured()
     assert after == [1] * TRIALS
+    assert int(graphs.steps.counter) == 0
 
 
-def test_a_way_whose_lanes_do_not_agree_leaves_the_others(monkeypatch):
+def test_recording_leaves_lanes_as_they_were_and_happens_once(monkeypatch):
     launcher = trained()
-    recording = Recording(launcher, monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan))
-    ways, made = [{"a": "slices"}, {"a": "grouped"}], launcher._make_step
-
-    def make_step(way):
-        recording.spoil = nothing if way == ways[1] else recording.spoil
-        return made({})
-
-    monkeypatch.setattr(launcher, "_make_step", make_step)
-    launcher._fastest(ways)
-    assert launcher.ways == ways[1]
-    recording.spoil = lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan)
-    with pytest.raises(Refusal, match="1 of 6 models"):
-        launcher._fastest(ways[:1])
+    graphs = FakeGraphs(launcher, monkeypatch)
+    before = [value.clone() for value in held(launcher)]
+    recorded = graphs.steps.captured()
+    assert all(map(torch.equal, before, held(launcher)))
+    assert graphs.steps.captured() is recorded
+    # A step that is known is recorded again without a search.
+    graphs.steps.recorded = None
+    monkeypatch.setattr(launcher.engine, "make_step", None)
+    assert graphs.steps.captured().step is recorded.step
 
 
-def test_a_way_that_was_kept_and_errs_now_is_measured_anew(monkeypatch):
-    launcher, written = trained(), []
-    recording = Recording(launcher, monkeypatch)
-    ways, made = [{"a": "slices"}, {"a": "grouped"}], launcher._make_step
+CHOICES = [{"a": "slices"}, {"a": "grouped"}]
 
-    def make_step(way):
-        recording.spoil = nothing if way == ways[1] else lambda lanes: lanes.parameters[WEIGHT][1].fill_(torch.nan)
-        return made({})
 
-    monkeypatch.setattr(launcher, "_make_step", make_step)
+def tuned(launcher, graphs, monkeypatch, spoiled, cached=None, choices=CHOICES):
+    """Have `launcher` choose between convolution algorithms, of which those in `spoiled` err; return what is cached."""
+    written, make_step = [], launcher.engine.make_step
+
+    def make_step_with(terms, algorithms):
+        graphs.spoil = spoil_weight if algorithms in spoiled else nothing
+        return make_step(terms, {})
+
+    monkeypatch.setattr(launcher.engine, "make_step", make_step_with)
     monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", True)
-    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signatures", lambda engine, batch: str)
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signature", lambda engine, batch: str)
     for name, value in {
         "convolutions": lambda module: {"a": None},
-        "candidate_ways": lambda module, kernels, exact: ways,
-        "read_cache": lambda kind: {"6": ways[0]},
+        "candidate_algorithms": lambda module, kernels, exact: choices,
+        "read_cache": lambda kind: {} if cached is None else {"6": cached},
         "write_cache": lambda kind, known: written.append(known),
     }.items():
-        monkeypatch.setattr(f"covey.runtime.stacked.launcher.{name}", value)
-    launcher._capture()
-    assert launcher.ways == ways[1] and launcher._graph is not None
-    assert written == [{"6": ways[1]}]
+        monkeypatch.setattr(f"covey.runtime.stacked.graph_capture.{name}", value)
+    graphs.steps.captured()
+    return written
 
 
-def test_a_stack_that_fills_the_memory_is_not_looked_at(monkeypatch):
+def test_an_algorithm_whose_lanes_do_not_agree_leaves_the_others(monkeypatch):
     launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    assert tuned(launcher, graphs, monkeypatch, CHOICES[:1]) == [{"6": CHOICES[1]}]
+    assert graphs.steps.recorded is not None
 
+
+def test_where_no_algorithm_has_lanes_that_agree_the_stack_is_refused(monkeypatch):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    with pytest.raises(Refusal, match="1 of 6 models"):
+        tuned(launcher, graphs, monkeypatch, CHOICES)
+    assert graphs.steps.recorded is None
+
+
+def test_a_cached_algorithm_is_used_without_timing_others(monkeypatch):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    assert tuned(launcher, graphs, monkeypatch, CHOICES[1:], cached=CHOICES[0]) == []
+    assert graphs.steps.recorded is not None
+
+
+def test_a_cached_algorithm_that_errs_now_is_timed_anew(monkeypatch):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    assert tuned(launcher, graphs, monkeypatch, CHOICES[:1], cached=CHOICES[0]) == [{"6": CHOICES[1]}]
+    assert graphs.steps.recorded is not None
+
+
+def test_the_check_is_skipped_where_memory_is_too_short_for_it(monkeypatch):
     def too_much(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("covey.runtime.stacked.launcher.odd_lanes", too_much)
-    Recording(launcher, monkeypatch)
-    launcher._capture()
-    assert launcher._graph is not None
+    graphs = FakeGraphs(trained(), monkeypatch)
+    monkeypatch.setattr("covey.runtime.stacked.graph_capture.check_lanes", too_much)
+    graphs.steps.captured()
+    assert graphs.steps.recorded is not None

@@ -21,9 +21,18 @@ from covey.model.layout import Layout
 from covey.probe.losses import Losses
 from covey.registries import models
 from covey.runtime import LocalRuntime, StackedRuntime
-from covey.runtime.stacked.convolution import StackConv2d, candidate_ways, nearest, with_kernels
-from covey.runtime.stacked.lane_schedule import COMPILING, pack, segment, suitable_lanes, without_giants
-from covey.runtime.stacked.launcher import stack_module
+from covey.runtime.stacked.autotune import nearest
+from covey.runtime.stacked.convolution import StackConv2d, candidate_algorithms, with_kernels
+from covey.runtime.stacked.engine import LaunchKind, _terms
+from covey.runtime.stacked.lane_schedule import (
+    COMPILING,
+    LaunchShape,
+    Segment,
+    pack,
+    suitable_lanes,
+    without_giants,
+)
+from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, without_timings
 
 STACKED = {"runtime": "stacked", "device": "cpu"}
@@ -96,15 +105,15 @@ def test_every_model_trains_alike_on_both_runtimes(model):
 
 @pytest.mark.parametrize("model", ["tutorial-cnn", "vgg11", "mobilenetv2"])
 def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
-    ways = []
+    used = []
 
     def by_patches(module, _):
-        ways.append(candidate_ways(module)[0])
-        return stack_module(module, ways[-1])
+        used.append(candidate_algorithms(module)[0])
+        return stack_module(module, used[-1])
 
-    monkeypatch.setattr("covey.runtime.stacked.launcher.stack_module", by_patches)
+    monkeypatch.setattr("covey.runtime.stacked.engine.stack_module", by_patches)
     train_alike(model)
-    assert ways and "slices" in ways[0].values() and "grouped" not in ways[0].values()
+    assert used and "slices" in used[0].values() and "grouped" not in used[0].values()
 
 
 @pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "mcmahan-cnn", "pfl-cnn"])
@@ -174,10 +183,10 @@ def test_fewer_lanes_than_clients_give_the_same_result(lanes):
     assert torch.allclose(one.losses, other.losses, rtol=1e-12)
 
 
-def test_unequal_clients_cost_what_they_have_not_what_the_largest_has():
+def test_unequal_clients_cost_their_own_steps_not_those_of_the_largest():
     work = Local(epochs=1, batch=10)
     sizes = [1000, 300, 200, 150, 100, 100, 50, 50, 30, 20]
-    segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
+    segments = [Segment.of(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
     lanes = suitable_lanes(segments, 100).lanes
     visits = pack(segments, lanes)
     computed = lanes * max(visit.end for visit in visits)
@@ -189,9 +198,9 @@ def test_unequal_clients_cost_what_they_have_not_what_the_largest_has():
         assert all(visit.end <= one.begin or one.end <= visit.begin for visit in others)
 
 
-def test_a_giant_does_not_keep_the_others_waiting():
+def test_others_do_not_wait_for_a_giant():
     work = Local(epochs=1, batch=1)
-    segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate([10, 12, 11, 500])]
+    segments = [Segment.of(0, place, place, size, work, 1, 0) for place, size in enumerate([10, 12, 11, 500])]
     assert [[one.samples for one in part] for part in without_giants(segments)] == [[10, 12, 11], [500]]
     assert len(without_giants(segments[:3])) == 1
 
@@ -300,7 +309,7 @@ def test_memory_limits_are_read_as_people_write_them():
     assert Config.of().memory_bytes == 0
 
 
-@pytest.mark.parametrize("way", ["windows", "slices"])
+@pytest.mark.parametrize("algorithm", ["windows", "slices"])
 @pytest.mark.parametrize(
     ("channels", "out", "kernel", "stride", "padding", "groups"),
     [
@@ -315,11 +324,11 @@ def test_memory_limits_are_read_as_people_write_them():
         (3, 3, 4, 1, "same", 3),
     ],
 )
-def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, groups, way):
+def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, groups, algorithm):
     layer = torch.nn.Conv2d(channels, out, kernel, stride, padding, groups=groups).double()
     x = torch.randn(3, channels, 9, 11, dtype=torch.float64, requires_grad=True)
     expected = layer(x)
-    patches = StackConv2d(layer, way)(x)
+    patches = StackConv2d(layer, algorithm)(x)
     assert torch.allclose(patches, expected, atol=1e-12)
     weight = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weight).sum(), [x, layer.weight, layer.bias])
@@ -327,24 +336,24 @@ def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, pa
     assert all(torch.allclose(one, other, atol=1e-11) for one, other in zip(wanted, gotten, strict=True))
 
 
-def test_the_ways_to_convolve_name_every_layer():
+def test_candidate_algorithms_name_every_layer():
     module = build_model("tutorial-cnn", {}, (3, 32, 32), 10, 0)
-    ways = candidate_ways(module)
-    assert all(set(one) == {"conv1", "conv2"} for one in ways)
-    assert {one["conv1"] for one in ways} == {"windows", "grouped"}
+    candidates = candidate_algorithms(module)
+    assert all(set(one) == {"conv1", "conv2"} for one in candidates)
+    assert {one["conv1"] for one in candidates} == {"windows", "grouped"}
     for kernels in (False, True):
-        assert any("grouped" in one.values() for one in candidate_ways(module, kernels))
-        exact = candidate_ways(module, kernels, exact=True)
+        assert any("grouped" in one.values() for one in candidate_algorithms(module, kernels))
+        exact = candidate_algorithms(module, kernels, exact=True)
         assert exact and not any("grouped" in one.values() for one in exact)
-    (deep,) = candidate_ways(build_model("vgg11", {}, (3, 32, 32), 10, 0), kernels=True)
+    (deep,) = candidate_algorithms(build_model("vgg11", {}, (3, 32, 32), 10, 0), kernels=True)
     assert list(deep.values()) == ["kernel", *["slices"] * 7]
-    (mobile,) = candidate_ways(build_model("mobilenetv2", {}, (3, 32, 32), 10, 0), kernels=True)
+    (mobile,) = candidate_algorithms(build_model("mobilenetv2", {}, (3, 32, 32), 10, 0), kernels=True)
     assert list(mobile.values()) == ["kernel", *["slices"] * 52]
     layer = StackConv2d(module.conv1, "windows")
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
 
 
-def test_what_was_found_for_nearly_as_many_lanes_is_taken_over():
+def test_cached_decisions_are_used_for_nearly_as_many_lanes():
     known = {"of 8": "few", "of 40": "some", "of 90": "many"}
     place = "of {}".format
     assert nearest(known, place, 40) == (40, "some")
@@ -355,19 +364,19 @@ def test_what_was_found_for_nearly_as_many_lanes_is_taken_over():
 
 def of_steps(*steps):
     work = Local(epochs=1, batch=1)
-    return [segment(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
+    return [Segment.of(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
 
 
 @pytest.mark.parametrize(
     ("steps", "made", "expected", "lost"),
     [
         ([100] * 10, [], 10, 0),
-        # Clients that drop out leave lanes idle, and nothing is compiled for those that remain.
+        # Clients that drop out leave lanes idle; nothing is compiled for the remaining ones.
         ([100] * 9, [10], 10, 0),
         ([100] * 7, [10], 10, 0),
         ([100] * 2, [10], 10, 100 * 8 / 18),
         ([100], [30], 30, 100 - 100 * 9 / 38),
-        # One client more than lanes take twice the steps, each with one lane less.
+        # One client more than lanes: twice the steps, each with one lane less.
         ([100] * 11, [10], 10, 200 - 100 * 19 / 18),
         ([100] * 30, [5], 5, 600 - 100 * 38 / 13),
         ([100] * 100, [10, 50], 50, 0),
@@ -386,13 +395,13 @@ def of_steps(*steps):
         ([0, 0], [2], 2, 0),
     ],
 )
-def test_lanes_that_exist_are_used_where_they_are_nearly_as_good(steps, made, expected, lost):
+def test_existing_lanes_are_used_if_they_are_nearly_as_fast(steps, made, expected, lost):
     chosen = suitable_lanes(of_steps(*steps), 512, made)
     assert chosen.lanes == expected
     assert chosen.lost == pytest.approx(lost)
 
 
-def test_lanes_are_compiled_once_as_much_is_lost_without_them_as_compiling_takes():
+def test_new_lanes_are_compiled_when_slower_ones_have_lost_as_much_as_compiling_costs():
     lost, rounds = 0.0, 0
     while (choice := suitable_lanes(of_steps(*[100] * 11), 512, [10], lost)).lanes == 10:
         assert choice.lost > lost
@@ -401,26 +410,26 @@ def test_lanes_are_compiled_once_as_much_is_lost_without_them_as_compiling_takes
     assert rounds == COMPILING // (200 - 100 * 19 / 18)
     # A lane for each of many at once, rather than one after another.
     assert suitable_lanes(of_steps(*[100] * 400), 512, [1]) == (400, 0)
-    # What suits as it is costs nothing, and forgives nothing.
+    # A good number of lanes neither adds to the steps lost nor resets them.
     assert suitable_lanes(of_steps(*[100] * 9), 512, [10], 70.0) == (10, 70)
     assert suitable_lanes(of_steps(*[100] * 10), 512, [10], 70.0) == (10, 70)
 
 
-def test_an_engine_keeps_account_of_what_is_lost_for_want_of_lanes(monkeypatch):
-    """On a GPU, where lanes are compiled; here they only look as if they were."""
+def test_an_engine_counts_the_steps_lost_by_slower_lanes(monkeypatch):
+    """Lanes are compiled on a GPU only; here they are faked."""
     _, stacked, _ = pair(SKEWED)
     engine = stacked.engine
     monkeypatch.setattr(engine, "device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", False)
-    segments, shape = of_steps(*[1000] * 11), (1, 0, False)
-    engine._launchers = {((shape, engine._terms(segments)), 10): SimpleNamespace(count=10)}
+    segments, shape = of_steps(*[1000] * 11), LaunchShape(1)
+    engine._launchers = {(LaunchKind(shape, _terms(segments)), 10): SimpleNamespace()}
     used = [engine._lanes_for(shape, segments, []) for _ in range(20)]
     rounds = used.index(11)
     assert used[:rounds] == [10] * rounds
     assert rounds == int(COMPILING // (2000 - 1000 * 19 / 18))
-    # Other clients have an account of their own.
-    other = (5, 0, False)
-    engine._launchers[(other, engine._terms(segments)), 10] = SimpleNamespace(count=10)
+    # Launches of another shape are counted apart.
+    other = LaunchShape(5)
+    engine._launchers[LaunchKind(other, _terms(segments)), 10] = SimpleNamespace()
     assert engine._lanes_for(other, segments, []) == 10
 
 
@@ -469,7 +478,7 @@ def test_models_are_scored_together_in_bf16_too(model):
     alone = stacked.evaluate(models)
     stacked.engine.stacks_scores = stacked.engine.learner.stacks = True
     np.testing.assert_allclose(stacked.evaluate(models).loss, alone.loss, rtol=0.02)
-    samples, counts = stacked._holdings.samples([0, 1, 2], stacked.engine.gallery)
+    samples, counts = stacked._tables.samples([0, 1, 2], stacked.engine.data)
     learner = stacked.engine.learner
     expected = [learner.mean_loss(*pair) for pair in zip(models, samples.split(counts), strict=True)]
     np.testing.assert_allclose(learner.own_losses(models, samples, counts).numpy(), expected, rtol=0.02)

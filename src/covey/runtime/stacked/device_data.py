@@ -1,4 +1,4 @@
-"""Samples resident on the device, and who holds which, as flat tables."""
+"""Samples on the device, and tables of each client's samples."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covey.arrays import IntArray
 from covey.data.dataset import Dataset, Samples
 from covey.environment.alterations import FEATURES, alter_images
 from covey.environment.federated_data import Federation
 
 
-class Gallery:
-    """A data set's training samples on the device, once as they are and once more for each way they are altered."""
+class DeviceDataset:
+    """A dataset on the device: training samples as they are, then a copy of all of them for each alteration in use."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self.dataset = dataset
@@ -23,7 +24,7 @@ class Gallery:
         self._starts: dict[str | None, int] = {None: 0}
 
     def start(self, kind: str | None) -> int:
-        """Where the samples altered in this way begin; they are added when they are first asked for."""
+        """Return the row of `x` where samples altered in this way begin; the first call for a kind appends them."""
         if kind not in self._starts:
             white = int(self.dataset.x.max())
             feature = next(feature for feature in FEATURES if feature == kind)
@@ -33,48 +34,50 @@ class Gallery:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Each client's samples one after another."""
+class SampleTable:
+    """The samples of all clients, one client after another."""
 
     sample: Tensor
-    """`[total]`, int32: place in the gallery."""
+    """`[total]`, int32: row of `DeviceDataset.x`."""
     label: Tensor
     """`[total]`, int64"""
     start: Tensor
-    """`[clients]`, int64: where a client's samples begin."""
+    """`[clients]`, int64: where each client's samples begin."""
 
-    def to(self, device: torch.device) -> "Table":
-        return Table(self.sample.to(device), self.label.to(device), self.start.to(device))
+    def to(self, device: torch.device) -> "SampleTable":
+        return SampleTable(self.sample.to(device), self.label.to(device), self.start.to(device))
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
-    """Who holds what, on the device and on the host."""
+class ClientTables:
+    """One federation's sample table, on the device and on the host."""
 
-    resident: Table
-    host: Table
-    sizes: np.ndarray
-    """`[clients]`"""
+    resident: SampleTable
+    host: SampleTable
+    sizes: IntArray
+    """`[clients]`: number of samples."""
 
-    def on(self, device: torch.device) -> Table:
+    def on(self, device: torch.device) -> SampleTable:
+        """Return the table on this device, which is the host or the device."""
         return self.host if device.type == "cpu" else self.resident
 
-    def samples(self, clients: list[int], gallery: Gallery) -> tuple[Samples, list[int]]:
-        """The samples of these clients one after another, on the device, and how many each has."""
+    def samples(self, clients: list[int], data: DeviceDataset) -> tuple[Samples, list[int]]:
+        """Return these clients' samples one client after another, on the device, and each client's count."""
         counts = [int(self.sizes[client]) for client in clients]
         begin = self.host.start[clients].tolist()
         places = np.concatenate([np.arange(at, at + count) for at, count in zip(begin, counts, strict=True)])
-        index = torch.from_numpy(places).to(gallery.device)
-        return Samples(gallery.x[self.resident.sample[index]], self.resident.label[index]), counts
+        index = torch.from_numpy(places).to(data.device)
+        return Samples(data.x[self.resident.sample[index]], self.resident.label[index]), counts
 
     @classmethod
-    def of(cls, federation: Federation, gallery: Gallery) -> "Holdings":
+    def of(cls, federation: Federation, data: DeviceDataset) -> "ClientTables":
+        """Build a federation's tables, and put the altered samples it needs on the device."""
         kinds = federation.altered.features if federation.altered else (None,) * federation.clients
-        samples = [part + gallery.start(kind) for part, kind in zip(federation.parts, kinds, strict=True)]
+        samples = [part + data.start(kind) for part, kind in zip(federation.parts, kinds, strict=True)]
         if federation.altered:
             labels = [federation.labels(client) for client in range(federation.clients)]
         else:
             labels = [federation.dataset.y[part] for part in federation.parts]
         begin = np.concatenate([[0], np.cumsum(federation.sizes)[:-1]])
-        host = Table(torch.cat(samples).to(torch.int32), torch.cat(labels), torch.from_numpy(begin))
-        return cls(host.to(gallery.device), host, federation.sizes)
+        host = SampleTable(torch.cat(samples).to(torch.int32), torch.cat(labels), torch.from_numpy(begin))
+        return cls(host.to(data.device), host, federation.sizes)

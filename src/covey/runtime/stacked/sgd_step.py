@@ -11,14 +11,20 @@ from torch.func import functional_call, grad_and_value, vmap
 from covey.client.learner import crop_and_flip
 from covey.model.dropout import dropout_layers
 from covey.model.layout import Layout
-from covey.runtime.stacked.batch_norm import masking
+from covey.runtime.stacked.batch_norm import SampleWeights
+
+COMPUTE_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""Precision → dtype of the forward pass."""
 
 Named = dict[str, Tensor]
 
+Step = Callable[..., None]
+"""`step(lanes, x, **row)`: `x` the samples on the device, `row` a row of the schedule; changes `lanes` in place."""
+
 
 @dataclass(frozen=True)
-class Terms:
-    """Which terms the step has; those it has not cost nothing."""
+class SgdTerms:
+    """Optional terms of the SGD step; disabled ones are compiled out."""
 
     momentum: bool
     weight_decay: bool
@@ -29,13 +35,15 @@ class Terms:
 
 @dataclass(eq=False)
 class Lanes:
-    """Everything that a step changes or reads per lane; first dimension: lanes."""
+    """The tensors that a step reads or changes; first dimension: lanes."""
 
     parameters: Named
     working: Named
-    """The parameters in the arithmetic of the forward pass (bf16): a copy, or the parameters themselves."""
+    """The parameters in the dtype of the forward pass: a bf16 copy, or the same tensors."""
     velocity: Named
+    """Empty without momentum."""
     received: Named
+    """The model that the proximal term pulls to; empty without that term."""
     buffers: Named
     settings: Tensor
     """`[lanes, 3]`: momentum, weight decay, proximal term."""
@@ -47,11 +55,13 @@ class Lanes:
         cls,
         layout: Layout,
         count: int,
-        terms: Terms,
+        terms: SgdTerms,
         dtype: torch.dtype,
         compute: torch.dtype,
         device: torch.device,
     ) -> "Lanes":
+        """Allocate `count` lanes, all zero."""
+
         def zeros(wanted: bool) -> Named:
             return {
                 slot.name: torch.zeros(count, *slot.shape, dtype=dtype, device=device)
@@ -71,28 +81,42 @@ class Lanes:
             loss=torch.zeros(count, dtype=torch.float64, device=device),
         )
 
+    def changed_by_a_step(self) -> list[Tensor]:
+        """Return the tensors that a step writes to, each once."""
+        named = (self.parameters, self.working, self.velocity, self.buffers)
+        return _unique([self.loss, *(value for values in named for value in values.values())])
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, each once."""
+        return _unique([*self.changed_by_a_step(), *self.received.values(), self.settings])
+
+
+def _unique(tensors: list[Tensor]) -> list[Tensor]:
+    """Drop repeats: `working` may hold the parameters themselves."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
 
 def make_step(
     module: nn.Module,
-    terms: Terms,
+    terms: SgdTerms,
     scale: Tensor,
     shift: Tensor,
     dtype: torch.dtype,
     compute: torch.dtype,
-) -> Callable[..., None]:
-    """`step(lanes, gallery, **what the schedule says for one step)`, changing `lanes` in place.
+) -> Step:
+    """Return the step of a module whose layers are those of `stack_module`.
 
-    g = ∇loss + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v, lane by lane. The
-    gradient of a lane is that of its own batch only: padding has weight 0, and an idle lane has rate 0.
+    g = ∇loss + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v, lane by lane. A lane's
+    gradient depends on its own batch only: padding has weight 0, and an idle lane has rate 0.
     """
     drops = [f"{name}.key" for name in dropout_layers(module)]
 
     def loss_of(
         parameters: Named, buffers: Named, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
     ) -> tuple[Tensor, Named]:
-        """One lane: weighted mean loss of its batch, and its batch-norm statistics afterwards."""
+        """One lane: return the weighted mean loss of its batch, and its buffers afterwards."""
         fresh = {name: buffer.clone() for name, buffer in buffers.items()}
-        with masking(module, weight):
+        with SampleWeights(module, weight):
             logits = functional_call(module, (parameters, fresh, dict.fromkeys(drops, key)), (x,))
         losses = F.cross_entropy(logits.to(dtype), y, reduction="none")
         return (losses * weight).sum(), fresh
@@ -101,7 +125,7 @@ def make_step(
 
     def step(
         lanes: Lanes,
-        gallery: Tensor,
+        samples: Tensor,
         sample: Tensor,
         label: Tensor,
         weight: Tensor,
@@ -111,7 +135,7 @@ def make_step(
         crops: Tensor | None = None,
         flips: Tensor | None = None,
     ) -> None:
-        x = gallery[sample]
+        x = samples[sample]
         if crops is not None and flips is not None:
             flat = crop_and_flip(x.flatten(0, 1), terms.crop, crops.flatten(0, 1), flips.flatten(0, 1))
             x = flat.view(*sample.shape, *flat.shape[1:])
@@ -131,14 +155,14 @@ def make_step(
             parameter.sub_(_broad(rate, parameter) * gradient)
             if compute != dtype:
                 lanes.working[name].copy_(parameter)
-        working = rate > 0
+        busy = rate > 0
         for name, buffer in lanes.buffers.items():
-            buffer.copy_(torch.where(_broad(working, buffer), statistics[name].to(dtype), buffer))
+            buffer.copy_(torch.where(_broad(busy, buffer), statistics[name].to(dtype), buffer))
         lanes.loss.add_(loss.double() * count)
 
     return step
 
 
 def _broad(values: Tensor, like: Tensor) -> Tensor:
-    """`[lanes]` shaped to go with `[lanes, ...]`."""
+    """Reshape `[lanes]` to broadcast over `[lanes, ...]`."""
     return values.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""Many models on the same test samples at once."""
+"""Evaluation: many models scored on the same test samples at once."""
 
 import numpy as np
 import torch
@@ -11,17 +11,17 @@ from covey.data.dataset import Samples
 from covey.runtime.stacked.engine import Engine
 
 AT_ONCE = 60_000
-"""Samples times models in one pass forward."""
+"""Most samples times models in one forward pass."""
 
 MOST_MODELS = 32
-"""Models in one pass."""
+"""Most models in one forward pass."""
 
 
 def score_stack(engine: Engine, states: list[Tensor]) -> tuple[FloatArray, NDArray[np.int64]]:
-    """Mean loss `[m]` and right answers per class `[m, classes]` of models on the test set."""
-    test = Samples(engine.gallery.test_x, engine.gallery.test_y)
+    """Return mean loss `[m]` and correct answers per class `[m, classes]` of m states `[d]` on the test set."""
+    test = Samples(engine.data.test_x, engine.data.test_y)
     losses, corrects = [], []
-    # A model alone, and on a CPU every one of them, is as fast by itself.
+    # On a CPU a stack is no faster than its models one by one.
     together = MOST_MODELS if engine.stacks_scores else 1
     for at in range(0, len(states), together):
         group = states[at : at + together]
@@ -38,7 +38,7 @@ def score_stack(engine: Engine, states: list[Tensor]) -> tuple[FloatArray, NDArr
 
 @torch.inference_mode()
 def _score_group(engine: Engine, states: Tensor, test: Samples) -> tuple[Tensor, Tensor]:
-    """Summed loss `[m]` and right answers `[m, classes]`, models side by side."""
+    """Return summed loss `[m]` and correct answers per class `[m, classes]` of states `[m, d]`, vmapped."""
     learner = engine.learner
     named = learner.side_by_side.models(states)
     models = len(states)

@@ -1,12 +1,13 @@
-"""The stacked runtime: a whole cohort, and a whole sweep, trained at once on one device.
+"""The stacked runtime: a whole cohort, or the cohorts of a whole sweep, trained at once on one device.
 
-The cohort's models are one stack; a step of local SGD is one vmapped, compiled operation on it, replayed as a
-CUDA graph. What a client computes is what it computes on the local runtime: same batches, same augmentation,
-same masks, from the same keys.
+The cohort's models are one stack. A step of local SGD is one vmapped, compiled operation on it, replayed as a CUDA
+graph. A client computes the same as on the local runtime: same batches, augmentation and dropout masks, from the same
+keys. The package's docstring explains the terms.
 """
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -26,17 +27,17 @@ from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.randomness import key
 from covey.runtime.local import LocalRuntime
-from covey.runtime.stacked.device_data import Holdings
+from covey.runtime.stacked.device_data import ClientTables
 from covey.runtime.stacked.engine import Engine
-from covey.runtime.stacked.launcher import Job, Trained
+from covey.runtime.stacked.launcher import TrainRequest, TrainResult
 from covey.runtime.stacked.stack_scores import score_stack
 
 _MEASURED_AT_ONCE = 1 << 16
-"""Samples of several clients that are measured together."""
+"""Samples of several clients that are measured at once."""
 
 
 class StackedRuntime(Runtime):
-    """One device: the whole cohort at once, and with `execute_together` the cohorts of many runs."""
+    """One device: the whole cohort at once, and with `execute_many` the cohorts of many runs."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class StackedRuntime(Runtime):
         self.federation = federation
         self.engine = engine or Engine(module, federation.dataset, precision, torch.device(device), memory)
         self._seed = seed
-        self._holdings = Holdings.of(federation, self.engine.gallery)
+        self._tables = ClientTables.of(federation, self.engine.data)
 
     @classmethod
     def of(cls, federation: Federation, module: nn.Module, config: Config) -> Runtime:
@@ -87,17 +88,17 @@ class StackedRuntime(Runtime):
 
     def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
         """Train the clients of all orders in one launch."""
-        stacked = [(runtime, order) for runtime, order in orders if isinstance(runtime, StackedRuntime)]
-        training = [number for number, (_, order) in enumerate(stacked) if order.train]
-        jobs = [Job(stacked[number][1], stacked[number][0]._holdings, stacked[number][0]._seed) for number in training]
-        trained = dict(zip(training, self.engine.execute(jobs), strict=True)) if jobs else {}
-        return [_replies(*stacked[number], trained.pop(number, None)) for number in range(len(stacked))]
+        stacked = [(_of_this_class(runtime), order) for runtime, order in orders]
+        requests = [TrainRequest(order, one._tables, one._seed) for one, order in stacked if order.train]
+        # Each result is dropped once its replies are made: its models may be the largest thing in memory.
+        results = deque(self.engine.execute(requests) if requests else ())
+        return [_replies(one, order, results.popleft() if order.train else None) for one, order in stacked]
 
     def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:
         """Score the models `[m, d]` of all requests in one pass over the test set."""
         counts = [len(states) for _, states in requests]
         loss, correct = score_stack(self.engine, [state for _, states in requests for state in states])
-        dataset = self.engine.gallery.dataset
+        dataset = self.engine.data.dataset
         totals = torch.bincount(dataset.test_y, minlength=dataset.classes).numpy()
         ends = np.cumsum(counts)
         return [
@@ -105,11 +106,17 @@ class StackedRuntime(Runtime):
         ]
 
 
+def _of_this_class(runtime: Runtime) -> StackedRuntime:
+    """Narrow the type of a runtime in a stacked runtime's group: no other class has these groups."""
+    assert isinstance(runtime, StackedRuntime)
+    return runtime
+
+
 _engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
 
 
 def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: str) -> Engine:
-    """One engine for all runs with the same data, model, arithmetic and memory that are alive at the same time."""
+    """Return the engine that live runs with the same data, model, arithmetic and memory share."""
     model = (config.model.name, str(sorted(config.model.options.items())))
     place = (id(dataset), *model, config.precision, device, config.memory_bytes)
     engine = _engines.get(place)
@@ -119,7 +126,7 @@ def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: 
     return engine
 
 
-def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> Replies:
+def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None) -> Replies:
     """What comes back: models as one stack, so that only clients that withhold theirs cost a copy."""
     clients, samples = order.clients, runtime.federation.sizes[order.clients]
     states = trained.states if trained else torch.empty(len(clients), 0)
@@ -162,7 +169,7 @@ def _replies(runtime: StackedRuntime, order: Order, trained: Trained | None) -> 
 
 
 def _measured(
-    runtime: StackedRuntime, order: Order, trained: Trained | None
+    runtime: StackedRuntime, order: Order, trained: TrainResult | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[int, dict[str, Tensor]]], dict[str, float]]:
     """What the probes of the order measure on the device, what stays on the clients, and the seconds each took."""
     measured: dict[str, dict[str, Tensor]] = {}
@@ -179,7 +186,7 @@ def _measured(
 
 
 def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
-    """Positions of the cohort in groups whose samples are measured at once; each its own where starts differ."""
+    """Split the cohort's positions into groups that are measured at once: groups of one if start models differ."""
     groups: list[list[int]] = []
     room = 0
     for position, client in enumerate(order.clients.tolist()):
@@ -195,7 +202,7 @@ def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
 def _measured_group(
     runtime: StackedRuntime,
     order: Order,
-    trained: Trained | None,
+    trained: TrainResult | None,
     probe: Probe,
     positions: list[int],
     kept: dict[str, dict[int, dict[str, Tensor]]],
@@ -203,7 +210,7 @@ def _measured_group(
     """Field → `[positions, ...]`, on the host unless it is large; what stays on the clients goes into `kept`."""
     engine = runtime.engine
     clients = order.clients[positions].tolist()
-    samples, counts = runtime._holdings.samples(clients, engine.gallery)
+    samples, counts = runtime._tables.samples(clients, engine.data)
     received = order.start_of(positions[0]).to(engine.device)
     models = trained.states[positions].to(engine.device) if trained else received.expand(len(positions), -1)
     if isinstance(probe, CohortProbe):

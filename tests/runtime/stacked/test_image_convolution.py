@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch.func import functional_call, grad_and_value, vmap
 
 from covey.model import build_model
-from covey.runtime.stacked.kernels import available, forward_by_triton, gradients_by_triton, image_convolution
+from covey.runtime.stacked.convolution_kernels import forward_by_triton, gradients_by_triton
+from covey.runtime.stacked.image_convolution import image_convolution
+from covey.runtime.stacked.triton_support import available
 from tests.runtime.stacked.triton_interpreter import needs_interpreter, run_interpreted
 
 TRITON_CASES = [
@@ -147,7 +149,7 @@ def test_double_precision_is_left_to_torch():
 
 @needs_interpreter
 def test_triton_kernels_agree_with_torch():
-    run_interpreted("tests.runtime.stacked.test_kernels")
+    run_interpreted("tests.runtime.stacked.test_image_convolution")
 
 
 def check_triton(case, dtype):

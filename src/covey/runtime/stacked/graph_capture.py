@@ -1,0 +1,172 @@
+"""A step of all lanes recorded as a CUDA graph, checked, and replayed once for every step of the schedule."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from covey.core.progress import waiting_for
+from covey.errors import Refusal, require
+from covey.model.cuda_graph import recorded, warm_up
+from covey.runtime.stacked.autotune import (
+    TIMED_STEPS,
+    fastest_graph,
+    nearest,
+    read_cache,
+    replay_seconds,
+    write_cache,
+)
+from covey.runtime.stacked.batch_schedule import Schedule
+from covey.runtime.stacked.convolution import ConvAlgorithm, candidate_algorithms, convolutions
+from covey.runtime.stacked.lane_check import LaneMismatch, check_lanes, mismatch_message
+from covey.runtime.stacked.sgd_step import Lanes, SgdTerms, Step
+
+if TYPE_CHECKING:
+    from covey.runtime.stacked.engine import Engine
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """The CUDA graph of one step, with the step and the samples that it reads, which must outlive it."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    samples: Tensor
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class GraphSteps:
+    """Steps of a stack on a GPU: replays of one CUDA graph.
+
+    The graph reads the schedule from buffers at fixed addresses. A counter on the device selects the row, and every
+    replay increments it, so the host sends nothing between steps.
+    """
+
+    def __init__(self, engine: "Engine", lanes: Lanes, terms: SgdTerms, batch: int) -> None:
+        self.engine = engine
+        self.lanes = lanes
+        self.buffers: dict[str, Tensor] = {}
+        """The schedule, with spare rows at the end."""
+        self.counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
+        self.recorded: StepGraph | None = None
+        self._terms = terms
+        self._batch = batch
+        self._step: Step | None = None
+        """The fastest step, once it is known."""
+
+    def load(self, schedule: Schedule, steps: int) -> None:
+        """Copy the schedule to where the graph reads it; one longer than any before needs a new graph."""
+        tensors = schedule.tensors()
+        if not self.buffers or len(self.buffers["rate"]) < steps:
+            # Timing needs rows too: those beyond the schedule's end have rate 0 and change nothing.
+            room = max(TIMED_STEPS + 1, 1 << (steps - 1).bit_length())
+            self.buffers = {
+                name: torch.zeros(room, *value.shape[1:], dtype=value.dtype, device=self.engine.device)
+                for name, value in tensors.items()
+            }
+            self.recorded = None
+        if self.recorded is not None and self.recorded.samples is not self.engine.data.x:
+            # Another run has added altered samples, which moved all samples to a new tensor.
+            self.recorded = None
+        for name, value in tensors.items():
+            self.buffers[name][:steps].copy_(value, non_blocking=True)
+        self.counter.zero_()
+
+    def advance(self, begin: int, end: int) -> None:
+        """Take steps `begin` to `end`."""
+        if end <= begin:
+            return
+        graph = self.captured().graph
+        for _ in range(begin, end):
+            graph.replay()
+
+    def seconds_per_step(self) -> float:
+        """Time steps of the schedule that is loaded; lanes are left as they were."""
+        captured = self.captured()
+        changed = self.lanes.changed_by_a_step()
+        before = [value.clone() for value in changed]
+        self.counter.zero_()
+        seconds = replay_seconds(captured, TIMED_STEPS)
+        _restore(changed, before)
+        return seconds
+
+    def captured(self) -> StepGraph:
+        """Return the recorded step, recorded now if there is none; lanes are left as they were."""
+        if self.recorded is None:
+            name, count = type(self.engine.module).__name__, len(self.lanes.loss)
+            with waiting_for(f"compiling {name} for {count} lanes"):
+                changed = self.lanes.changed_by_a_step()
+                before = [value.clone() for value in changed]
+                self.recorded = self._record_fastest()
+                _restore(changed, before)
+                self.counter.zero_()
+        return self.recorded
+
+    def _record_fastest(self) -> StepGraph:
+        """Record the step with the fastest convolution algorithms, which are searched for the first time only."""
+        if self._step is not None:
+            return self._record(self._step)
+        tunable = self.engine.for_speed and convolutions(self.engine.module)
+        found = self._tuned() if tunable else self._record_with({})
+        self._step = found.step
+        return found
+
+    def _tuned(self) -> StepGraph:
+        """Record the step with the cached convolution algorithms, or else time all candidates and cache the fastest."""
+        engine, count = self.engine, len(self.lanes.loss)
+        candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=engine.precision == "fp32")
+        signature = engine.signature(self._batch)
+        known = nearest(read_cache("ways"), signature, count)
+        if known is not None and known[1] in candidates:
+            # Lanes agreed when it was cached; something else on the machine may have changed since.
+            with contextlib.suppress(Refusal):
+                return self._record_with(known[1])
+        algorithms, found = fastest_graph(candidates, self._record_with)
+        write_cache("ways", {**read_cache("ways"), signature(count): algorithms})
+        return found
+
+    def _record_with(self, algorithms: dict[str, ConvAlgorithm]) -> StepGraph:
+        return self._record(self.engine.make_step(self._terms, algorithms))
+
+    def _record(self, step: Step) -> StepGraph:
+        """Record a step as a CUDA graph, and refuse one whose lanes disagree. The counter is 0 afterwards."""
+        samples = self.engine.data.x
+
+        def once() -> None:
+            row = {name: value.index_select(0, self.counter)[0] for name, value in self.buffers.items()}
+            step(self.lanes, samples, **row)
+            self.counter.add_(1)
+
+        def first_row() -> None:
+            self.counter.zero_()
+            once()
+
+        warm_up(first_row, self.engine.device)
+        self.counter.zero_()
+        graph = recorded(once)
+        mismatch = self._mismatch(graph)
+        name, count = type(self.engine.module).__name__, len(self.lanes.loss)
+        require(not mismatch.lanes, mismatch_message(mismatch, count, name))
+        self.counter.zero_()
+        return StepGraph(graph, step, samples)
+
+    def _mismatch(self, graph: torch.cuda.CUDAGraph) -> LaneMismatch:
+        """Return the lanes that disagree; none if memory is too short for the check."""
+
+        def first_step() -> None:
+            self.counter.zero_()
+            graph.replay()
+
+        try:
+            return check_lanes(self.lanes, self.buffers, self.engine.module, first_step)
+        except torch.OutOfMemoryError:
+            return LaneMismatch([], [])
+
+
+def _restore(tensors: list[Tensor], values: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
