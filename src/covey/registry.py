@@ -134,6 +134,10 @@ class Registry(Generic[T]):
         self._load_homes()
         return sorted({*self._entries, *self._plugins})
 
+    def plugin_names(self) -> list[str]:
+        """Names that the entry points of other packages provide."""
+        return sorted(self._plugins)
+
     def __iter__(self) -> Iterator[Entry[T]]:
         return (self[name] for name in self.names())
 

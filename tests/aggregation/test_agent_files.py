@@ -244,7 +244,7 @@ def test_rounds_of_agents_may_come_from_anywhere(tmp_path, monkeypatch, flags, r
         out.write_bytes(b"")
         return out
 
-    monkeypatch.setattr("covey.cli.agent_command.train", train)
+    monkeypatch.setattr("covey.job.agent_training.train_agent", train)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.toml").write_text("rounds = 50\n")
     app = typer.Typer()

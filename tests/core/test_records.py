@@ -247,7 +247,7 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_resume(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"Go on with: covey resume {tmp_path / 'run'}" in err
+    assert f"Resume with: covey resume {tmp_path / 'run'}" in err
     done, _ = read_checkpoint(tmp_path / "run")
     assert done == len(Run.open(tmp_path / "run").metrics) >= 3
 

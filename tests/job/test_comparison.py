@@ -6,7 +6,8 @@ from scipy import stats
 
 import covey
 from covey import Refusal, compare
-from covey.job.comparison.execution import Interrupted, resume_comparison
+from covey.errors import Interrupted
+from covey.job.comparison.execution import resume_comparison
 from covey.job.comparison.plan import Contender
 from covey.job.comparison.statistics import Comparison, Curve, Estimate
 from covey.job.result_text import difference, verdicts
@@ -247,7 +248,7 @@ def test_fairness_is_measured_by_all_methods_that_can(tmp_path):
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
-    assert str(Interrupted(tmp_path)) == f"Stopped. Go on with: covey resume {tmp_path}"
+    assert str(Interrupted(tmp_path)) == f"Stopped. Resume with: covey resume {tmp_path}"
     with pytest.raises(Refusal, match="is not a comparison"):
         resume_comparison(tmp_path)
     (tmp_path / "compare.json").write_text(json.dumps({"format": 99}))

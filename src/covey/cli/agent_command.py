@@ -1,4 +1,4 @@
-"""`covey train-agent`: a thin layer over `covey.job.agent_training`."""
+"""`covey train-agent`, and the --agent flag of other commands."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from covey.aggregation.agent_file import agent_kind
 from covey.cli import terminal as display
 from covey.cli.flags import (
     AggregatorFlag,
@@ -31,17 +30,17 @@ from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.config.values import chosen, overlay
 from covey.errors import Refusal, require
-from covey.job.agent_training import Offline
-from covey.job.agent_training import train_agent as train
 
-_ROUNDS = 100
-"""That agents collect for where nothing is said."""
+_ROUNDS, _EPOCHS = 100, 50
+"""Defaults of --rounds and --epochs."""
 
 
 def with_agent(given: dict[str, Any], agent: Path | None) -> dict[str, Any]:
-    """Settings of a run that begins with a trained agent; the method is the agent's own where none is named."""
+    """Return the settings of a run that starts from a trained agent; the agent's method is the default one."""
     if agent is None:
         return given
+    from covey.aggregation.agent_file import agent_kind
+
     kind = agent_kind(agent)
     named, _ = chosen("aggregator", given.get("aggregator"))
     if named is None and "method" not in given:
@@ -53,7 +52,11 @@ def with_agent(given: dict[str, Any], agent: Path | None) -> dict[str, Any]:
 
 
 def agents_for(methods: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
-    """Aggregator → file of the trained agent, for those of some methods that have one."""
+    """Return aggregator → agent file; each file must fit one of the methods."""
+    if not files:
+        return {}
+    from covey.aggregation.agent_file import agent_kind
+
     agents: dict[str, str] = {}
     for file in files:
         kind = agent_kind(file)
@@ -67,8 +70,10 @@ def agents_for(methods: Sequence[str], files: Sequence[Path]) -> dict[str, str]:
 
 
 def train_agent(
-    out: Annotated[Path, typer.Option("--out", help="File to write, such as agent.safetensors.")],
-    method: Annotated[str | None, typer.Option("--method", help="Method with an agent: feddrl or feddrl-set.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write, such as agent.safetensors.")],
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="Method with an agent: feddrl or feddrl-set.")
+    ] = None,
     selector: SelectorFlag = None,
     aggregator: AggregatorFlag = None,
     environment: EnvironmentFlag = None,
@@ -77,14 +82,15 @@ def train_agent(
     clients: ClientsFlag = None,
     cohort: CohortFlag = None,
     rounds: Annotated[
-        str | None, typer.Option("--rounds", metavar="N", help="Rounds that each agent collects for; by default 100.")
+        str | None,
+        typer.Option("--rounds", metavar="N", help=f"Rounds that each agent collects for (default: {_ROUNDS})."),
     ] = None,
     agents: Annotated[
-        int, typer.Option("--agents", metavar="N", help="Agents that collect experiences side by side.")
+        int, typer.Option("--agents", metavar="N", help="Agents that collect experiences at the same time.")
     ] = 2,
     epochs: Annotated[
         int, typer.Option("--epochs", metavar="N", help="Passes of the main agent over all experiences.")
-    ] = Offline.epochs,
+    ] = _EPOCHS,
     seed: SeedFlag = None,
     runtime: RuntimeFlag = None,
     workers: WorkersFlag = None,
@@ -93,7 +99,15 @@ def train_agent(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Train FedDRL's agent in two stages; use it with --agent FILE."""
+    """Train FedDRL's agent in two stages, for --agent FILE.
+
+    Several agents collect experiences online; a main agent is then trained on all of them.
+
+    Example: covey train-agent --method feddrl --environment clusters --out agent.safetensors
+    """
+    from covey.job.agent_training import Offline
+    from covey.job.agent_training import train_agent as train
+
     flags = {
         "method": method,
         "selector": selector,

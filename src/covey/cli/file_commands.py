@@ -1,4 +1,4 @@
-"""`covey report`, `evaluate`, `export` and `download`: what is made of finished runs, and data sets."""
+"""`covey report`, `evaluate` and `export` for finished runs, and `covey download` for data sets."""
 
 import os
 from pathlib import Path
@@ -6,28 +6,34 @@ from typing import Annotated
 
 import typer
 
+import covey
 from covey.cli import terminal as display
 from covey.cli.flags import DataDirFlag, JsonFlag, print_json
-from covey.cli.on_demand_command import draw_again
-from covey.data import download as fetch
 from covey.errors import Refusal
-from covey.job.on_demand import is_ondemand
-from covey.job.runs import Run
-from covey.page.run_report import report as write_report
-from covey.page.tensorboard import tensorboard as write_tensorboard
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of comparisons.")],
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; else report.html in the folder.")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or comparisons.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write (default: report.html in the folder).")
+    ] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard to this folder.")
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write the metrics for TensorBoard here.")
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Write one page about runs or a comparison that opens offline in a browser."""
-    jobs = any(is_ondemand(folder) for folder in folders)
-    page = draw_again(folders, out) if jobs else write_report(folders, out)
+    """Write an HTML page about runs, a comparison or an on-demand job; it opens offline.
+
+    Example: covey report runs/demo
+    """
+    from covey.cli.on_demand_command import draw_again
+    from covey.job.on_demand import is_ondemand
+    from covey.page.tensorboard import tensorboard as write_tensorboard
+
+    on_demand = any(is_ondemand(folder) for folder in folders)
+    page = draw_again(folders, out) if on_demand else covey.report(folders, out)
     events = 0
     if tensorboard is not None:
         events = sum(write_tensorboard(folder, tensorboard) for folder in folders)
@@ -38,18 +44,22 @@ def report(
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    folder: RunArgument,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", metavar="MIX", help="Class mix to score on too, as for covey ondemand. Repeatable."),
+        typer.Option("--target", metavar="MIX", help="Also score on a class mix, such as '0=0.5,3=0.5'. Repeatable."),
     ] = None,
     target_csv: Annotated[
-        list[Path] | None, typer.Option("--target-csv", help="File of labels whose mix to score on. Repeatable.")
+        list[Path] | None,
+        typer.Option("--target-csv", metavar="FILE", help="Also score on the mix of a file of labels. Repeatable."),
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Score a run's model on the test set again, class by class, and on class mixes."""
-    result = Run.open(folder).evaluate([*(target or []), *(target_csv or [])])
+    """Score a run's model on the test set, class by class, and on class mixes.
+
+    Example: covey evaluate runs/mine --target '0=0.5,3=0.5'
+    """
+    result = covey.Run.open(folder).evaluate([*(target or []), *(target_csv or [])])
     if json_:
         print_json(result)
     else:
@@ -57,15 +67,18 @@ def evaluate(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    folder: RunArgument,
     to: Annotated[
-        Path | None, typer.Option("--to", help="File to write; by default model.safetensors in the run.")
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="File to write (default: model.safetensors in the run folder)."),
     ] = None,
-    client: Annotated[int | None, typer.Option("--client", help="Whose model, where every client has its own.")] = None,
+    client: Annotated[
+        int | None, typer.Option("--client", metavar="N", help="Export this client's model, if each has its own.")
+    ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Write a run's model as a safetensors file with named tensors."""
-    result = Run.open(folder).export(to or folder / "model.safetensors", client)
+    """Write a run's model to a safetensors file, with named tensors."""
+    result = covey.Run.open(folder).export(to or folder / "model.safetensors", client)
     if json_:
         print_json(result)
     else:
@@ -73,11 +86,16 @@ def export(
 
 
 def download(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, cifar10 or cifar100.")],
     data_dir: DataDirFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Fetch a data set from its official place, checked and resumable."""
+    """Download a data set from its official source: mnist, fashion-mnist, cifar10 or cifar100.
+
+    Files are checked, and a download that was stopped resumes.
+    """
+    from covey.data import download as fetch
+
     folder = data_dir or os.environ.get("COVEY_DATA")
     if folder is None:
         raise Refusal("Say where data sets are kept: --data-dir DIR, or the environment variable COVEY_DATA.")

@@ -1,4 +1,4 @@
-"""Flags that commands share, and the settings that come of them."""
+"""Flags that commands share, and the settings they make."""
 
 import json
 from pathlib import Path
@@ -8,57 +8,94 @@ import typer
 
 from covey.config.values import assignment, overlay, read_toml
 
-MethodFlag = Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")]
-SelectorFlag = Annotated[str | None, typer.Option("--selector", help="Selector, instead of a method.")]
-AggregatorFlag = Annotated[str | None, typer.Option("--aggregator", help="Aggregator, instead of a method.")]
-EnvironmentFlag = Annotated[str | None, typer.Option("--environment", help="Who holds what.")]
-DatasetFlag = Annotated[str | None, typer.Option("--dataset", help="Data set.")]
-ModelFlag = Annotated[str | None, typer.Option("--model", help="Model.")]
-ClientsFlag = Annotated[str | None, typer.Option("--clients", metavar="N", help="Number of clients.")]
-CohortFlag = Annotated[
-    str | None, typer.Option("--cohort", metavar="N", help="Clients a round: a count, or a fraction such as 0.1.")
+_EXECUTION = "Execution"
+"""Help panel of the flags that say where and how fast a run computes."""
+
+
+def _option(flag: str, metavar: str, help_: str, panel: str | None = None) -> Any:
+    return typer.Option(flag, metavar=metavar, help=help_, rich_help_panel=panel)
+
+
+MethodFlag = Annotated[
+    str | None, _option("--method", "NAME", "Method to run (default: fedavg); see 'covey list methods'.")
 ]
-RoundsFlag = Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")]
-SeedFlag = Annotated[str | None, typer.Option("--seed", metavar="N", help="Decides split, initialisation and draws.")]
-RuntimeFlag = Annotated[str | None, typer.Option("--runtime", help="What executes the clients' work.")]
+SelectorFlag = Annotated[
+    str | None, _option("--selector", "NAME", "Select clients this way, instead of naming a method.")
+]
+AggregatorFlag = Annotated[
+    str | None, _option("--aggregator", "NAME", "Aggregate replies this way, instead of naming a method.")
+]
+EnvironmentFlag = Annotated[
+    str | None,
+    _option("--environment", "NAME", "Split the data this way (default: uniform); see 'covey list environments'."),
+]
+DatasetFlag = Annotated[
+    str | None, _option("--dataset", "NAME", "Data set (default: digits); see 'covey list datasets'.")
+]
+ModelFlag = Annotated[str | None, _option("--model", "NAME", "Model (default: mlp); see 'covey list models'.")]
+ClientsFlag = Annotated[str | None, _option("--clients", "N", "Number of clients (default: 60).")]
+CohortFlag = Annotated[
+    str | None, _option("--cohort", "N", "Clients per round: a count, or a fraction of all (default: 0.1).")
+]
+RoundsFlag = Annotated[str | None, _option("--rounds", "N", "Rounds to run (default: 50).")]
+SeedFlag = Annotated[
+    str | None, _option("--seed", "N", "Seed of the split, the initial model and every draw (default: 0).")
+]
+PoisonFlag = Annotated[
+    str | None, _option("--poison", "SHARE", "Share of the clients whose labels are all wrong (default: 0).")
+]
+_AGENT = _option(
+    "--agent", "FILE", "Start from an agent of 'covey train-agent'; aggregator.learn=false stops it from learning."
+)
+AgentFlag = Annotated[Path | None, _AGENT]
+AgentsFlag = Annotated[list[Path] | None, _AGENT]
+RuntimeFlag = Annotated[
+    str | None,
+    _option("--runtime", "NAME", "Execute the clients' work on this runtime (default: local).", _EXECUTION),
+]
 WorkersFlag = Annotated[
     str | None,
-    typer.Option("--workers", metavar="N", help="Worker processes; 0 is one per core. Never changes a result."),
+    _option("--workers", "N", "Worker processes (default: 0, one per core). Never changes a result.", _EXECUTION),
 ]
-PrecisionFlag = Annotated[str | None, typer.Option("--precision", help="fp32, tf32, bf16 or fp64.")]
-DataDirFlag = Annotated[str | None, typer.Option("--data-dir", help="Folder with data sets (or COVEY_DATA).")]
-OutFlag = Annotated[Path | None, typer.Option("--out", help="Folder to write; by default one under runs/.")]
-ConfigFlag = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; flags win over it.")]
-PoisonFlag = Annotated[
-    str | None, typer.Option("--poison", metavar="SHARE", help="Share of the clients whose labels are all wrong.")
+PrecisionFlag = Annotated[
+    str | None,
+    _option("--precision", "NAME", "Compute in fp32, tf32, bf16 or fp64 (default: fp32).", _EXECUTION),
 ]
-DeviceFlag = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda, for the stacked runtime.")]
+DeviceFlag = Annotated[
+    str | None,
+    _option("--device", "NAME", "Run the stacked runtime on auto, cpu or cuda (default: auto).", _EXECUTION),
+]
 MemoryFlag = Annotated[
     str | None,
-    typer.Option("--memory-limit", metavar="SIZE", help="Device memory for the stacked runtime, such as 8GiB."),
+    _option("--memory-limit", "SIZE", "Limit the stacked runtime's device memory, such as 8GiB.", _EXECUTION),
 ]
-_AGENT_HELP = "Trained agent to begin with, as covey train-agent writes it (aggregator.learn=false keeps it as it is)."
-AgentFlag = Annotated[Path | None, typer.Option("--agent", metavar="FILE", help=_AGENT_HELP)]
-AgentsFlag = Annotated[list[Path] | None, typer.Option("--agent", metavar="FILE", help=_AGENT_HELP)]
-FleetFlag = Annotated[Path | None, typer.Option("--fleet", help="Ask the sites of a live fleet: its folder.")]
+FleetFlag = Annotated[
+    Path | None, _option("--fleet", "DIR", "Ask the sites of a live fleet: the fleet's folder.", _EXECUTION)
+]
+DataDirFlag = Annotated[
+    str | None, _option("--data-dir", "DIR", "Folder with data sets (default: the variable COVEY_DATA).")
+]
+OutFlag = Annotated[Path | None, _option("--out", "DIR", "Folder to write (default: a new one under runs/).")]
+ConfigFlag = Annotated[Path | None, _option("--config", "FILE", "Read settings from a TOML file; flags override it.")]
 SetFlag = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1 or environment.alpha=0.5."),
+    _option("--set", "KEY=VALUE", "Set any option, such as local.rate=0.1 or environment.alpha=0.5. Repeatable."),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def settings(config: Path | None, flags: dict[str, Any], assignments: list[str] | None) -> dict[str, Any]:
-    """Settings from file, flags and --set; later ones win. --poison is short for altered.poison."""
+    """Return the settings of a file, the flags and --set; later ones win. --poison is short for altered.poison."""
     given = read_toml(config) if config else {}
-    said = {key: value for key, value in flags.items() if value is not None}
-    if "poison" in said:
-        said["altered"] = {"poison": said.pop("poison")}
-    given = overlay(given, said)
+    chosen = {key: value for key, value in flags.items() if value is not None}
+    if "poison" in chosen:
+        chosen["altered"] = {"poison": chosen.pop("poison")}
+    given = overlay(given, chosen)
     for text in assignments or []:
         given = overlay(given, assignment(text))
     return given
 
 
 def print_json(value: object) -> None:
+    """Print a result for programs."""
     print(json.dumps(value, indent=2, allow_nan=False))

@@ -1,8 +1,8 @@
-"""`covey describe`, `analyze` and `list`: what there is, before anything trains."""
+"""`covey describe` and `analyze`: look at a federation before anything trains."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,25 +27,9 @@ from covey.cli.flags import (
 )
 from covey.cli.fleet_commands import fleet_settings
 from covey.config.values import overlay
-from covey.errors import Refusal
 from covey.job.analysis import ROUNDS
 from covey.job.federation_summary import describe as description_of
-from covey.registries import runtimes
-from covey.registry import Registry, coerce
-
-_LISTS: dict[str, Registry[Any]] = {
-    registry.plural: registry
-    for registry in (
-        covey.methods,
-        covey.environments,
-        covey.datasets,
-        covey.models,
-        covey.selectors,
-        covey.aggregators,
-        covey.manymodels,
-        runtimes,
-    )
-}
+from covey.registry import coerce
 
 
 def describe(
@@ -139,31 +123,3 @@ def analyze(
         print(f"Written: {analysis.write_csv(csv)}", file=sys.stderr)
     if draw is not None:
         print(f"Drawn: {analysis.draw(draw)}", file=sys.stderr)
-
-
-def list_(
-    kind: Annotated[
-        str,
-        typer.Argument(help="methods, environments, datasets, models, selectors, aggregators, manymodels or runtimes."),
-    ],
-    json_: JsonFlag = False,
-) -> None:
-    """What there is to choose from, with options and their defaults."""
-    if kind not in _LISTS:
-        raise Refusal(f"There is no list of '{kind}'. Lists: {', '.join(_LISTS)}.")
-    entries = [
-        {
-            "name": entry.name,
-            "summary": entry.summary,
-            "options": {option.name: _plain(option.default) for option in entry.options.values()},
-        }
-        for entry in _LISTS[kind]
-    ]
-    if json_:
-        print_json(entries)
-    else:
-        display.entries(kind, entries)
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)) else str(value)

@@ -1,7 +1,11 @@
-"""The command line: every command of `covey.cli`, and what becomes of refusals and warnings."""
+"""The command line: all commands, and how refusals, interrupts and warnings are printed.
+
+Command modules import jobs inside their functions, so that `covey --help` loads neither torch nor any algorithm.
+"""
 
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,32 +14,44 @@ import typer
 from covey.cli.agent_command import train_agent
 from covey.cli.file_commands import download, evaluate, export, report
 from covey.cli.fleet_commands import app as fleet_app
-from covey.cli.inspect_commands import analyze, describe, list_
+from covey.cli.inspect_commands import analyze, describe
+from covey.cli.list_command import list_parts
 from covey.cli.on_demand_command import ondemand
+from covey.cli.reproduce_command import reproduce
 from covey.cli.run_commands import compare, demo, resume, run
-from covey.errors import Refusal
-from covey.job.comparison.execution import Interrupted
-from papers.command import reproduce
+from covey.errors import Interrupted, Refusal
+
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Run and compare": {"demo": demo, "run": run, "compare": compare, "resume": resume},
+    "Inspect a federation": {"describe": describe, "analyze": analyze},
+    "Use a finished run": {"report": report, "evaluate": evaluate, "export": export, "ondemand": ondemand},
+    "Parts, data and papers": {
+        "list": list_parts,
+        "download": download,
+        "train-agent": train_agent,
+        "reproduce": reproduce,
+    },
+}
+"""Panel of `covey --help` → command → function."""
 
 app = typer.Typer(
     name="covey",
     help="Federated learning for clients whose data differ.",
+    epilog="Start with: covey demo. See the flags of a command with: covey COMMAND --help",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-for command in (demo, run, compare, resume, describe, analyze, report, download, evaluate, export, reproduce, ondemand):
-    app.command()(command)
-app.command()(train_agent)
-app.add_typer(fleet_app, name="fleet")
-app.command("list")(list_)
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+app.add_typer(fleet_app, name="fleet", rich_help_panel="Real clients")
 
 
 def main() -> NoReturn:
-    """Entry point: refusals become one sentence and exit code 2, warnings one sentence, said once."""
-    warnings.formatwarning = _SayOnce()
-    # Parts of one's own (package.module:name) are looked for in the current folder too, after everything else.
+    """Run the command line. A refusal is one sentence and exit code 2; a warning is one sentence, printed once."""
+    warnings.formatwarning = _WarnOnce()
+    # Users' own parts (package.module:name) may lie in the current folder, which is searched last.
     sys.path.append(str(Path.cwd()))
     try:
         app()
@@ -53,17 +69,17 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-class _SayOnce:
-    """Warnings as users read them: what is said, not from which line of code, and not again for every run."""
+class _WarnOnce:
+    """Formats a warning as one sentence, without the line of code, and only the first time."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def __call__(self, message: Warning | str, *_: object, **__: object) -> str:
         sentence = str(message)
-        if sentence in self._said:
+        if sentence in self._printed:
             return ""
-        self._said.add(sentence)
+        self._printed.add(sentence)
         return f"covey: {sentence}\n"
 
 

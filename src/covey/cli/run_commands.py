@@ -253,7 +253,7 @@ def _tell_run(result: Run, json_: bool) -> None:
     else:
         display.run_result(result)
     if not result.finished:
-        print(f"covey: Stopped. Go on with: covey resume {result.folder}", file=sys.stderr)
+        print(f"covey: Stopped. Resume with: covey resume {result.folder}", file=sys.stderr)
         raise typer.Exit(130)
 
 

@@ -1,8 +1,8 @@
 """What the command line shows: progress on standard error, results on standard output."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -35,6 +35,9 @@ from covey.job.result_text import (
     verdicts,
 )
 from covey.job.runs import Run
+
+if TYPE_CHECKING:
+    from covey.cli.catalogue import Part
 
 _MOST_SKEWED, _LEAST_SKEWED = 15, 5
 """Clients of an analysis that are shown, from either end."""
@@ -226,12 +229,27 @@ def analysis(result: Analysis) -> None:
         say(note)
 
 
-def entries(kind: str, rows: Sequence[dict[str, Any]]) -> None:
+def show_parts(kind: str, parts: "Sequence[Part]") -> None:
+    """Print a table of parts with their options."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(kind, no_wrap=True)
     table.add_column("")
     table.add_column("options")
-    for row in rows:
-        options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
-        table.add_row(row["name"], row["summary"], options)
+    for part in parts:
+        options = ", ".join(f"{name}={_typed(value)}" for name, value in part["options"].items())
+        table.add_row(part["name"], part["summary"], options)
     console.print(table, highlight=False)
+
+
+def _typed(value: object) -> str:
+    """Return a value as one would type it after --set."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def show_kinds(kinds: Mapping[str, str]) -> None:
+    """Print the kinds of parts, with a sentence about each."""
+    table = Table(box=box.SIMPLE, show_header=False)
+    for kind, summary in kinds.items():
+        table.add_row(kind, summary)
+    console.print(table, highlight=False)
+    say("See one with: covey list KIND")

@@ -20,8 +20,7 @@ from covey.core.checkpoint import read_checkpoint
 from covey.core.one_model import OneModel
 from covey.core.records import read_config
 from covey.environment.federated_data import Federation
-from covey.errors import Refusal, require
-from covey.job.comparison.execution import Interrupted
+from covey.errors import Interrupted, Refusal, require
 from covey.job.experiment import Experiment
 from covey.job.runs import Run, resume, run, run_together
 from covey.job.settings import as_config, with_federation

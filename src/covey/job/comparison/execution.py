@@ -14,7 +14,7 @@ from covey.config.values import overlay
 from covey.core.checkpoint import FORMAT
 from covey.core.loop import OnRound
 from covey.environment.federated_data import Federation
-from covey.errors import Refusal, require
+from covey.errors import Interrupted, Refusal, require
 from covey.job.comparison.plan import Contender, claim, contenders_of, default_folder, finished, place_of, read_plan
 from covey.job.comparison.statistics import Comparison
 from covey.job.experiment import dry_run
@@ -165,11 +165,3 @@ def _counted(on_round: OnRound | None) -> Callable[[int, dict[str, Any]], None] 
     """Progress over the rounds of all runs of a lockstep."""
     done = itertools.count(1)
     return (lambda number, record: on_round({**record, "round": next(done)})) if on_round else None
-
-
-class Interrupted(Exception):
-    """A comparison was stopped before it was complete."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"Stopped. Go on with: covey resume {folder}")
-        self.folder = folder

@@ -13,8 +13,8 @@ from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
 from covey.data.class_mix import Target, all_wanted
 from covey.environment.federated_data import Federation
-from covey.errors import Refusal, require
-from covey.job.comparison.execution import Interrupted, OnRun
+from covey.errors import Interrupted, Refusal, require
+from covey.job.comparison.execution import OnRun
 from covey.job.experiment import Experiment
 from covey.job.on_demand.class_shares import Estimator, check_estimator, estimated
 from covey.job.on_demand.composition import Pairing, compose, sizes_note

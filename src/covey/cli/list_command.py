@@ -1,0 +1,34 @@
+"""`covey list`."""
+
+from typing import Annotated
+
+import typer
+
+from covey.cli import terminal as display
+from covey.cli.flags import JsonFlag, print_json
+
+
+def list_parts(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="KIND", help="Kind of parts; leave it out to see which kinds there are.")
+    ] = None,
+    json_: JsonFlag = False,
+) -> None:
+    """List what there is to choose from, with options and their defaults.
+
+    KIND is methods, environments, datasets, models, selectors, aggregators, manymodels or runtimes.
+
+    Example: covey list selectors
+    """
+    from covey.cli.catalogue import KINDS, parts_of
+
+    if kind is not None:
+        parts = parts_of(kind)
+        if json_:
+            print_json(parts)
+        else:
+            display.show_parts(kind, parts)
+    elif json_:
+        print_json([{"name": name, "summary": summary} for name, summary in KINDS.items()])
+    else:
+        display.show_kinds(KINDS)
