@@ -5,7 +5,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from covey import Config, Refusal, resume, run
 from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
 from covey.core.interfaces import Selector, Setting
+from covey.core.loop import perform_jointly
 from covey.core.messages import Fault, Replies
 from covey.job.runs import run_together
 from covey.model.layout import Layout
@@ -25,10 +25,11 @@ from covey.probe.losses import Utility
 from covey.probe.simhash import of_tokens, packed
 from covey.randomness import generator
 from covey.selection import Uniform
-from covey.selection.contexts import highest, normalised, together
-from covey.selection.estimators import Linear, Network, Seen, fit_together
+from covey.selection.context_clusters import cluster_centres, nearest_centre
+from covey.selection.contexts import cohort_utility, highest, normalised
+from covey.selection.estimators import LinearEstimator, NetworkEstimator, RewardSamples, fit_together
 from covey.selection.k_linucb import KLinUCB
-from covey.selection.nccb import NCCB, centres_of, nearest
+from covey.selection.nccb import NCCB
 from covey.selection.oort_simple import OortSimple
 from tests.conftest import SMALL, without_timings
 
@@ -255,7 +256,7 @@ def test_newcomers_join_the_nearest_cluster_and_twice_as_many_clients_are_cluste
 
 
 def test_many_contexts_are_clustered_from_a_sample(monkeypatch):
-    monkeypatch.setattr("covey.selection.nccb._GROUPED", 3000)
+    monkeypatch.setattr("covey.selection.context_clusters._GROUPED", 3000)
     rng = generator("many")
     centres = rng.random((4, 64)) < 0.5
     topic = rng.integers(4, size=8000)
@@ -266,9 +267,9 @@ def test_many_contexts_are_clustered_from_a_sample(monkeypatch):
 
 
 def test_a_tie_between_centres_goes_to_the_first():
-    assert nearest(np.array([[1.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 1.0]])).tolist() == [0]
+    assert nearest_centre(np.array([[1.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 1.0]])).tolist() == [0]
     contexts = np.eye(3)
-    assert (centres_of(contexts, np.ones(3, dtype=np.int64), 3, 0) == contexts).all()
+    assert (cluster_centres(contexts, np.ones(3, dtype=np.int64), 3, 0) == contexts).all()
 
 
 # --- exploration
@@ -354,28 +355,28 @@ def test_a_bound_by_hand():
 
 
 def test_the_papers_start_is_zero_for_every_context():
-    network = Network(generator(5), 64, 16, plain=False)
+    network = NetworkEstimator(generator(5), 64, 16, plain=False)
     contexts = (generator(6).random((50, 64)) < 0.5).astype(float)
     assert network.value(contexts) == pytest.approx(np.zeros(50), abs=1e-12)
     assert len(network.parameters) == 16 * 128 + 16
     first, second, _ = network._parts(network.initial)
     assert (first[:8, 0] == first[8:, 1]).all() and not first[:8, 1].any() and not first[8:, 0].any()
     assert (second[:8] == -second[8:]).all()
-    large = Network(generator(7), 64, 2000, plain=False)
+    large = NetworkEstimator(generator(7), 64, 2000, plain=False)
     first, second, _ = large._parts(large.initial)
     assert first[:1000, 0].var() == pytest.approx(4 / 2000, rel=0.05)
     assert second[:1000].var() == pytest.approx(2 / 2000, rel=0.15)
 
 
 def test_the_authors_network_has_biases_and_torchs_start():
-    network = Network(generator(5), 64, 16, plain=True)
+    network = NetworkEstimator(generator(5), 64, 16, plain=True)
     assert len(network.parameters) == 1057
     first, second, biases = network._parts(network.initial)
     assert 0.1 < np.abs(first).max() <= 1 / 8 and 0.1 < np.abs(second).max() <= 1 / 4
     assert np.abs(biases[:16]).max() <= 1 / 8 and abs(biases[16]) <= 1 / 4
 
 
-def by_torch(network: Network, contexts: np.ndarray, parameters: torch.Tensor) -> torch.Tensor:
+def by_torch(network: NetworkEstimator, contexts: np.ndarray, parameters: torch.Tensor) -> torch.Tensor:
     """f as the paper (or the authors' code) has it, written out."""
     x = torch.from_numpy(contexts)
     width = network.width
@@ -393,7 +394,7 @@ def by_torch(network: Network, contexts: np.ndarray, parameters: torch.Tensor) -
 @pytest.mark.parametrize("plain", [False, True])
 def test_values_gradients_and_spreads_are_those_of_automatic_differentiation(plain):
     rng = generator("gradients", int(plain))
-    network = Network(rng, 16, 6, plain=plain)
+    network = NetworkEstimator(rng, 16, 6, plain=plain)
     network.parameters += 0.3 * rng.standard_normal(len(network.parameters))
     contexts = (rng.random((7, 16)) < 0.5).astype(float)
     parameters = torch.from_numpy(network.parameters.copy()).requires_grad_()
@@ -410,7 +411,7 @@ def test_values_gradients_and_spreads_are_those_of_automatic_differentiation(pla
 @pytest.mark.parametrize("plain", [False, True])
 def test_training_is_adam_on_all_rewards_with_a_pull_to_the_start(plain):
     rng = generator("training", int(plain))
-    network = Network(rng, 16, 6, plain=plain)
+    network = NetworkEstimator(rng, 16, 6, plain=plain)
     contexts = (rng.random((5, 16)) < 0.5).astype(float)
     place = np.array([0, 1, 1, 2, 3, 4, 1])
     rewards = rng.random(7)
@@ -423,7 +424,7 @@ def test_training_is_adam_on_all_rewards_with_a_pull_to_the_start(plain):
         (errors.square().sum() / 2 + 0.7 / 2 * (parameters - start).square().sum()).backward()
         adam.step()
     counts = np.bincount(place).astype(float)
-    seen = Seen(contexts, np.bincount(place, weights=rewards) / counts, counts)
+    seen = RewardSamples(contexts, np.bincount(place, weights=rewards) / counts, counts)
     network.fit(seen, pull=0.7, steps=20, rate=0.05)
     assert network.parameters == pytest.approx(parameters.detach().numpy(), rel=1e-9, abs=1e-12)
 
@@ -431,10 +432,10 @@ def test_training_is_adam_on_all_rewards_with_a_pull_to_the_start(plain):
 @pytest.mark.parametrize("plain", [False, True])
 def test_networks_of_a_sweep_are_trained_as_one_stack_to_what_each_comes_to_alone(plain):
     seen = [
-        Seen(some_contexts(count, seed), generator(seed, "rewards").random(count), np.ones(count) + (seed % 2))
+        RewardSamples(some_contexts(count, seed), generator(seed, "rewards").random(count), np.ones(count) + (seed % 2))
         for seed, count in enumerate((40, 7, 25))
     ]
-    alone, stacked = ([Network(generator(seed), 64, 16, plain=plain) for seed in range(3)] for _ in range(2))
+    alone, stacked = ([NetworkEstimator(generator(seed), 64, 16, plain=plain) for seed in range(3)] for _ in range(2))
     for _ in range(2):
         for network, one in zip(alone, seen, strict=True):
             network.fit(one, 0.3, 100, 0.01)
@@ -465,33 +466,34 @@ def test_runs_in_lockstep_train_their_estimators_together_and_decide_as_alone(tm
     assert stacks == [3] * 6
 
 
-def test_an_estimator_is_trained_in_no_thread_but_its_own_nor_forgotten_where_it_moves_to_another(monkeypatch):
+def test_joint_work_is_the_pending_training_and_is_done_once(monkeypatch):
     monkeypatch.setattr(covey.selection.nccb, "stack_device", lambda: "cpu")
     mine, other, alone = (begun(SINGLE, steps=5) for _ in range(3))
+    assert mine.joint_work() == ()
     for selector in (mine, alone):
         selector.learn(1, np.array([0, 2]), np.array([1.0, 0.5]))
     before = mine._function.parameters.copy()
-
-    def elsewhere() -> None:
-        other.learn(1, np.array([1, 3]), np.array([0.2, 0.7]))
-        other._settle()
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(elsewhere).result()
-        assert np.array_equal(mine._function.parameters, before)
-        # What waits in one thread and is needed in another is trained there, and once.
-        moved = thread.submit(lambda: mine.function.parameters.copy()).result()
-    assert np.array_equal(moved, alone.function.parameters)
-    assert np.array_equal(mine.function.parameters, moved)
+    (work,) = mine.joint_work()
+    # A selector that trains by itself leaves the others alone.
+    other.learn(1, np.array([1, 3]), np.array([0.2, 0.7]))
+    other.train_pending()
+    assert np.array_equal(mine._function.parameters, before)
+    perform_jointly([work])
+    trained_once = mine._function.parameters.copy()
+    assert not np.array_equal(trained_once, before)
+    perform_jointly([work])
+    assert np.array_equal(mine.function.parameters, trained_once)
+    assert np.array_equal(alone.function.parameters, trained_once)
     assert np.array_equal(mine.diagonal, alone.diagonal)
+    assert mine.joint_work() == alone.joint_work() == ()
 
 
 def test_the_estimator_learns_what_is_not_linear_in_the_context():
     # The reward is the exclusive or of two bits.
     contexts = np.array([[a, b, 1, 0, 1, 0, 1, 0] for a in (0, 1) for b in (0, 1)], dtype=float)
     rewards = np.array([0.0, 1.0, 1.0, 0.0])
-    seen = Seen(contexts, rewards, np.full(4, 10.0))
-    network, linear = Network(generator(0), 8, 16, plain=False), Linear(8)
+    seen = RewardSamples(contexts, rewards, np.full(4, 10.0))
+    network, linear = NetworkEstimator(generator(0), 8, 16, plain=False), LinearEstimator(8)
     for one in (network, linear):
         one.fit(seen, pull=1e-3, steps=1000, rate=0.01)
     assert np.abs(network.value(contexts) - rewards).max() < 0.1
@@ -690,7 +692,7 @@ def simulated(make: Callable[[], Selector], seed: int, topic: np.ndarray, contex
         selector.observe(t, trained(cohort, utilities[cohort] * noise))
         found.append(utilities[cohort])
     best = np.sort(utilities)[-5:]
-    return float(np.mean(found)), sum(together(best) - together(cohort) for cohort in found)
+    return float(np.mean(found)), sum(cohort_utility(best) - cohort_utility(cohort) for cohort in found)
 
 
 def test_mean_utility_orders_the_methods_as_the_paper_does():

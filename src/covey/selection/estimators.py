@@ -1,6 +1,6 @@
-"""Reward estimators of NCCB: what a client's context says of its reward, in closed form (no automatic gradients).
+"""NCCB's estimators of a client's reward from its context, with closed-form gradients.
 
-They are small and asked about every client in every round, so they are written for many contexts at once.
+They are small and evaluated for every client in every round, so they take many contexts at once.
 """
 
 import math
@@ -17,8 +17,8 @@ from covey.selection.contexts import normalised
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """Rewards by context. Those of one client count as often as they are and at their mean, which moves θ alike."""
+class RewardSamples:
+    """Rewards by context. A client's rewards are one row, their mean, counted as often as there are: same gradients."""
 
     contexts: FloatArray
     """`[n, bits]`"""
@@ -32,7 +32,7 @@ class Estimator(Protocol):
     """f(x; θ), for contexts `[n, bits]` of 0 and 1."""
 
     width: int
-    """w: what g gᵀ is divided by."""
+    """w: the divisor of g gᵀ."""
     parameters: FloatArray
     """θ: `[p]`."""
 
@@ -41,19 +41,19 @@ class Estimator(Protocol):
         ...
 
     def with_spread(self, contexts: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """f and Σ_k weights_k·g_k² for weights `[p]`, without forming g: `[n]` each."""
+        """Return f and Σ_k weights_k·g_k² for weights `[p]`, without forming g: `[n]` each."""
         ...
 
     def gradients(self, contexts: FloatArray) -> FloatArray:
         """g: `[n, p]`."""
         ...
 
-    def fit(self, seen: "Seen", pull: float, steps: int, rate: float) -> None:
+    def fit(self, samples: "RewardSamples", pull: float, steps: int, rate: float) -> None:
         """Reduce Σ(f - r)²/2 + pull/2·‖θ - θ⁰‖² (equation 10)."""
         ...
 
 
-class Linear:
+class LinearEstimator:
     """f(x) = θᵀx on contexts at length 1; θ⁰ = 0."""
 
     width = 1
@@ -71,18 +71,18 @@ class Linear:
     def gradients(self, contexts: FloatArray) -> FloatArray:
         return normalised(contexts)
 
-    def fit(self, seen: Seen, pull: float, steps: int, rate: float) -> None:
-        x = normalised(seen.contexts)
-        weighed = x.T * seen.counts
-        self.parameters[:] = np.linalg.solve(weighed @ x + pull * np.eye(x.shape[1]), weighed @ seen.rewards)
+    def fit(self, samples: RewardSamples, pull: float, steps: int, rate: float) -> None:
+        x = normalised(samples.contexts)
+        weighed = x.T * samples.counts
+        self.parameters[:] = np.linalg.solve(weighed @ x + pull * np.eye(x.shape[1]), weighed @ samples.rewards)
 
 
-class Network:
+class NetworkEstimator:
     """One hidden layer of rectified units.
 
     The paper's is f(x) = √w·W₂·relu(W₁x) on x = [context; context] at length 1; `plain` is the authors' code's,
-    f(x) = W₂·relu(W₁x + b₁) + b₂ on the context as it is. A context's ones all count the same, s, so that W₁x is
-    s times the columns of W₁ that belong to them, both halves added: nothing is ever repeated.
+    f(x) = W₂·relu(W₁x + b₁) + b₂ on the context as it is. All ones of a context have the same value s, so W₁x is s
+    times the sum of their columns of W₁, both halves added, and [context; context] is never formed.
     """
 
     def __init__(self, rng: np.random.Generator, bits: int, width: int, *, plain: bool) -> None:
@@ -115,7 +115,7 @@ class Network:
         of_first, of_second, of_biases = self._parts(weights)
         scales = self._scales(contexts)
         hidden = self._hidden(contexts, scales)
-        # ∂f/∂W₁ = factor·W₂·[unit is on]·x, so its squares are a sum over units of what they weigh for this context.
+        # ∂f/∂W₁ = factor·W₂·[unit is on]·x, so the weighted squares are sums over units.
         by_unit = np.square(scales) * (contexts @ of_first.sum(axis=1).T)
         if self.plain:
             by_unit += of_biases[: self.width]
@@ -133,26 +133,26 @@ class Network:
         parts = [first.reshape(len(contexts), -1), self.factor * hidden]
         return np.hstack([*parts, units, np.ones((len(contexts), 1))] if self.plain else parts)
 
-    def fit(self, seen: Seen, pull: float, steps: int, rate: float) -> None:
-        """J steps of Adam (Kingma and Ba 2015), which begins anew for every fit."""
-        inputs = self._scales(seen.contexts) * seen.contexts
+    def fit(self, samples: RewardSamples, pull: float, steps: int, rate: float) -> None:
+        """Take J steps of Adam (Kingma and Ba 2015), whose moments start at 0 in every fit."""
+        inputs = self._scales(samples.contexts) * samples.contexts
         mean, square = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
         for step in range(1, steps + 1):
-            gradient = self._gradient(inputs, seen)
+            gradient = self._gradient(inputs, samples)
             gradient += pull * (self.parameters - self.initial)
             mean += 0.1 * (gradient - mean)
             square += 0.001 * (gradient * gradient - square)
             spread = np.sqrt(square / (1 - 0.999**step)) + 1e-8
             self.parameters -= rate / (1 - 0.9**step) * mean / spread
 
-    def _gradient(self, inputs: FloatArray, seen: Seen) -> FloatArray:
-        """The gradient of Σ(f - r)²/2 for inputs `[n, bits]`: `[p]`."""
+    def _gradient(self, inputs: FloatArray, samples: RewardSamples) -> FloatArray:
+        """Return the gradient of Σ(f - r)²/2 for inputs `[n, bits]`: `[p]`."""
         first, second, biases = self._parts(self.parameters)
         hidden = inputs @ first.sum(axis=1).T
         if self.plain:
             hidden += biases[: self.width]
         np.maximum(hidden, 0, out=hidden)
-        errors = self.factor * seen.counts * (self._output(hidden) - seen.rewards)
+        errors = self.factor * samples.counts * (self._output(hidden) - samples.rewards)
         units = (hidden > 0) * second * errors[:, None]
         gradient = np.empty_like(self.parameters)
         of_first, of_second, of_biases = self._parts(gradient)
@@ -177,45 +177,50 @@ class Network:
         return values + biases[self.width] if self.plain else values
 
     def _scales(self, contexts: FloatArray) -> FloatArray:
-        """What a one of each context counts: `[n, 1]`."""
+        """Return s, the value of a one of each context: `[n, 1]`."""
         if self.plain:
             return np.ones((len(contexts), 1))
         scales: FloatArray = 1 / np.sqrt(2 * np.maximum(contexts.sum(axis=1, keepdims=True), 1))
         return scales
 
     def _parts(self, vector: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Views of W₁ `[w, halves, bits]`, W₂ `[w]` and the biases `[w + 1]` (none in the paper's)."""
+        """Return views of W₁ `[w, halves, bits]`, W₂ `[w]` and the biases `[w + 1]` (the paper has none)."""
         inner, width = self._inner, self.width
         first = vector[:inner].reshape(width, self.halves, self.bits)
         return first, vector[inner : inner + width], vector[inner + width :]
 
 
 def stack_device() -> str | None:
-    """Where networks are trained as one stack; None where that is no faster than one after another.
+    """Return the device on which networks are trained as one stack, or None if that is no faster than one by one.
 
-    On a CPU it is not: a fit takes 7 ms on one core, and twelve as one stack take as long as one after another. On a
-    GPU it is the number of steps that counts, and not the number of networks.
+    On a CPU it is not: a fit takes 7 ms on one core, and twelve as one stack take as long as one by one. On a GPU the
+    number of steps decides, and not the number of networks.
     """
     return "cuda" if torch.cuda.is_available() else None
 
 
 def fit_together(
-    networks: Sequence[Network], seen: Sequence[Seen], pull: float, steps: int, rate: float, device: str
+    networks: Sequence[NetworkEstimator],
+    samples: Sequence[RewardSamples],
+    pull: float,
+    steps: int,
+    rate: float,
+    device: str,
 ) -> None:
-    """`Network.fit` for networks of one shape at once: each comes to what it comes to alone, up to rounding.
+    """`NetworkEstimator.fit` for networks of one shape at once; each result is that of a fit alone, up to rounding.
 
-    Those with fewer rewards than others are given more that count nothing.
+    Shorter samples are padded with rows of count 0.
     """
-    shape, most = networks[0], max(len(one.rewards) for one in seen)
+    shape, most = networks[0], max(len(one.rewards) for one in samples)
 
     def stacked(values: Sequence[FloatArray]) -> Tensor:
         padded = [np.pad(one, [(0, most - len(one)), *[(0, 0)] * (one.ndim - 1)]) for one in values]
         return torch.from_numpy(np.stack(padded)).to(device)
 
     inputs = stacked(
-        [network._scales(one.contexts) * one.contexts for network, one in zip(networks, seen, strict=True)]
+        [network._scales(one.contexts) * one.contexts for network, one in zip(networks, samples, strict=True)]
     )
-    rewards, counts = (stacked([getattr(one, name) for one in seen]) for name in ("rewards", "counts"))
+    rewards, counts = (stacked([getattr(one, name) for one in samples]) for name in ("rewards", "counts"))
     parameters, initial = (
         torch.from_numpy(np.stack([getattr(network, name) for network in networks])).to(device)
         for name in ("parameters", "initial")
@@ -232,8 +237,10 @@ def fit_together(
         network.parameters[:] = found
 
 
-def _stacked_gradient(shape: Network, parameters: Tensor, inputs: Tensor, rewards: Tensor, counts: Tensor) -> Tensor:
-    """The gradient of Σ(f - r)²/2 for inputs `[networks, n, bits]`: `[networks, p]`."""
+def _stacked_gradient(
+    shape: NetworkEstimator, parameters: Tensor, inputs: Tensor, rewards: Tensor, counts: Tensor
+) -> Tensor:
+    """Return the gradient of Σ(f - r)²/2 for inputs `[networks, n, bits]`: `[networks, p]`."""
     width, inner = shape.width, shape._inner
     first = parameters[:, :inner].view(len(parameters), width, shape.halves, shape.bits).sum(dim=2)
     second = parameters[:, inner : inner + width]

@@ -1,5 +1,5 @@
 """k-LinUCB (Li et al., "A Contextual-Bandit Approach to Personalized News Article Recommendation", WWW 2010), as the
-NCCB paper compares with it: the k clients of the highest bounds, where rewards are linear in the context.
+NCCB paper compares with it: the k clients with the highest bounds, for rewards linear in the context.
 """
 
 import math
@@ -13,29 +13,29 @@ from covey.errors import require
 from covey.probe.simhash import Form
 from covey.randomness import generator
 from covey.registries import selectors
-from covey.selection.contexts import ContextSelector, Reward, highest, normalised, one_thread
+from covey.selection.contexts import ContextSelector, Reward, highest, normalised, one_blas_thread
 
 
 @selectors.add("k-linucb")
 class KLinUCB(ContextSelector):
-    """Invites the clients whose reward, if linear in their context, may be highest (k-LinUCB).
+    """Invites clients with the highest upper confidence bounds of a reward linear in their context (k-LinUCB).
 
-    With x_i a client's context, A = λ·1 + Σxxᵀ and b = Σr·x over all rewards so far, the cohort are the highest of
-    x_iᵀA⁻¹b + α·√(x_iᵀA⁻¹x_i), ties broken at random.
+    With x_i a client's context, A = λ·1 + Σxxᵀ and b = Σr·x over all rewards so far, the cohort has the highest values
+    of x_iᵀA⁻¹b + α·√(x_iᵀA⁻¹x_i), ties broken at random.
 
-    bits: of a context, a multiple of 8 from 8 to 256.
-    form: what is hashed: tokens for texts; projection or quantised for images and measurements; auto finds out.
+    bits: length of a context, a multiple of 8 from 8 to 256.
+    form: what is hashed: tokens for texts; projection or quantised for images and measurements; auto decides.
     quantisation: η of the quantised form, in standard deviations of the data.
     reward: per-sample is √(mean loss²), total multiplies it by the client's samples.
-    model: shared has one A and b for all clients. disjoint has them for each client, as the authors of NCCB ran it;
-        since a client's context never changes, that is a mean reward for each client, and nothing is learned of others.
+    model: shared has one A and b for all clients. disjoint has an A and b for each client, as the authors of NCCB ran
+        it; since a client's context never changes, that is a mean reward per client, and says nothing of others.
     alpha: α; none is 1 + √(ln(2/delta)/2), 2.22 for the default delta.
     delta: δ of that.
     ridge: λ.
-    normalise: whether contexts have length 1. Plain ones, as the paper has them, explore for long with the default
-        alpha: in a simulation of 300 clients in six topics, whose utility stays what it is, it came to 88 % of the
-        best utility in 200 rounds (NCCB to 98, uniform selection to 78), and with length 1 and alpha = 0.3 to 99.9.
-    regret: also record by how much the cohorts fall short of the best ones; for experiments, since every client then
+    normalise: true scales contexts to length 1. Plain ones, as in the paper, explore for long with the default alpha:
+        in a simulation of 300 clients in six topics with constant utilities, they reached 88 % of the best utility in
+        200 rounds (NCCB 98, uniform selection 78), and length 1 with alpha = 0.3 reached 99.9.
+    regret: also record by how much the cohorts fall short of the best ones. For experiments: every client then
         evaluates every model.
     """
 
@@ -69,11 +69,11 @@ class KLinUCB(ContextSelector):
         self.moments: FloatArray = self.ridge * np.eye(shared)
         """A: `[bits, bits]`."""
         self.responses: FloatArray = np.zeros(shared)
-        """b, of rewards that are not scaled: `[bits]`."""
+        """b, of rewards not scaled: `[bits]`."""
         self.counts = np.zeros(own, dtype=np.int32)
-        """`[clients]`: each client's number of rewards, where each has a model of its own."""
+        """`[clients]`: n_i, number of rewards, if models are disjoint."""
         self.totals: FloatArray = np.zeros(own)
-        """`[clients]`: the sum of each client's rewards, where each has a model of its own."""
+        """`[clients]`: Σr, not scaled, if models are disjoint."""
 
     def select(self, t: int, candidates: IntArray) -> IntArray:
         rng = generator(self.setting.seed, t, "cohort")
@@ -82,10 +82,10 @@ class KLinUCB(ContextSelector):
         return self.filled(rng, chosen, candidates)
 
     def bounds(self, clients: IntArray) -> FloatArray:
-        """x_iᵀθ + α·√(x_iᵀA⁻¹x_i): `[clients]`."""
-        with one_thread():
+        """Return x_iᵀθ + α·√(x_iᵀA⁻¹x_i) with θ = A⁻¹b: `[clients]`."""
+        with one_blas_thread():
             values, spreads = self._shared(clients) if self.model == "shared" else self._disjoint(clients)
-        # Rounding may bring what is as good as 0 below it.
+        # Rounding may give slightly negative values.
         bounds: FloatArray = values + self.alpha * np.sqrt(np.maximum(spreads, 0))
         return bounds
 
@@ -115,7 +115,7 @@ class KLinUCB(ContextSelector):
         self.totals = np.array(state["totals"], dtype=np.float64)
 
     def _shared(self, clients: IntArray) -> tuple[FloatArray, FloatArray]:
-        """xᵀθ and xᵀA⁻¹x: `[clients]` each."""
+        """Return xᵀθ and xᵀA⁻¹x: `[clients]` each."""
         values, spreads = np.empty(len(clients)), np.empty(len(clients))
         inverse = np.linalg.inv(self.moments)
         theta = inverse @ self.scaled(self.responses)
@@ -126,7 +126,7 @@ class KLinUCB(ContextSelector):
         return values, spreads
 
     def _disjoint(self, clients: IntArray) -> tuple[FloatArray, FloatArray]:
-        """The same where A_i = λ·1 + n_i·xxᵀ and b_i = x·Σr, so that A_i⁻¹x = x / (λ + n_i·|x|²)."""
+        """Return the same for A_i = λ·1 + n_i·xxᵀ and b_i = x·Σr, where A_i⁻¹x = x / (λ + n_i·|x|²)."""
         spreads = np.empty(len(clients))
         for here, contexts in self.blocks(clients):
             lengths = np.square(self._inputs(contexts)).sum(axis=1)
