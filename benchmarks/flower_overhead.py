@@ -26,7 +26,7 @@ from flwr.clientapp import ClientApp
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from covey.config.schema import Config
-from covey.core.messages import checked
+from covey.core.replies import checked
 from covey.flower import InProcessGrid
 from covey.flower.exchange import Post
 from covey.flower.flower_runtime import FlowerRuntime

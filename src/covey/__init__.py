@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from covey.config.schema import Config
     from covey.config.sections import Local
     from covey.core.interfaces import Aggregator, CohortProbe, JointWork, Method, Probe, Runtime, Selector, Setting
-    from covey.core.messages import Fault, Gate, Order, Replies
+    from covey.core.messages import Fault, Gate, Order
+    from covey.core.replies import Replies
     from covey.core.scores import Scores
     from covey.data.dataset import Dataset, Samples
     from covey.environment.federated_data import Federation
@@ -57,7 +58,8 @@ _HOMES = {
         "Selector",
         "Setting",
     ),
-    "covey.core.messages": ("Fault", "Gate", "Order", "Replies"),
+    "covey.core.messages": ("Fault", "Gate", "Order"),
+    "covey.core.replies": ("Replies",),
     "covey.core.scores": ("Scores",),
     "covey.data.dataset": ("Dataset", "Samples"),
     "covey.environment.federated_data": ("Federation",),

@@ -7,7 +7,7 @@ from covey.aggregation.ddpg import Agent, Learning
 from covey.aggregation.impact_factors import LossReports
 from covey.config.sections import Local
 from covey.core.interfaces import Setting
-from covey.core.messages import Replies, checked
+from covey.core.replies import Replies, checked
 from covey.job.agent_training import Offline, train_agent
 from covey.model.layout import Layout
 from covey.model.mlp import MLP

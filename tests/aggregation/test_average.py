@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from covey.aggregation import Average, weighted_sum
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 
 
 def replies(states: torch.Tensor, samples: list[int]) -> Replies:

@@ -12,7 +12,8 @@ from covey.aggregation.cmfl import CMFL, Relevance, ServerCMFL, sign_agreement
 from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint
 from covey.core.interfaces import Setting
-from covey.core.messages import Gate, Order, Replies
+from covey.core.messages import Gate, Order
+from covey.core.replies import Replies
 from covey.job.experiment import Experiment
 from covey.model.layout import Layout, Slot
 from tests.conftest import SMALL, without_timings

@@ -165,14 +165,14 @@ def test_what_only_sites_know_is_not_gone_on_with_on_another_fleet(tmp_path, met
     fleet = loopback_fleet(tmp_path / "fleet", build_federation(config), {**SMALL, "clients": 4})
     runtime = FleetRuntime(experiment.federation, experiment.module, config, fleet)
     try:
-        runtime.recall([{"round": 1}])
+        runtime.restore([{"round": 1}])
         order = experiment.method.order(2, np.arange(4))
         # Nobody serves this fleet: what is not refused fails to reach it.
         refused = "cannot be reached|refused|certificate" if goes_on else f"'{method}' leaves with sites what only they"
         with pytest.raises(Refusal, match=refused):
             runtime.execute(order)
         runtime._scored = False
-        record = runtime.annotated({"round": 2, "accuracy": 0.0, "loss": 0.0})
+        record = runtime.annotate({"round": 2, "accuracy": 0.0, "loss": 0.0})
         assert (record["accuracy"], record["loss"]) == (None, None), "where no site has scored the model"
     finally:
         runtime.close()

@@ -11,7 +11,8 @@ import covey
 from covey.aggregation import Average
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
-from covey.core.messages import Gate, Order, Replies, Reply, checked, gathered
+from covey.core.messages import Gate, Order, Reply
+from covey.core.replies import Replies, checked, gathered
 from covey.probe.losses import Losses
 from covey.registries import aggregators, selectors
 from covey.selection import Uniform

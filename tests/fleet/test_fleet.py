@@ -36,8 +36,8 @@ from covey.client.learner import Learner
 from covey.core.build import build_federation
 from covey.core.checkpoint import read_checkpoint
 from covey.core.client_names import write_names
-from covey.core.messages import checked
 from covey.core.records import read_metrics
+from covey.core.replies import checked
 from covey.fleet import Fleet, Rules
 from covey.fleet.certificates import write_node_keys
 from covey.fleet.fault_injection import HUGE, Drill

@@ -38,8 +38,9 @@ from covey.core.client_health import Health
 from covey.core.client_names import read_names
 from covey.core.interfaces import Probe
 from covey.core.loop import run_in_lockstep
-from covey.core.messages import Order, checked
+from covey.core.messages import Order
 from covey.core.records import Records, read_metrics
+from covey.core.replies import checked
 from covey.data.dataset import Dataset, Samples
 from covey.environment.federated_data import Federation
 from covey.errors import require

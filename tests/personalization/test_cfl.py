@@ -11,7 +11,7 @@ from covey import Config, Refusal, resume, run
 from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint
 from covey.core.interfaces import Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.data import digits
 from covey.model import build_model
 from covey.model.layout import Layout

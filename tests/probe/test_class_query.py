@@ -17,8 +17,9 @@ from covey import Config, Refusal
 from covey.aggregation.share_predictor import WithPredictor
 from covey.client.learner import Learner, batches
 from covey.config.sections import Local
-from covey.core.messages import Fault, Order, Replies, checked
+from covey.core.messages import Fault, Order
 from covey.core.one_model import OneModel
+from covey.core.replies import Replies, checked
 from covey.data.dataset import Samples
 from covey.job.experiment import Experiment
 from covey.job.on_demand.class_shares import estimated

@@ -16,7 +16,7 @@ from covey import Refusal, run
 from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
 from covey.core.interfaces import Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.model.layout import Layout, Slot
 from covey.probe.insight import Insight
 from covey.registries import selectors

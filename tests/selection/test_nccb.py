@@ -18,7 +18,8 @@ from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
 from covey.core.interfaces import Selector, Setting
 from covey.core.loop import perform_jointly
-from covey.core.messages import Fault, Replies
+from covey.core.messages import Fault
+from covey.core.replies import Replies
 from covey.job.runs import run_together
 from covey.model.layout import Layout
 from covey.probe.losses import Utility

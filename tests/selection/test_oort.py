@@ -13,7 +13,7 @@ from covey import Refusal, resume, run
 from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
 from covey.core.interfaces import Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies, Timing
 from covey.model.layout import Layout
 from covey.randomness import generator
 from covey.selection import Uniform
@@ -50,7 +50,7 @@ def replies(clients, squares=None, samples=None, seconds=None, waited=0.0, losse
         {"utility": {"loss": values.sqrt(), "square": values}},
         withheld=np.array(withheld, dtype=np.int64),
         seconds=torch.tensor([] if seconds is None else seconds, dtype=torch.float64),
-        round_seconds=waited,
+        timing=Timing(round_seconds=waited),
     )
 
 

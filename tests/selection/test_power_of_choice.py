@@ -10,7 +10,7 @@ from covey import Config, Refusal, resume, run
 from covey.config.sections import Local
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
 from covey.core.interfaces import Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.job.experiment import Experiment
 from covey.model.layout import Layout
 from covey.selection.power_of_choice import PowerOfChoice

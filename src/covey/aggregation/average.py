@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from covey.core.interfaces import Aggregator, Probe
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.probe.losses import Utility
 from covey.registries import aggregators
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from covey.aggregation.average import Average
 from covey.arrays import State
 from covey.core.interfaces import CohortProbe, Probe, Setting
-from covey.core.messages import Gate, Replies
+from covey.core.messages import Gate
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.registries import aggregators, probes
 

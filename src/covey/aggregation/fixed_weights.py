@@ -5,7 +5,7 @@ from torch import Tensor
 
 from covey.aggregation.average import weighted_sum
 from covey.core.interfaces import Aggregator, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.registries import aggregators
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, IntArray
 from covey.core.interfaces import Aggregator, Probe, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.probe.losses import Losses
 
 LARGEST_LOSS = 1e4

@@ -15,7 +15,8 @@ from covey import randomness
 from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, State
 from covey.core.interfaces import Aggregator, JointWork, Probe, Setting
-from covey.core.messages import Gate, Replies
+from covey.core.messages import Gate
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.probe.class_query import Estimates, Privacy
 from covey.probe.predictor import (

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from covey.arrays import IntArray, State
 from covey.config.sections import Local
-from covey.core.messages import Gate, Order, Replies
+from covey.core.messages import Gate, Order
+from covey.core.replies import Replies
 from covey.core.scores import Scores
 from covey.model.layout import Layout
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from covey.arrays import State
 from covey.core.interfaces import JointWork, Method, Runtime
-from covey.core.messages import Order, Replies, checked
+from covey.core.messages import Order
+from covey.core.replies import Replies, checked
 from covey.core.round_record import RoundRecord, Stopwatch, round_record
 from covey.core.scores import Scores, summary
 from covey.environment.federated_data import Truth
@@ -136,9 +137,16 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
         share = (time.perf_counter() - begin) / len(numbers)
         for number, answer in zip(numbers, answers, strict=True):
             try:
-                waiting[number] = loops[number].send(None if answer is None else replace(answer, wall_seconds=share))
+                waiting[number] = loops[number].send(_with_wall_seconds(answer, share))
             except StopIteration:
                 del waiting[number]
+
+
+def _with_wall_seconds(answer: Answer, seconds: float) -> Answer:
+    """The answer, with the real time that it took."""
+    if isinstance(answer, Replies):
+        return replace(answer, timing=replace(answer.timing, wall_seconds=seconds))
+    return None if answer is None else replace(answer, wall_seconds=seconds)
 
 
 def _precedence(request: Request) -> int:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from covey.arrays import IntArray, State
 from covey.core.interfaces import Aggregator, JointWork, Selector, Setting
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
+from covey.core.replies import Replies
 from covey.errors import Refusal, require
 
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, TypedDict, cast
 
 from covey.arrays import FloatArray
-from covey.core.messages import Fault, Order, Replies
+from covey.core.messages import Fault, Order
+from covey.core.replies import Replies
 from covey.core.scores import EvaluationScores, finite
 
 TIMINGS = ("seconds", "probe_seconds")

@@ -21,7 +21,8 @@ from covey.arrays import FloatArray, IntArray
 from covey.config.schema import Config
 from covey.core.client_health import Health
 from covey.core.interfaces import Method, Runtime
-from covey.core.messages import Order, Replies, checked
+from covey.core.messages import Order
+from covey.core.replies import Replies, checked
 from covey.core.round_record import RoundRecord
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
@@ -159,7 +160,8 @@ class FleetRuntime(Runtime):
         if order.train:
             self._resident = order.resident
         self._remember()
-        return replace(replies, round_seconds=time.perf_counter() - begin)
+        waited = time.perf_counter() - begin
+        return replace(replies, timing=replace(replies.timing, round_seconds=waited))
 
     def evaluate(self, states: Tensor) -> Scores:
         """On the server's test set; where it has none, or not the models, sites evaluate, each on its own samples."""

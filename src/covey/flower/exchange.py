@@ -19,7 +19,8 @@ from torch import Tensor
 
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
-from covey.core.messages import Fault, Order, Replies, Reply, gathered
+from covey.core.messages import Fault, Order, Reply
+from covey.core.replies import Replies, gathered
 from covey.errors import Refusal
 from covey.flower.node_memory import used_now
 from covey.flower.roster import Roster

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from covey.arrays import IntArray
 from covey.config.schema import Config
 from covey.core.interfaces import Runtime
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
+from covey.core.replies import Replies
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
 from covey.flower import simulation

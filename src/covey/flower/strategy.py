@@ -26,7 +26,8 @@ from covey.core.checkpoint import has_checkpoint
 from covey.core.client_health import Health
 from covey.core.client_names import write_names
 from covey.core.interfaces import Method, Setting
-from covey.core.messages import Order, Replies, checked
+from covey.core.messages import Order
+from covey.core.replies import Replies, checked
 from covey.errors import Refusal, require
 from covey.flower.exchange import Configure, Post, reported
 from covey.flower.live_method import require_live

@@ -9,8 +9,9 @@ from typing import Any, cast
 from covey.config.schema import GIVEN, Config, require_same
 from covey.core.checkpoint import FORMAT, read_checkpoint
 from covey.core.interfaces import Method
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
 from covey.core.records import Records, describe_machine, read_config, read_metrics
+from covey.core.replies import Replies
 from covey.core.round_record import RoundRecord, round_record
 from covey.core.stall_warning import warn_of_stall
 from covey.errors import require

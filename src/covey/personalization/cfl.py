@@ -15,7 +15,8 @@ from torch import Tensor
 from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Setting
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.personalization.per_client import ManyModel, Participation, brought_back
 from covey.registries import manymodels

@@ -15,7 +15,8 @@ from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, IntArray, State
 from covey.client.learner import validation_part
 from covey.core.interfaces import Probe, Setting
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
+from covey.core.replies import Replies
 from covey.data.dataset import Samples
 from covey.errors import require
 from covey.personalization.per_client import Participation, PersonalModels, brought_back

@@ -19,7 +19,8 @@ from torch import Tensor
 from covey import randomness
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Probe, Setting
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
+from covey.core.replies import Replies
 from covey.errors import Refusal, require
 from covey.model.layout import Layout
 from covey.personalization.per_client import ManyModel, Participation

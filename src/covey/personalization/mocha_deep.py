@@ -11,7 +11,8 @@ from torch import Tensor
 
 from covey.arrays import IntArray, State
 from covey.core.interfaces import Setting
-from covey.core.messages import Order, Replies
+from covey.core.messages import Order
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.personalization.per_client import Participation, PersonalModels, brought_back
 from covey.registries import manymodels

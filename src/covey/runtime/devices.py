@@ -15,7 +15,8 @@ from torch import Tensor
 from covey.arrays import FloatArray, IntArray
 from covey.config.sections import Devices
 from covey.core.interfaces import Method, Runtime
-from covey.core.messages import Fault, Order, Replies
+from covey.core.messages import Fault, Order
+from covey.core.replies import Replies
 from covey.core.round_record import RoundRecord
 from covey.core.scores import Scores
 from covey.randomness import generator

@@ -21,7 +21,8 @@ from covey.arrays import IntArray
 from covey.client.learner import Learner, Precision
 from covey.config.schema import Config
 from covey.core.interfaces import Runtime
-from covey.core.messages import Fault, Order, Replies, Reply, gathered
+from covey.core.messages import Fault, Order, Reply
+from covey.core.replies import Replies, Timing, gathered
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
 from covey.runtime.torch_threads import OneThread
@@ -104,7 +105,8 @@ class LocalRuntime(Runtime):
                 replies.append(Reply(task.client, state, samples, loss, probes, kept))
                 for name, value in taken.items():
                     seconds[name] += value
-        return replace(gathered(order, replies, tuple(faults), self._learner.layout.size), probe_seconds=seconds)
+        found = gathered(order, replies, tuple(faults), self._learner.layout.size)
+        return replace(found, timing=Timing(probe_seconds=seconds))
 
     def evaluate(self, states: Tensor) -> Scores:
         test_y = self.federation.dataset.test_y

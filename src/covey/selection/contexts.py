@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Probe, Selector, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.probe.losses import Utility
 from covey.probe.simhash import Form, Packed, SimHash, unpacked

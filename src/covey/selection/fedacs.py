@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Probe, Selector, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.probe.insight import Insight, vectors
 from covey.randomness import generator

@@ -15,7 +15,7 @@ import numpy as np
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import JointWork, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.probe.simhash import Form
 from covey.randomness import generator, key

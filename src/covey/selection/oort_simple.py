@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Selector, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.randomness import generator
 from covey.registries import selectors

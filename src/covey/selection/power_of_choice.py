@@ -6,7 +6,7 @@ import numpy as np
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Probe, Selector, Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.errors import require
 from covey.probe.losses import Utility
 from covey.randomness import generator

@@ -10,7 +10,8 @@ from torch import nn
 import covey
 from covey import Refusal, analyze
 from covey.core.build import build_federation
-from covey.core.messages import Order, packed_size
+from covey.core.messages import Order
+from covey.core.wire_size import packed_size
 from covey.model import build_model
 from covey.model.layout import Layout
 from tests.job.analysis.test_outliers import outliers

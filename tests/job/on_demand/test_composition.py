@@ -13,7 +13,7 @@ from covey.aggregation.fixed_weights import Ratios
 from covey.config.sections import Local
 from covey.core.build import build_federation
 from covey.core.interfaces import Setting
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.data.class_mix import all_wanted, wanted
 from covey.data.paper_targets import target
 from covey.job.on_demand.composition import Composition, compose, sizes_note

@@ -14,7 +14,8 @@ from covey.arrays import IntArray
 from covey.config.schema import GIVEN, Config
 from covey.config.values import overlay
 from covey.core.build import build_federation
-from covey.core.messages import Fault, Order, checked
+from covey.core.messages import Fault, Order
+from covey.core.replies import checked
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray
-from covey.core.messages import Replies
+from covey.core.replies import Replies
 from covey.job.analysis.confidence import Confidence
 from covey.job.analysis.outliers import deviations_above, unexplained
 from covey.job.analysis.ranks import agreement, places

@@ -9,8 +9,9 @@ from torch import Tensor
 from covey.aggregation.share_predictor import WithPredictor
 from covey.arrays import IntArray
 from covey.core.interfaces import Probe
-from covey.core.messages import Order, Replies, checked
+from covey.core.messages import Order
 from covey.core.one_model import OneModel
+from covey.core.replies import Replies, checked
 from covey.errors import Refusal, require
 from covey.job.analysis import bias_slot
 from covey.job.experiment import Experiment

@@ -20,7 +20,8 @@ from covey.arrays import IntArray
 from covey.client.learner import Precision
 from covey.config.schema import Config
 from covey.core.interfaces import CohortProbe, Probe, Runtime
-from covey.core.messages import Order, Replies, Reply, packed_size
+from covey.core.messages import Order
+from covey.core.replies import Replies, Timing, gathered_stack
 from covey.core.scores import Scores
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
@@ -127,45 +128,13 @@ def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: 
 
 
 def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None) -> Replies:
-    """What comes back: models as one stack, so that only clients that withhold theirs cost a copy."""
-    clients, samples = order.clients, runtime.federation.sizes[order.clients]
+    """The replies to an order whose models, if any, were trained as one stack."""
+    clients = order.clients
     states = trained.states if trained else torch.empty(len(clients), 0)
     losses = trained.losses if trained else np.zeros(len(clients))
     measured, kept, seconds = _measured(runtime, order, trained)
-    withheld = np.zeros(len(clients), dtype=bool)
-    sent = 0
-    apart = dict.fromkeys(measured, 0)
-    if len(clients):
-        # Replies of one round have the same fields and shapes, hence with or without a model the same size.
-        rows = [
-            {name: {field: values[at] for field, values in of.items()} for name, of in measured.items()}
-            for at in range(len(clients) if order.gate else 1)
-        ]
-        example = Reply(int(clients[0]), states[0], int(samples[0]), float(losses[0]), rows[0])
-        if order.gate:
-            withheld = np.array([not order.gate.opens(row) for row in rows])
-        open_, shut = replace(order, gate=None), replace(order, resident=True, gate=None)
-        sent = packed_size(example.tensors(open_)) * int((~withheld).sum())
-        if withheld.any():
-            sent += packed_size(example.tensors(shut)) * int(withheld.sum())
-        for name, fields in measured.items():
-            apart[name] = sum(values.numel() * values.element_size() for values in fields.values())
-    replies = Replies(
-        clients,
-        states,
-        torch.from_numpy(samples),
-        torch.from_numpy(losses),
-        measured,
-        kept=kept,
-        bytes_up=sent,
-        probe_bytes=apart,
-        probe_seconds=seconds,
-        withheld=clients[withheld],
-    )
-    if not withheld.any():
-        return replies
-    told = Replies(clients, states[:, :0], replies.samples, replies.losses, measured).take(np.flatnonzero(withheld))
-    return replace(replies.take(np.flatnonzero(~withheld)), told=told)
+    replies = gathered_stack(order, states, runtime.federation.sizes[clients], losses, measured, kept)
+    return replace(replies, timing=Timing(probe_seconds=seconds))
 
 
 def _measured(
