@@ -466,7 +466,7 @@ def test_a_users_batch_norm_trains_on_a_last_batch_of_one_sample_on_both_runtime
         ("tests.model.test_models:not_a_model", "built a str, not an nn.Module"),
         ("tests.model.test_models:Convolution2", "has a layer Dropout2d, which draws from torch's global generator"),
         ("tests.model.test_models:Missing", "cannot be imported"),
-        ("tests.model.test_models:frozen", r"parameters that shall not be trained \(first.2.weight, first.2.bias\)"),
+        ("tests.model.test_models:frozen", r"has frozen parameters \(first.2.weight, first.2.bias\)"),
         (
             "tests.model.test_models:cumulative",
             "The layer norm of the model Normed is a batch norm with momentum=None or",

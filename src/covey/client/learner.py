@@ -13,7 +13,7 @@ from covey import randomness
 from covey.config.sections import Local
 from covey.data.dataset import Dataset, Samples
 from covey.errors import require
-from covey.model.batched import SideBySide
+from covey.model.batched import BatchedModel
 from covey.model.dropout import dropout_layers, set_dropout_key
 from covey.model.layout import Layout
 
@@ -59,10 +59,10 @@ class Learner:
         """What probes keep from one round to the next, such as recorded graphs; it goes with the learner."""
 
     @cached_property
-    def side_by_side(self) -> SideBySide:
+    def batched(self) -> BatchedModel:
         """The model for many states at once, in the same precision."""
         with torch.inference_mode(False):
-            return SideBySide(self.module, self.dtype, torch.bfloat16 if self._bf16 else self.dtype)
+            return BatchedModel(self.module, self.dtype, torch.bfloat16 if self._bf16 else self.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored samples as the model takes them: normalised per channel; tokens (int64) as they are."""
@@ -150,7 +150,7 @@ class Learner:
     @torch.inference_mode()
     def _own_losses_at_once(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
         """The models side by side, clients padded to the largest."""
-        models = self.side_by_side.models(states)
+        models = self.batched.models(states)
         sizes = torch.tensor(counts, device=self.device)
         begins = torch.cumsum(sizes, dim=0) - sizes
         total = torch.zeros(len(counts), dtype=torch.float64, device=self.device)
@@ -162,7 +162,7 @@ class Learner:
             x, y = samples.x[places], samples.y[places]
             flat = self.inputs(x.flatten(0, 1)).contiguous()
             inputs = flat.view(*places.shape, *flat.shape[1:])
-            logits = self.side_by_side.logits(models, inputs, own=True)
+            logits = self.batched.logits(models, inputs, own=True)
             losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
             total += (losses.view(places.shape).double() * real).sum(dim=1)
         return total / sizes

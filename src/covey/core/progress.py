@@ -1,33 +1,34 @@
-"""What a long wait is for, told to whoever shows progress."""
+"""Announcements of long waits, such as compilation, for whatever shows progress."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Told = Callable[[str], None]
+Listener = Callable[[str], None]
+"""Called with the reason of a wait when it begins, and with "" when it ends."""
 
-_listeners: list[Told] = []
-
-
-@contextmanager
-def waiting_for(what: str) -> Iterator[None]:
-    """Within, whoever listens knows what is waited for; afterwards, that it is over: an empty text."""
-    _tell(what)
-    try:
-        yield
-    finally:
-        _tell("")
+_listeners: list[Listener] = []
 
 
 @contextmanager
-def listening(told: Told) -> Iterator[None]:
-    """Within, `told` hears of waits."""
-    _listeners.append(told)
+def waiting_for(reason: str) -> Iterator[None]:
+    """Announce a long wait; send "" when it ends."""
+    _announce(reason)
     try:
         yield
     finally:
-        _listeners.remove(told)
+        _announce("")
 
 
-def _tell(what: str) -> None:
-    for told in _listeners:
-        told(what)
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Send announcements to `listener` while the context lasts."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def _announce(text: str) -> None:
+    for listener in _listeners:
+        listener(text)

@@ -1,6 +1,6 @@
-"""Models. Each takes images `[n, channels, height, width]`, returns logits `[n, classes]`, and names its head.
+"""Models. Each maps images `[n, channels, height, width]` to logits `[n, classes]` and names its last layer (`head`).
 
-`lstm` takes words instead, as tokens `[n, length]`, and says so: `tokens = True`.
+`lstm` takes words instead, as tokens `[n, length]`, and declares `tokens = True`.
 """
 
 from covey.model.cnn import FashionCNN, LeafCNN, McMahanCNN, PflCNN, TutorialCNN

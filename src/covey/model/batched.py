@@ -1,7 +1,7 @@
-"""Many models of one architecture evaluated at once.
+"""Evaluation of many models of one architecture at once.
 
-Autocast and `vmap` do not go together (a convolution gets its input cast and its bias not), so what bf16 means is
-written out here: parameters and samples are bf16, statistics of batch norm stay as they are.
+Autocast does not work under `vmap` (a convolution's input is cast, its bias is not), so bf16 is spelled out here:
+parameters and samples are bf16, statistics of batch norm keep their precision.
 """
 
 import copy
@@ -13,23 +13,24 @@ from torch.func import functional_call, vmap
 from covey.model.layout import Layout
 
 
-class SideBySide:
-    """A module in evaluation mode, for stacks of its states."""
+class BatchedModel:
+    """A module in evaluation mode that is applied to many states of it with one call."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, compute: torch.dtype) -> None:
         self.layout = Layout.of(module)
-        self.module = _steady(copy.deepcopy(module)).eval()
+        self.module = _fix_statistics(copy.deepcopy(module)).eval()
         self.dtype = dtype
         self.compute = compute
+        """Dtype of the forward pass."""
 
     def models(self, states: Tensor) -> dict[str, Tensor]:
-        """The tensors of states `[m, d]`, first dimension m, in the arithmetic of the forward pass."""
+        """Return the tensors of states `[m, d]`, each `[m, *shape]`, in the dtype of the forward pass."""
         states = states.to(self.dtype)
         parameters = {slot.name: slot.of(states).to(self.compute) for slot in self.layout.parameters}
         return parameters | {slot.name: slot.of(states) for slot in self.layout.buffers}
 
     def logits(self, models: dict[str, Tensor], x: Tensor, *, own: bool) -> Tensor:
-        """`[m, n, classes]` for samples `[n, ...]`, or with `own` for each model's own `[m, n, ...]`."""
+        """Return logits `[m, n, classes]` of samples `[n, ...]`, or with `own` of each model's own `[m, n, ...]`."""
 
         def outputs(tensors: dict[str, Tensor], given: Tensor) -> Tensor:
             found: Tensor = functional_call(self.module, tensors, (given,))
@@ -40,8 +41,8 @@ class SideBySide:
         return answers.to(self.dtype)
 
 
-class SteadyBatchNorm(nn.Module):
-    """Batch norm by what was seen in training, computed in the precision of its statistics."""
+class FixedBatchNorm(nn.Module):
+    """Batch norm by running statistics, computed in their precision."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -62,10 +63,10 @@ class SteadyBatchNorm(nn.Module):
         return normal.to(x.dtype)
 
 
-def _steady(module: nn.Module) -> nn.Module:
-    """The module with every batch norm that keeps statistics made steady."""
+def _fix_statistics(module: nn.Module) -> nn.Module:
+    """Replace every batch norm that has running statistics by a `FixedBatchNorm`."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.running_mean is not None:
-                setattr(parent, name, SteadyBatchNorm(child))
+                setattr(parent, name, FixedBatchNorm(child))
     return module

@@ -1,6 +1,6 @@
-"""Small convolutional networks, as the papers and the peers' benchmarks use them.
+"""Small convolutional networks of the papers and of other frameworks' benchmarks.
 
-A ReLU stands after its pooling where the sources have it before: the maximum is the same, on a quarter of the elements.
+ReLU comes after max pooling, where the sources have it before: the result is the same, on a quarter of the elements.
 """
 
 import torch.nn.functional as F
@@ -84,8 +84,8 @@ class McMahanCNN(nn.Module):
 class LeafCNN(nn.Module):
     """On-Demand FL's variant of LEAF's CNN, without biases; 2,155,872 parameters on 3 x 32 x 32.
 
-    Convolutions and pools are padded by one; 1,662,752 parameters on 1 x 28 x 28. `head_bias` gives the last layer a
-    bias, which the authors' code does not have.
+    It has 1,662,752 parameters on 1 x 28 x 28. Convolutions and pools are padded by one. `head_bias` gives the last
+    layer a bias, which the authors' code does not have.
     """
 
     head = "fc2"
@@ -95,7 +95,7 @@ class LeafCNN(nn.Module):
         channels, height, width = image_shape("leaf-cnn", shape, at_least=6)
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=1, bias=False)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=1, bias=False)
-        # A side s is s - 2 after a convolution, and s // 2 + 1 after a pool.
+        # A side of s pixels has s - 2 after a convolution, and s // 2 + 1 after a pool.
         rows, columns = ((side // 2 - 2) // 2 + 1 for side in (height, width))
         self.fc1 = nn.Linear(64 * rows * columns, 512, bias=False)
         self.fc2 = nn.Linear(512, classes, bias=head_bias)

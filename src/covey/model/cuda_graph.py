@@ -1,4 +1,4 @@
-"""CUDA graphs: a function whose operations are launched as one."""
+"""CUDA graphs: the device operations of a function, recorded once and replayed with a single launch."""
 
 import warnings
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import torch
 
 
 def warm_up(work: Callable[[], None], device: torch.device, times: int = 3) -> None:
-    """Do it, aside: libraries set themselves up and compilers compile at first use, which a graph cannot hold."""
+    """Run `work` on a side stream: compilation and set-up at first use cannot be captured."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side), warnings.catch_warnings():
@@ -18,14 +18,14 @@ def warm_up(work: Callable[[], None], device: torch.device, times: int = 3) -> N
     torch.cuda.current_stream(device).wait_stream(side)
 
 
-def recorded(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """What `work` does on the device, to be replayed; it must have been done before, and is not done now."""
+def record_graph(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Record the device operations of `work`, without executing them; `warm_up` must come first."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             work()
     except RuntimeError as error:
-        # The end of a recording that ran out of memory fails for a reason of its own.
+        # A recording that runs out of memory fails again when it is ended; raise the first error.
         if isinstance(error.__context__, torch.OutOfMemoryError):
             raise error.__context__ from None
         raise

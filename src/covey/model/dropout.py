@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of a key, not of torch's global generator."""
+"""Dropout with masks drawn from a key instead of torch's global generator."""
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,15 @@ _LEVELS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability `p` and scales up the others to keep the mean; in evaluation, the identity.
+    """Zero each element with probability `p` and scale up the others to keep the mean; in evaluation, do nothing.
 
-    The mask depends on the buffer `key`, on the layer's `number` within its model and on the position in the
-    batch. So a loop over clients and a stack of them (keys `[clients]` under `vmap`) draw the same masks, and
-    samples appended to a batch leave the masks of those before them as they were. A layer that is used at two
-    places of a forward pass draws the same mask at both: give each place a layer of its own.
+    The mask depends on the buffer `key`, the layer's `number` within its model and the position in the batch. So a
+    loop over clients and a stack of them (keys `[clients]` under `vmap`) draw the same masks, and appending samples to
+    a batch does not change the masks of the others. A layer that is called twice in a forward pass draws the same mask
+    both times: use two layers instead.
 
-    One 64-bit word serves four elements, so `p` is met to 1/65,536; the scale is that of the probability met.
+    One 64-bit word serves four elements, so `p` is rounded to multiples of 1/65,536; the scale follows the rounded
+    value.
     """
 
     key: Tensor
@@ -29,7 +30,7 @@ class Dropout(nn.Module):
         self.number = number
         # 63 bits, which an int64 holds.
         self._stream = randomness.key("dropout", number) >> 1
-        # Set before every step, neither learned nor saved, hence no part of a model's state.
+        # Set before every step, neither learned nor saved: not part of a model's state.
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,9 +38,9 @@ class Dropout(nn.Module):
             return x
         dropped = min(round(self.p * _LEVELS), _LEVELS - 1)
         words = randomness.bits(self.key ^ self._stream, -(-x.numel() // 4))
-        # Each quarter of a word moved to its top, where 16 bits say how the signed word compares with the threshold.
-        lanes = words.unsqueeze(-1) << torch.arange(48, -16, -16, device=words.device)
-        kept = (lanes >= (dropped - _LEVELS // 2) << 48).flatten()[: x.numel()].view(x.shape)
+        # Shift each quarter of a word to the top, whose 16 bits decide how the signed word compares to the threshold.
+        quarters = words.unsqueeze(-1) << torch.arange(48, -16, -16, device=words.device)
+        kept = (quarters >= (dropped - _LEVELS // 2) << 48).flatten()[: x.numel()].view(x.shape)
         return x * (kept.to(x.dtype) * (_LEVELS / (_LEVELS - dropped)))
 
     def extra_repr(self) -> str:
@@ -47,12 +48,12 @@ class Dropout(nn.Module):
 
 
 def dropout_layers(module: nn.Module) -> dict[str, Dropout]:
-    """The dropout layers of a model by name; `name + ".key"` is the buffer to replace for a stack of clients."""
+    """Return a model's dropout layers by name; `name + ".key"` is the buffer to replace for a stack of clients."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, Dropout)}
 
 
 def set_dropout_key(module: nn.Module, key: int) -> None:
-    """Choose the masks of the next forward pass of `module`: 64 bits, signed or not. Call it before every step."""
+    """Set the key (64 bits, signed or not) of the next forward pass's masks; call this before every step."""
     signed = (key + (1 << 63)) % (1 << 64) - (1 << 63)
     for layer in module.modules():
         if isinstance(layer, Dropout):
@@ -60,9 +61,9 @@ def set_dropout_key(module: nn.Module, key: int) -> None:
 
 
 def adopt_dropout(module: nn.Module) -> None:
-    """Replace torch's dropout layers by `Dropout`, and number all of them in the order of the model.
+    """Replace torch's dropout layers by `Dropout`, numbered in the order of the model.
 
-    What a model calls as a function (`F.dropout`) cannot be seen from here.
+    Calls of the function `F.dropout` cannot be detected.
     """
     adopted: dict[nn.Module | None, Dropout] = {}
     for layer in module.modules():

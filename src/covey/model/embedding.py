@@ -1,8 +1,8 @@
-"""Vectors of words whose gradient is the same in every run, on a GPU too.
+"""Word embeddings with a deterministic gradient, on a GPU too.
 
-A word that occurs twice in a batch has two gradients to add. PyTorch's compiled backward adds them in whatever order
-threads come, and bits differ from run to run. Here every occurrence first gets the sum over all occurrences of its
-word (a product with the matrix of who equals whom), and all of them then write the same values.
+A word that occurs twice in a batch has two gradients to add. PyTorch's compiled backward pass adds them in the order in
+which threads finish, so bits differ from run to run. Here, every occurrence first receives the sum over all occurrences
+of its word (a product with the matrix that is 1 where two words are equal); then all of them write the same values.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from covey.model.operators import define, require_lanes, stacked
 
 _MOST_COMPARED = 2048
-"""Words in a batch up to which each is compared with each."""
+"""Up to this many words in a batch, all pairs are compared."""
 
 
 class WordVectors(nn.Embedding):
-    """`nn.Embedding` with a gradient that repeats."""
+    """`nn.Embedding` with a deterministic gradient."""
 
     def forward(self, input: Tensor) -> Tensor:
         vectors: Tensor = torch.ops.covey.word_vectors(self.weight, input)
@@ -27,7 +27,7 @@ class WordVectors(nn.Embedding):
 
 
 def _look_up(table: Tensor, words: Tensor) -> Tensor:
-    """Table `[rows, width]` and words `[...]` → `[..., width]`; or of every lane, `[lanes, rows, width]`."""
+    """Look up words `[...]` in a table `[rows, width]` → `[..., width]`; or in every lane's, `[lanes, rows, width]`."""
     if table.dim() == 2:
         return F.embedding(words, table)
     lanes = torch.arange(len(table), device=table.device).view(-1, *(1,) * (words.dim() - 1))
@@ -35,22 +35,22 @@ def _look_up(table: Tensor, words: Tensor) -> Tensor:
 
 
 def _add_up(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
-    """Gradients `[..., width]` of words `[...]` → that of the table `[rows, width]`."""
+    """Sum gradients `[..., width]` of words `[...]` into the gradient of the table `[rows, width]`."""
     return _add_up_lanes(*_flat(gradient[None], words[None]), rows)[0]
 
 
 def _add_up_lanes(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
-    """`[lanes, n, width]` and `[lanes, n]` → `[lanes, rows, width]`."""
+    """Sum gradients `[lanes, n, width]` of words `[lanes, n]` into `[lanes, rows, width]`."""
     if gradient.is_cuda and words.shape[1] <= _MOST_COMPARED:
         return _by_comparison(gradient, words, rows)
     total = gradient.new_zeros(len(words), rows, gradient.shape[-1])
     lanes = torch.arange(len(words), device=words.device)[:, None].expand_as(words)
-    # Sorted by place on a GPU, one after another on a CPU: in the same order every time.
+    # Deterministic: sorted by index on a GPU, one after another on a CPU.
     return total.index_put_((lanes, words), gradient, accumulate=True)
 
 
 def _by_comparison(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
-    """The same, every occurrence of a word writing the sum over all of them."""
+    """Sum by comparing all pairs of words: every occurrence writes the sum over all occurrences."""
     total = gradient.new_zeros(len(words), rows, gradient.shape[-1])
     same = (words[:, :, None] == words[:, None, :]).to(gradient.dtype)
     return total.scatter_(1, words[:, :, None].expand_as(gradient), same @ gradient)
@@ -64,7 +64,7 @@ def _differentiate(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[boo
 
 
 def _flat(gradient: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-    """`[lanes, ..., width]` and `[lanes, ...]` → `[lanes, n, width]` and `[lanes, n]`."""
+    """Flatten `[lanes, ..., width]` and `[lanes, ...]` to `[lanes, n, width]` and `[lanes, n]`."""
     return gradient.reshape(len(words), -1, gradient.shape[-1]), words.reshape(len(words), -1)
 
 
@@ -99,7 +99,7 @@ def _add_up_lanes_shape(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
 
 
 def _no_more_lanes(info: Any, dimensions: tuple[int | None, ...], gradient: Tensor, *rest: Any) -> Any:
-    # Under `vmap` a dimension comes on top of the one of lanes.
+    # Here `vmap` would add a second dimension of lanes.
     require_lanes(gradient, 3)
 
 

@@ -1,4 +1,4 @@
-"""What a model is, the registry of them, and how one is built."""
+"""Builds models by name, and prepares their dropout and batch norm for federated training."""
 
 import inspect
 from collections.abc import Callable
@@ -17,9 +17,9 @@ ModelBuilder = Callable[..., nn.Module]
 
 
 def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The model called `name`, initialised from the seed alone.
+    """Build the model called `name`, initialised from the seed alone.
 
-    Its dropout is made repeatable, and its batch norm fit for any batch.
+    Torch's dropout is replaced by a reproducible one, and its batch norm by one that takes batches of any size.
     """
     build = models[name].part
     given = models.options(name, options)
@@ -36,8 +36,8 @@ def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], clas
     frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     require(
         not frozen,
-        f"The model '{name}' has parameters that shall not be trained ({', '.join(frozen[:3])}"
-        f"{', …' if len(frozen) > 3 else ''}), and here all are. What stays as it is can be a buffer: register_buffer.",
+        f"The model '{name}' has frozen parameters ({', '.join(frozen[:3])}{', …' if len(frozen) > 3 else ''}), and "
+        "all parameters are trained here. Make a tensor that does not change a buffer: register_buffer.",
     )
     adopt_dropout(module)
     adopt_batch_norm(module)
@@ -45,7 +45,7 @@ def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], clas
 
 
 def image_shape(model: str, shape: tuple[int, ...], at_least: int) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width), or a refusal that says what the model needs."""
+    """Return `shape` as (channels, height, width); refuse shapes that are no images, or too small for the model."""
     if len(shape) != 3 or min(shape[1:]) < at_least:
         raise Refusal(
             f"The model '{model}' needs images of at least {at_least} x {at_least} pixels, and samples here have the "

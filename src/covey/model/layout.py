@@ -1,7 +1,7 @@
-"""A model's state as one flat vector, and the map between the vector and the model's tensors.
+"""Flat states: all of a model's tensors as one vector, and the map between the two.
 
-Everything that travels, is averaged, compared or saved is such a vector: parameters first, then
-floating-point buffers (batch-norm statistics). A cohort's states are then one matrix.
+Models are sent, averaged, compared and saved as such vectors `[d]`: parameters first, then floating-point buffers
+(batch-norm statistics). A cohort's states are one matrix `[cohort, d]`.
 """
 
 from dataclasses import dataclass
@@ -14,41 +14,50 @@ from covey.errors import Refusal
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor of the model lies in the flat vector."""
+    """Name, shape and position of one of a model's tensors in the flat state."""
 
     name: str
+    """As in `module.named_parameters()` or `module.named_buffers()`."""
     shape: tuple[int, ...]
     start: int
+    """Index of its first element in the flat state."""
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         size = 1
         for length in self.shape:
             size *= length
         return size
 
     def of(self, state: Tensor) -> Tensor:
-        """This tensor as a view of flat states `[..., d]`: `[..., *shape]`."""
+        """Return this tensor of flat states `[..., d]` as a view `[..., *shape]`."""
         return state[..., self.start : self.start + self.size].reshape(*state.shape[:-1], *self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and places of a model's tensors in its flat state `[d]`."""
+    """Names, shapes and positions of a model's tensors in its flat state `[d]`.
+
+    `read` copies a module's tensors to a state, and `bind` makes them views of one. `Slot.of` reads one tensor of a
+    state or a stack of states.
+    """
 
     parameters: tuple[Slot, ...]
+    """In the order of `module.named_parameters()`."""
     buffers: tuple[Slot, ...]
+    """Floating-point buffers, after all parameters."""
     head: tuple[Slot, ...]
-    """The last layer's parameters, weight first; what insights and head gradients are about."""
+    """The last layer's parameters, weight first; insights and head gradients are about these."""
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
-        """The layout of a model that names its last layer in an attribute `head`."""
+        """Return the layout of a model, which must name its last layer in an attribute `head`."""
         at = 0
         slots: list[list[Slot]] = [[], []]
         for kind, named in enumerate((module.named_parameters, module.named_buffers)):
             for name, tensor in named():
-                # Integer buffers (batch norm's count of batches) carry nothing that is learned.
+                # Integer buffers, such as batch norm's count of batches, are not learned.
                 if tensor.is_floating_point():
                     slots[kind].append(Slot(name, tuple(tensor.shape), at))
                     at += tensor.numel()
@@ -65,16 +74,16 @@ class Layout:
 
     @property
     def trainable(self) -> int:
-        """How many leading entries of the state are parameters."""
+        """Number of parameters: the first entries of the state."""
         return sum(slot.size for slot in self.parameters)
 
     @property
     def size(self) -> int:
-        """d, the length of the state."""
+        """Length of the state, d."""
         return self.trainable + sum(slot.size for slot in self.buffers)
 
     def read(self, module: nn.Module) -> Tensor:
-        """The module's tensors as a new flat state."""
+        """Copy the module's tensors to a new flat state."""
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return torch.cat([named[slot.name].detach().reshape(-1) for slot in (*self.parameters, *self.buffers)])
 
@@ -88,14 +97,15 @@ class Layout:
             owner._buffers[name] = slot.of(state)
 
     def named(self, state: Tensor) -> dict[str, Tensor]:
-        """Name → tensor for a flat state; what `module.load_state_dict(..., strict=False)` and files take."""
+        """Return the tensors of a flat state by name, as `module.load_state_dict(..., strict=False)` takes them."""
         return {slot.name: slot.of(state).contiguous() for slot in (*self.parameters, *self.buffers)}
 
     def head_of(self, state: Tensor) -> Tensor:
-        """The last layer's part of flat states `[..., d]`, weight then bias, flattened: `[..., h]`."""
+        """Return the last layer's part of flat states `[..., d]`, weight then bias, flattened: `[..., h]`."""
         return torch.cat([state[..., slot.start : slot.start + slot.size] for slot in self.head], dim=-1)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the submodule that holds a tensor, and the tensor's name in it."""
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path), leaf

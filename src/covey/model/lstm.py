@@ -15,7 +15,7 @@ from covey.registries import models
 
 @models.add("lstm")
 class WordLSTM(nn.Module):
-    """Words embedded, LSTM layers over them, and from what the last word leaves behind, the next word."""
+    """Embeds words, runs LSTM layers over them, and predicts the next word from the last hidden state."""
 
     head = "classifier"
     tokens = True
@@ -50,12 +50,11 @@ class WordLSTM(nn.Module):
 
 
 class LSTMCells(nn.Module):
-    """What `nn.LSTM(input, hidden, layers, batch_first=True)` computes, for one model or a stack of them.
+    """Computes the same as `nn.LSTM(input, hidden, layers, batch_first=True)`, for one model or a stack of them.
 
-    `nn.LSTM` is one opaque operation, which neither vmaps nor compiles. Here a layer is one product for the
-    inputs of all steps, W_ih x_t + b_ih + b_hh, and then the steps (`covey.model.recurrence`).
-
-    Names, shapes and initial values of parameters are those of `nn.LSTM`.
+    `nn.LSTM` is one opaque operation that neither vmaps nor compiles. Here a layer is one product for the inputs of all
+    steps, W_ih x_t + b_ih + b_hh, followed by the steps (`covey.model.recurrence`). Names, shapes and initial values of
+    parameters are those of `nn.LSTM`.
     """
 
     def __init__(self, inputs: int, hidden: int, layers: int, dropout: float = 0.0) -> None:
@@ -78,11 +77,11 @@ class LSTMCells(nn.Module):
         """`[n, steps, inputs]` → the last layer's h after the last step `[n, hidden]`."""
         for layer in range(self.layers):
             of = {name: getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-            # Steps first, so that what a step takes lies together.
+            # Steps first, so that the inputs of a step are contiguous.
             inputs = F.linear(x.transpose(0, 1), of["weight_ih"], of["bias_ih"] + of["bias_hh"])
             outputs = scan(inputs, of["weight_hh"])
             if layer < self.layers - 1:
-                # Samples first, so that a mask does not depend on how many there are.
+                # Samples first, so that masks do not depend on the batch size.
                 x = outputs.transpose(0, 1)
                 x = self.drops[layer](x) if len(self.drops) else x
         return outputs[-1]

@@ -1,4 +1,4 @@
-"""Fully connected."""
+"""A multilayer perceptron."""
 
 import math
 
@@ -10,7 +10,7 @@ from covey.registries import models
 
 @models.add("mlp")
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between; `hidden` gives their widths."""
+    """Fully connected layers with ReLU in between; `hidden` gives the widths of the hidden layers."""
 
     head = "layers.head"
     tokens = False

@@ -18,8 +18,9 @@ _STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 class MobileNetV2(nn.Module):
     """MobileNetV2 for small images, as On-Demand FL uses it; 2,351,972 parameters on 3 x 32 x 32 and 100 classes.
 
-    The stem and the sixth stage keep the resolution, so 32 x 32 becomes 4 x 4 before the average. The head is a
-    1 x 1 convolution. `norm="group"` puts group norm (8 groups) for batch norm, whose statistics are a client's own.
+    The stem and the sixth stage keep the resolution, so 32 x 32 becomes 4 x 4 before average pooling. The head is a
+    1 x 1 convolution. `norm="group"` uses group norm (8 groups) in place of batch norm, whose statistics depend on a
+    client's data.
     """
 
     head = "classifier"
@@ -44,7 +45,7 @@ class MobileNetV2(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """Inverted residual: expand by 1 x 1, filter each channel by 3 x 3, project by 1 x 1 without a non-linearity."""
+    """Inverted residual: expand (1 x 1), filter depthwise (3 x 3), project (1 x 1) without a non-linearity."""
 
     def __init__(self, in_channels: int, out_channels: int, expansion: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ def _normalisation(channels: int, norm: Norm) -> nn.Module:
 def _convolution(
     in_channels: int, out_channels: int, size: int, norm: Norm, *, stride: int = 1, groups: int = 1
 ) -> nn.Module:
-    """Convolution, normalisation, ReLU6. The normalisation has the bias."""
+    """Convolution, normalisation and ReLU6; the bias is part of the normalisation."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False),
         _normalisation(out_channels, norm),

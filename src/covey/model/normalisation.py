@@ -1,4 +1,4 @@
-"""Batch norm that any client can train, however few samples its last batch has."""
+"""Batch norm that accepts a batch of one sample, as a client's last batch may be."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from covey.errors import require
 
 
-class _AnyBatch(nn.modules.batchnorm._BatchNorm):
-    """Takes the running statistics where a batch has a single value per channel, hence no variance."""
+class _AnyBatchSize(nn.modules.batchnorm._BatchNorm):
+    """Batch norm that uses running statistics if a channel has a single value, hence no variance."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and x.numel() == x.shape[1]:
@@ -15,19 +15,19 @@ class _AnyBatch(nn.modules.batchnorm._BatchNorm):
         return super().forward(x)
 
 
-class BatchNorm1d(_AnyBatch, nn.BatchNorm1d):
-    pass
+class BatchNorm1d(_AnyBatchSize, nn.BatchNorm1d):
+    """Batch norm of `[n, c]` or `[n, c, length]`."""
 
 
-class BatchNorm2d(_AnyBatch, nn.BatchNorm2d):
-    pass
+class BatchNorm2d(_AnyBatchSize, nn.BatchNorm2d):
+    """Batch norm of `[n, c, height, width]`."""
 
 
-class BatchNorm3d(_AnyBatch, nn.BatchNorm3d):
-    pass
+class BatchNorm3d(_AnyBatchSize, nn.BatchNorm3d):
+    """Batch norm of `[n, c, depth, height, width]`."""
 
 
-_OURS: dict[type[nn.Module], type[_AnyBatch]] = {
+_OURS: dict[type[nn.Module], type[_AnyBatchSize]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
@@ -35,10 +35,10 @@ _OURS: dict[type[nn.Module], type[_AnyBatch]] = {
 
 
 def adopt_batch_norm(module: nn.Module) -> None:
-    """Make torch's batch norms of a model ours; refused where their statistics are not a running mean.
+    """Turn torch's batch norms into ours, in place; refuse those without running statistics or momentum.
 
-    A cumulative mean counts batches over all clients that a process has trained, and without statistics a sample's
-    class depends on those that are scored with it.
+    Without momentum, statistics are a cumulative mean over batches of all clients that a process has trained. Without
+    running statistics, the prediction for a sample depends on the samples scored with it.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -47,6 +47,6 @@ def adopt_batch_norm(module: nn.Module) -> None:
                 f"The layer {name} of the model {type(module).__name__} is a batch norm with momentum=None or "
                 "track_running_stats=False; give it a momentum, such as torch's 0.1, and running statistics.",
             )
-            # The same object, which may have several places in the model, with the same parameters and buffers.
+            # The object stays the same, as it may occur at several places of the model.
             if type(layer) in _OURS:
                 layer.__class__ = _OURS[type(layer)]

@@ -1,4 +1,4 @@
-"""Operators of our own that PyTorch treats as its own: under `vmap`, `torch.func.grad` and `torch.compile`."""
+"""Custom operators `covey::*` that work under `vmap`, `torch.func.grad` and `torch.compile`, as PyTorch's own do."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ _registry: Any = torch.library
 _library = _registry.Library("covey", "FRAGMENT")
 
 Differentiate = Callable[[Sequence[Any], Tensor, Sequence[bool]], Sequence[Tensor | None]]
-"""`(inputs, gradient of the output, which inputs need one)` → a gradient, or None, for every input.
+"""`(inputs, gradient of the output, which inputs need one)` → a gradient or None for every input.
 
-After the inputs comes the output itself, of an operator that keeps it.
+With `keeps_output`, the output is appended to the inputs.
 """
 
 
@@ -26,7 +26,11 @@ def define(
     *,
     keeps_output: bool = False,
 ) -> None:
-    """The operator `covey::name(...)`: what it computes, the shape of that, and what it does under `vmap`."""
+    """Define the operator `covey::name(...)` of a schema.
+
+    `compute` is the operator itself; `shape` returns empty tensors of the output's shape; `lanes` is the operator under
+    `vmap`, as `torch.library.register_vmap` takes it; `differentiate` is its backward pass.
+    """
     name = schema.split("(", maxsplit=1)[0]
     _library.define(schema)
     _library.impl(name, compute, "CompositeExplicitAutograd")
@@ -37,11 +41,11 @@ def define(
 
 
 def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) -> Callable[..., Tensor]:
-    """The operator as autograd sees it.
+    """Return the operator's implementation for the autograd dispatch key.
 
     `torch.library.register_autograd` makes an `autograd.Function` that refuses `torch.func.grad`, and one called
-    outside of an operator loses its backward when `vmap(grad(...))` is compiled. So this stands at the operator's
-    autograd key, for one level of differentiation, as those of PyTorch's own operators do.
+    outside an operator loses its backward pass when `vmap(grad(...))` is compiled. So the function is registered at the
+    operator's autograd key, for a single level of differentiation, as PyTorch's own operators are.
     """
 
     class Differentiable(torch.autograd.function._SingleLevelFunction):
@@ -74,9 +78,9 @@ def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) 
 
 
 def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor | None:
-    """A tensor under `vmap` as a stack of lanes; one that all lanes share is not copied.
+    """Return a tensor under `vmap` as a stack of lanes; one that all lanes share is not copied.
 
-    Made contiguous here, where the compiler sees it and can write it so in the first place.
+    It is made contiguous here, where the compiler can see it and produce it contiguous in the first place.
     """
     if tensor is None:
         return None
@@ -86,6 +90,6 @@ def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor |
 
 
 def require_lanes(tensor: Tensor | None, dimensions: int) -> None:
-    """Refuse what is stacked already: operators know one dimension of lanes and would mistake another for it."""
+    """Refuse nested `vmap`: operators know one dimension of lanes, and would misread a second."""
     if tensor is not None and tensor.dim() != dimensions:
         raise NotImplementedError("Models are stacked once: there are no stacks of stacks.")

@@ -1,8 +1,8 @@
-"""The steps of an LSTM layer as one operator, forward and backward, alone or in a stack of models.
+"""The recurrence of an LSTM layer as one operator, forward and backward, for one model or a stack of them.
 
-Written out step by step, a layer is hundreds of small operations to differentiate and to compile. As one operator it
-is two per step: the product with the recurrent weights, and everything else about the cell, for which PyTorch has a
-fused kernel on a GPU. The gradient of the weights is one product over all steps.
+Unrolled in Python, a layer is hundreds of small operations to differentiate and compile. As one operator it takes two
+per step: the product with the recurrent weights and the cell, for which PyTorch has a fused kernel on a GPU. The
+gradient of the weights is one product over all steps.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from covey.model.operators import define, require_lanes, stacked
 
 
 def scan(inputs: Tensor, weight: Tensor) -> Tensor:
-    """One layer from h = c = 0: h after each step, `[steps, n, hidden]`, of `inputs` `[steps, n, 4 hidden]` and W_hh.
+    """Run one layer from h = c = 0 over `inputs` `[steps, n, 4 hidden]`; return h after each step `[steps, n, hidden]`.
 
-    With σ the logistic function and ⊙ the product of elements, step by step:
+    With W_hh the `weight`, σ the logistic function and ⊙ the elementwise product, each step computes
 
         (i, f, g, o) = inputs + W_hh h;  c ← σ(f) ⊙ c + σ(i) ⊙ tanh(g);  h ← σ(o) ⊙ tanh(c).
     """
@@ -25,8 +25,8 @@ def scan(inputs: Tensor, weight: Tensor) -> Tensor:
     return trace[..., : weight.shape[-1]]
 
 
-# ------------------------------------------------------------------------- what the operators compute
-# Shapes without lanes; with them, all tensors have a first dimension of lanes.
+# ------------------------------------------------------------------------- implementation of the operators
+# Shapes are without lanes; a stack has `lanes` as its first dimension.
 
 
 def _forward(inputs: Tensor, weight: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _forward(inputs: Tensor, weight: Tensor) -> Tensor:
         return _forward(inputs[None], weight[None])[0]
     lanes, steps, samples = inputs.shape[:3]
     hidden = weight.shape[-1]
-    # Steps first: what a step takes lies together, the samples of all lanes one after another.
+    # Steps first: the inputs of a step are contiguous, the samples of all lanes one after another.
     gates_of = inputs.transpose(0, 1).reshape(steps, lanes * samples, 4 * hidden)
     transposed = weight.transpose(1, 2)
     h = c = inputs.new_zeros(lanes * samples, hidden)
@@ -70,7 +70,7 @@ def _backward(gradient: Tensor, trace: Tensor, weight: Tensor) -> Tensor:
 
 
 def _cell(inputs: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h and c after the step, and the gates σ(i), σ(f), tanh(g), σ(o)."""
+    """Return h and c after the step, and the gates σ(i), σ(f), tanh(g), σ(o)."""
     if inputs.is_cuda:
         fused: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._thnn_fused_lstm_cell(inputs, recurrent, c)
         return fused
@@ -81,7 +81,7 @@ def _cell(inputs: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _cell_backward(grad_h: Tensor, grad_c: Tensor, before: Tensor, c: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
-    """∂/∂(i, f, g, o) before σ and tanh, and ∂/∂c before the step."""
+    """Return ∂/∂(i, f, g, o) before σ and tanh, and ∂/∂c before the step."""
     if gates.is_cuda:
         fused = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(grad_h, grad_c, before, c, gates, False)
         return fused[0], fused[1]
@@ -97,7 +97,7 @@ def _cell_backward(grad_h: Tensor, grad_c: Tensor, before: Tensor, c: Tensor, ga
     return torch.cat(parts, dim=1), grad_c * f
 
 
-# ----------------------------------------------------------------------------------- as operators
+# ------------------------------------------------------------------------- registration as operators
 
 
 def _differentiate(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
@@ -106,7 +106,7 @@ def _differentiate(inputs: Sequence[Any], gradient: Tensor, needed: Sequence[boo
     gates: Tensor = torch.ops.covey.lstm_gradient(gradient[..., :hidden], trace, weight)
     if not needed[1]:
         return gates, None
-    # ∂/∂W_hh = Σ over steps of ∂/∂gates ⊗ h before the step, which is 0 before the first.
+    # ∂/∂W_hh = Σ over steps of ∂/∂gates ⊗ h before the step; h is 0 before the first step.
     after, before = gates[..., 1:, :, :], trace[..., :-1, :, :hidden]
     return gates, after.flatten(-3, -2).transpose(-1, -2) @ before.flatten(-3, -2)
 

@@ -13,8 +13,8 @@ _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 class VGG11(nn.Module):
     """VGG-11 without batch norm, as FedDRL uses it; 9,797,092 parameters on 3 x 32 x 32 and 100 classes.
 
-    Five stages of 3 x 3 convolutions, each halved by a pool, and a classifier of widths 512, 512 and `classes`
-    with dropout before its first two layers.
+    Five stages of 3 x 3 convolutions, each followed by a pool that halves the image, and a classifier of widths 512,
+    512 and `classes` with dropout before its first two layers.
     """
 
     head = "classifier.6"
@@ -38,8 +38,8 @@ class VGG11(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(512, classes),
         )
-        # He et al. 2015, which keeps the size of the signal. Torch's default shrinks it in each of the eight layers,
-        # and without normalisation the network then stands still at the paper's rate of 0.01.
+        # He et al. 2015, which preserves the signal's variance. Torch's default shrinks it in each of the eight layers,
+        # and without normalisation the network then does not learn at the paper's rate of 0.01.
         for name, parameter in self.features.named_parameters():
             if name.endswith("weight"):
                 nn.init.kaiming_normal_(parameter, nonlinearity="relu")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.model.cuda_graph import recorded, warm_up
+from covey.model.cuda_graph import record_graph, warm_up
 from covey.model.layout import Layout
 
 Named = Mapping[str, Tensor]
@@ -142,7 +142,7 @@ class _Recorded:
             _sgd_step(self.named, self.velocity, *given, kind.rate, kind.momentum)
 
         warm_up(step, device)
-        self.graph = recorded(step)
+        self.graph = record_graph(step)
 
     def begin(self, start: Tensor) -> None:
         """All predictors at `start` `[d_p]`, at rest."""

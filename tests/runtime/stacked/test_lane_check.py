@@ -158,7 +158,7 @@ class FakeGraphs:
         self.steps = GraphSteps(launcher.engine, launcher.lanes, launcher._terms, launcher.batch)
         self.steps.buffers = launcher.steps.schedule
         monkeypatch.setattr("covey.runtime.stacked.graph_capture.warm_up", lambda work, device: work())
-        monkeypatch.setattr("covey.runtime.stacked.graph_capture.recorded", self.record)
+        monkeypatch.setattr("covey.runtime.stacked.graph_capture.record_graph", self.record)
         monkeypatch.setattr("covey.runtime.stacked.autotune.replay_seconds", lambda graph, repeats: 1.0)
 
     def record(self, work):

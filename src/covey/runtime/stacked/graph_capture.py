@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covey.core.progress import waiting_for
 from covey.errors import Refusal, require
-from covey.model.cuda_graph import recorded, warm_up
+from covey.model.cuda_graph import record_graph, warm_up
 from covey.runtime.stacked.autotune import (
     TIMED_STEPS,
     fastest_graph,
@@ -147,7 +147,7 @@ class GraphSteps:
 
         warm_up(first_row, self.engine.device)
         self.counter.zero_()
-        graph = recorded(once)
+        graph = record_graph(once)
         mismatch = self._mismatch(graph)
         name, count = type(self.engine.module).__name__, len(self.lanes.loss)
         require(not mismatch.lanes, mismatch_message(mismatch, count, name))

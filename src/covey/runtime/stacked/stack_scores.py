@@ -40,14 +40,14 @@ def score_stack(engine: Engine, states: list[Tensor]) -> tuple[FloatArray, NDArr
 def _score_group(engine: Engine, states: Tensor, test: Samples) -> tuple[Tensor, Tensor]:
     """Return summed loss `[m]` and correct answers per class `[m, classes]` of states `[m, d]`, vmapped."""
     learner = engine.learner
-    named = learner.side_by_side.models(states)
+    named = learner.batched.models(states)
     models = len(states)
     loss = torch.zeros(models, dtype=torch.float64, device=engine.device)
     correct = torch.zeros(models, learner.classes, dtype=torch.int64, device=engine.device)
     size = max(1, min(learner.chunk, AT_ONCE // models))
     for at in range(0, len(test), size):
         x, y = test.x[at : at + size], test.y[at : at + size]
-        logits = learner.side_by_side.logits(named, learner.inputs(x), own=False)
+        logits = learner.batched.logits(named, learner.inputs(x), own=False)
         labels = y.expand(models, -1)
         each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(models, -1)
         loss += each.double().sum(dim=1)
