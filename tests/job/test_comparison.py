@@ -8,7 +8,7 @@ import covey
 from covey import Refusal, compare
 from covey.errors import Interrupted
 from covey.job.comparison.execution import resume_comparison
-from covey.job.comparison.plan import Contender
+from covey.job.comparison.plan import Variant
 from covey.job.comparison.statistics import Comparison, Curve, Estimate
 from covey.job.result_text import difference, verdicts
 from covey.page.tables import reproduced_by
@@ -26,7 +26,7 @@ class Past:
 
 
 def made_up(curves: dict[str, list[list[float]]], target: float | None = None) -> Comparison:
-    contenders = tuple(Contender(name, name, ()) for name in curves)
+    contenders = tuple(Variant(name, name, ()) for name in curves)
     runs = {name: tuple(Past(one) for one in several) for name, several in curves.items()}
     return Comparison(None, contenders, runs, target)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import pytest
 import covey
 from covey.page.figures import Figure
 from covey.page.impact_panel import _grouped, impact_factors
-from covey.page.run_data import gather
+from covey.page.run_data import read_report_data
 from covey.page.run_report import page_of, report
 from tests.conftest import SMALL
 
@@ -24,7 +24,7 @@ def compared(tmp_path_factory):
 
 
 def figures(folder):
-    page = page_of(gather([folder]))
+    page = page_of(read_report_data([folder]))
     return {part.name: part for section in page.sections for part in section.content if isinstance(part, Figure)}
 
 

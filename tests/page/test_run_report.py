@@ -23,7 +23,7 @@ from covey.job.federation_summary import describe
 from covey.page import palette
 from covey.page.federation_page import participation_figure
 from covey.page.figures import Figure, spread
-from covey.page.run_data import gather
+from covey.page.run_data import read_report_data
 from covey.page.run_report import page_of, report
 from covey.page.tables import made_by, reproduced_by
 from covey.page.tensorboard import _scalars, tensorboard
@@ -48,7 +48,7 @@ def faulty(tmp_path_factory) -> Path:
 
 
 def figures(*folders: Path) -> dict[str, Figure]:
-    page = page_of(gather(folders))
+    page = page_of(read_report_data(folders))
     return {part.name: part for section in page.sections for part in section.content if isinstance(part, Figure)}
 
 
@@ -108,8 +108,8 @@ def test_the_page_holds_the_figures_of_the_comparison(compared, tmp_path):
 
 def test_the_headline_says_what_skew_costs(tmp_path):
     covey.compare(["fedavg", "iid"], 2, given=SMALL, out=tmp_path)
-    headline = page_of(gather([tmp_path])).headline
-    rows = {row["name"]: row for row in gather([tmp_path]).groups[0].rows}
+    headline = page_of(read_report_data([tmp_path])).headline
+    rows = {row["name"]: row for row in read_report_data([tmp_path]).groups[0].rows}
     points = 100 * (rows["iid"]["terminal_accuracy"] - rows["fedavg"]["terminal_accuracy"])
     assert headline.startswith(f"Skew costs fedavg {points:.1f} points" if points > 0 else "Skew costs fedavg nothing")
     assert f"{rows['fedavg']['terminal_accuracy']:.1%}" in headline
@@ -120,13 +120,15 @@ def test_the_headline_does_not_take_seeds_that_agree_to_the_sample_for_certainty
     for name, accuracy in (("fedavg", 0.5), ("iid", 0.51), ("local-only", 0.503)):
         for seed in (0, 1):
             rewrite(folder / name / f"seed-{seed}", lambda row, accuracy=accuracy: {**row, "accuracy": accuracy})
-    headline = page_of(gather([folder])).headline
+    headline = page_of(read_report_data([folder])).headline
     assert "0.3 points above fedavg (the same in every seed, which gives no interval)" in headline
 
 
 def test_the_headline_of_one_run_is_its_accuracy(faulty):
     accuracy = covey.Run.open(faulty).metrics[-1]["accuracy"]
-    assert page_of(gather([faulty])).headline == f"fedavg ends at {accuracy:.1%} test accuracy after 3 rounds."
+    assert (
+        page_of(read_report_data([faulty])).headline == f"fedavg ends at {accuracy:.1%} test accuracy after 3 rounds."
+    )
 
 
 def test_the_page_refers_to_nothing_outside_itself(compared, tmp_path):
@@ -220,7 +222,7 @@ def test_bands_are_both_of_two_seeds_and_students_interval_of_more():
 
 
 def test_participation_is_the_share_of_rounds_in_which_a_client_was_invited(compared):
-    study = gather([compared])
+    study = read_report_data([compared])
     group = study.groups[0]
     run = group.lines[0].runs[0]
     described = {group: {0: describe(run.config)}}
@@ -239,7 +241,7 @@ def test_runs_that_differ_in_the_seed_only_are_one_line(tmp_path):
     for seed in (0, 1):
         covey.run(SMALL, out=tmp_path / f"s{seed}", seed=seed, rounds=1)
     covey.run({**SMALL, "local.rate": 0.01}, out=tmp_path / "slow", rounds=1)
-    study = gather([tmp_path / name for name in ("s1", "slow", "s0")])
+    study = read_report_data([tmp_path / name for name in ("s1", "slow", "s0")])
     assert {line.label: line.seeds for line in study.lines} == {
         "fedavg local.rate=0.1": (0, 1),
         "fedavg local.rate=0.01": (0,),
@@ -257,7 +259,7 @@ def test_the_bar_of_an_interval_that_is_cut_at_a_hundred_percent_ends_there(tmp_
     covey.run({**SMALL, "local.rate": 0.01}, out=tmp_path / "slow", rounds=1)
     folders = [tmp_path / name for name in ("s0", "s1", "slow")]
     trace, _ = figures(*folders)["terminal"].charts[0].data
-    row, _ = gather(folders).groups[0].rows
+    row, _ = read_report_data(folders).groups[0].rows
     bar = trace["error_x"]
     assert trace["x"][0] + bar["array"][0] == pytest.approx(100)
     assert trace["x"][0] - bar["arrayminus"][0] == pytest.approx(100 * row["terminal_low"], abs=0.01)
@@ -267,7 +269,7 @@ def test_the_bar_of_an_interval_that_is_cut_at_a_hundred_percent_ends_there(tmp_
 def test_federations_do_not_share_axes(tmp_path):
     vary = {"environment": ["uniform", "dirichlet"]}
     covey.compare(["fedavg", "iid"], 1, given={**SMALL, "environment": None}, rounds=1, vary=vary, out=tmp_path)
-    study = gather([tmp_path])
+    study = read_report_data([tmp_path])
     assert [group.title for group in study.groups] == ["environment=uniform", "environment=dirichlet"]
     assert [[line.label for line in group.lines] for group in study.groups] == [["fedavg", "iid"]] * 2
     assert [row["difference"] is None for group in study.groups for row in group.rows] == [True, False] * 2
@@ -276,7 +278,7 @@ def test_federations_do_not_share_axes(tmp_path):
 
 def test_the_same_run_twice_makes_two_lines_told_apart_by_folder(faulty, tmp_path):
     twin = Path(shutil.copytree(faulty, tmp_path / "<b>twin"))
-    study = gather([faulty, twin])
+    study = read_report_data([faulty, twin])
     assert len({line.label for line in study.lines}) == 2
     text = text_of(report([faulty, twin], tmp_path / "page.html"))
     assert "&lt;b&gt;twin" in text
@@ -296,10 +298,10 @@ def test_an_unfinished_comparison_is_reported_with_what_is_missing(compared, tmp
     shutil.rmtree(folder / "local-only" / "seed-1")
     metrics = folder / "iid" / "seed-0" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
-    page = page_of(gather([folder]))
+    page = page_of(read_report_data([folder]))
     assert any("local-only, seed 1, was not started" in notice for notice in page.notices)
     assert any("iid, seed 0, stopped after round 2 of 3" in notice for notice in page.notices)
-    rows = gather([folder]).groups[0].rows
+    rows = read_report_data([folder]).groups[0].rows
     assert [row["difference"] is None for row in rows] == [True, False, True]
 
 
@@ -308,7 +310,7 @@ def test_a_federation_that_cannot_be_built_again_costs_its_charts_only(faulty, t
     data = json.loads((folder / "config.json").read_text())
     data["config"]["environment"]["samples"] = 0
     (folder / "config.json").write_text(json.dumps(data))
-    page = page_of(gather([folder]))
+    page = page_of(read_report_data([folder]))
     assert any("could not be built again" in notice for notice in page.notices)
     names = {part.name for section in page.sections for part in section.content if isinstance(part, Figure)}
     assert "accuracy" in names
@@ -362,7 +364,7 @@ def test_the_command_that_reproduces_a_comparison_makes_the_same_one(tmp_path, c
     )
     command = shlex.split(reproduced_by(tmp_path / "a"))
     assert covey_command(*command[1:], "--out", tmp_path / "b").code == 0
-    again = gather([tmp_path / "b"])
+    again = read_report_data([tmp_path / "b"])
     assert [run.config for line in again.lines for run in line.runs] == [
         config for contender in made.contenders for config in contender.configs
     ]
@@ -377,7 +379,7 @@ def test_a_run_on_ones_own_data_is_reproduced_from_python(tmp_path):
     again = eval(call, {"covey": covey, "own": own, "out": tmp_path / "again"})
     assert again.config == made.config
     assert [row["accuracy"] for row in again.metrics] == [row["accuracy"] for row in made.metrics]
-    page = page_of(gather([tmp_path / "run"]))
+    page = page_of(read_report_data([tmp_path / "run"]))
     assert any("passed in from Python" in notice for notice in page.notices)
 
 
@@ -463,7 +465,7 @@ def test_event_files_hold_the_metrics(compared, tmp_path):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     written = tensorboard(compared, tmp_path)
     found = 0
-    for run in gather([compared]).lines[0].runs:
+    for run in read_report_data([compared]).lines[0].runs:
         events = reader.EventAccumulator(str(tmp_path / compared.name / "fedavg" / f"seed-{run.config.seed}"))
         events.Reload()
         assert [event.step for event in events.Scalars("accuracy")] == [1, 2, 3]
@@ -501,7 +503,7 @@ class Browser:
         pages = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
         attached = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
         self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("HtmlPage", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -520,8 +522,8 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.as_uri())
-        while not self.named("Page.loadEventFired"):
+        self.call("HtmlPage.navigate", url=path.as_uri())
+        while not self.named("HtmlPage.loadEventFired"):
             self.events.append(self._next())
 
     def ask(self, expression: str) -> Any:
@@ -545,7 +547,7 @@ class Browser:
         return [one["request"]["url"] for one in self.named("Network.requestWillBeSent")]
 
     def picture(self) -> bytes:
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self.call("HtmlPage.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
         self._session = None
@@ -617,7 +619,7 @@ def test_on_paper_charts_are_light_and_as_wide_as_a_sheet(browser, compared, tmp
     browser.open(report([compared], tmp_path / "page.html"), dark=True)
     widest = "Math.max(...[...document.querySelectorAll('.chart svg')].map(svg => svg.clientWidth))"
     browser.ask(f"addEventListener('beforeprint', () => {{ window.onPaper = {widest} }})")
-    browser.call("Page.printToPDF")
+    browser.call("HtmlPage.printToPDF")
     assert 500 < browser.ask("onPaper") <= 700
     assert browser.ask(widest) > 700
     assert browser.ask("document.documentElement.dataset.theme") is None

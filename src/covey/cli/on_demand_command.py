@@ -15,7 +15,7 @@ from covey.cli.flags import DeviceFlag, JsonFlag, OutFlag, RuntimeFlag, WorkersF
 from covey.cli.fleet_commands import fleet_settings
 from covey.data.class_mix import Target
 from covey.errors import Refusal
-from covey.job.on_demand import ROUNDS, Composed, OnDemand, read_ondemand, resume_ondemand
+from covey.job.on_demand import ROUNDS, ComposedTargets, OnDemand, read_ondemand, resume_ondemand
 from covey.job.on_demand import ondemand as run_ondemand
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Pairing
@@ -136,7 +136,7 @@ def tell(job: OnDemand, json_: bool) -> None:
     display.say(f"Report: {page}" if page else f"No report: {why}")
 
 
-def show_composed(composed: Composed) -> None:
+def show_composed(composed: ComposedTargets) -> None:
     """The composed mix beside the target, and the chosen clients with their ratios."""
     for note in composed.notes:
         display.say(note)

@@ -80,6 +80,12 @@ def initial_model(config: Config, module: nn.Module) -> Tensor:
     return Layout.of(module).read(module).to(torch.float64 if config.precision == "fp64" else torch.float32)
 
 
+def build_method(config: Config, module: nn.Module, clients: int, classes: int, *, resumed: bool = False) -> Method:
+    """Build the method of a configuration for a module; `resumed` says that its state will be loaded."""
+    setting = setting_of(config, clients, classes, Layout.of(module), resumed=resumed)
+    return method_of(config, setting, initial_model(config, module))
+
+
 def setting_of(config: Config, clients: int, classes: int, layout: Layout, *, resumed: bool = False) -> Setting:
     """Return what a method may know about a run."""
     return Setting(

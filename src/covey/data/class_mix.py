@@ -23,7 +23,7 @@ _HEADINGS = ("label", "labels", "class", "y", "target")
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class TargetMix:
     """A mix that somebody asked for."""
 
     name: str
@@ -36,18 +36,18 @@ class Wanted:
         return {"name": self.name, "mix": self.mix.tolist(), "notes": list(self.notes)}
 
     @classmethod
-    def of(cls, mapping: Mapping[str, Any]) -> "Wanted":
+    def of(cls, mapping: Mapping[str, Any]) -> "TargetMix":
         return cls(str(mapping["name"]), np.array(mapping["mix"], dtype=np.float64), tuple(mapping["notes"]))
 
 
-def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None = None) -> Wanted:
+def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray | None = None) -> TargetMix:
     """What is asked for, as a mix over all classes, or a sentence that says what is wrong with it.
 
     Classes go by their names, or by their numbers from 0 where no class is called so. Shares that do not sum to one are
     scaled, with a note. `shares` are the clients' own mixes `[clients, classes]`, for targets such as `local:7`, where
     they are known.
     """
-    if isinstance(target, Wanted):
+    if isinstance(target, TargetMix):
         return target
     if isinstance(target, Path):
         return _from_labels(target, class_names)
@@ -56,7 +56,7 @@ def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None
         if "=" not in text:
             require(bool(text), "The target is empty: say what share of which class, such as 0=0.5,3=0.5.")
             if text.lower() in PREFIXES or text.lower().startswith("local:"):
-                return Wanted(text, named_target(text, len(class_names), shares))
+                return TargetMix(text, named_target(text, len(class_names), shares))
             require(
                 not _is_file(text),
                 f"'{text}' is a file: for the mix of the labels in it, --target-csv '{text}', or in Python a Path.",
@@ -80,12 +80,13 @@ def wanted(target: Target, class_names: Sequence[str], shares: FloatArray | None
     return _from_numbers(name, dict(held), class_names)
 
 
-def all_wanted(targets: Any, class_names: Sequence[str], shares: FloatArray | None = None) -> tuple[Wanted, ...]:
+def parse_targets(targets: Any, class_names: Sequence[str], shares: FloatArray | None = None) -> tuple[TargetMix, ...]:
     """One target or a list of them."""
-    one = isinstance(targets, (str, Path, Mapping, Wanted)) or (
-        len(targets) > 0 and all(np.ndim(item) == 0 and not isinstance(item, (str, Path, Wanted)) for item in targets)
+    one = isinstance(targets, (str, Path, Mapping, TargetMix)) or (
+        len(targets) > 0
+        and all(np.ndim(item) == 0 and not isinstance(item, (str, Path, TargetMix)) for item in targets)
     )
-    found = tuple(wanted(target, class_names, shares) for target in ([targets] if one else targets))
+    found = tuple(parse_target(target, class_names, shares) for target in ([targets] if one else targets))
     require(len(found) > 0, "There is no target: say what share of which class, such as 0=0.5,3=0.5.")
     return found
 
@@ -112,7 +113,7 @@ def _pairs(text: str) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _from_shares(name: str, pairs: Sequence[tuple[str, Any]], class_names: Sequence[str]) -> Wanted:
+def _from_shares(name: str, pairs: Sequence[tuple[str, Any]], class_names: Sequence[str]) -> TargetMix:
     held: dict[int, Any] = {}
     for label, share in pairs:
         number = class_number(label, class_names)
@@ -121,7 +122,7 @@ def _from_shares(name: str, pairs: Sequence[tuple[str, Any]], class_names: Seque
     return _from_numbers(name, held, class_names)
 
 
-def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]) -> Wanted:
+def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]) -> TargetMix:
     mix = np.zeros(len(class_names))
     for label, share in held.items():
         try:
@@ -136,10 +137,10 @@ def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]
     require(total < math.inf, f"The shares of '{name}' are too large to be added up.")
     require(total > 0, "The target is empty: all of its shares are zero.")
     notes = () if abs(total - 1) < 1e-6 else (f"The shares of '{name}' sum to {total:g} and were scaled to sum to 1.",)
-    return Wanted(name, mix / total, notes)
+    return TargetMix(name, mix / total, notes)
 
 
-def _from_labels(path: Path, class_names: Sequence[str]) -> Wanted:
+def _from_labels(path: Path, class_names: Sequence[str]) -> TargetMix:
     """The mix of the labels in a file: one a line, or the column of a CSV file that is headed as in `_HEADINGS`."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -162,7 +163,12 @@ def _from_labels(path: Path, class_names: Sequence[str]) -> Wanted:
     except Refusal as refusal:
         raise Refusal(f"In the file {path}: {refusal} A file of labels is {allowed}.") from None
     counts = np.bincount(labels, minlength=len(class_names)).astype(np.float64)
-    return Wanted(path.name, counts / counts.sum())
+    return TargetMix(path.name, counts / counts.sum())
+
+
+def _is_share(item: Any) -> bool:
+    """True for an element of a target in numbers, False for a target in a list of targets."""
+    return np.ndim(item) == 0 and not isinstance(item, (str, Path, TargetMix))
 
 
 def _is_file(text: str) -> bool:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from torch import nn
 
+from covey.arrays import FloatArray
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config
-from covey.core.build import build_federation, build_module, initial_model, method_of, setting_of
+from covey.core.build import build_federation, build_method, build_module
 from covey.core.interfaces import Method, Runtime
 from covey.environment.federated_data import Federation, Truth
 from covey.job.settings import as_configured
-from covey.model.layout import Layout
 from covey.registries import runtimes
 from covey.runtime.devices import OnDevices
 
@@ -54,11 +54,9 @@ class Experiment:
         dealt = build_federation(config) if given is None else as_configured(given, config)
         federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
         module = build_module(config, federation.dataset)
-        layout = Layout.of(module)
         runtime = build_runtime(federation, module, config, fleet)
         try:
-            setting = setting_of(config, federation.clients, federation.dataset.classes, layout, resumed=resumed)
-            method = method_of(config, setting, initial_model(config, module))
+            method = build_method(config, module, federation.clients, federation.dataset.classes, resumed=resumed)
             runtime.attach(method)
         except BaseException:
             runtime.close()
@@ -71,6 +69,11 @@ class Experiment:
     def known(self) -> bool:
         """True if it is known here what clients hold; sites of a fleet may have data of their own."""
         return self.federation.known and self.runtime.holdings_known
+
+    @property
+    def known_shares(self) -> FloatArray | None:
+        """The clients' true class shares `[clients, classes]` where they are known, else None. For evaluation only."""
+        return self.truth.shares if self.known else None
 
 
 def dry_run(config: Config, given: Federation | None = None) -> Federation:

@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from covey.arrays import State
 from covey.config.schema import Choice, Config
-from covey.core.build import build_module, dataset_of, initial_model, method_of, setting_of
+from covey.core.build import build_method, build_module, dataset_of
 from covey.core.checkpoint import checkpoint_round, has_checkpoint, read_checkpoint
 from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
@@ -20,7 +21,7 @@ from covey.core.loop import LoopRun, OnRound, run_in_lockstep
 from covey.core.records import Records, read_config, read_metrics
 from covey.core.scores import on_mix, summary, untested_notes
 from covey.core.stall_warning import warn_of_stall
-from covey.data.class_mix import Target, wanted
+from covey.data.class_mix import Target, parse_target
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
@@ -37,18 +38,6 @@ LOCKSTEP_CHECKPOINT = 20.0
 
 LOCKSTEP_CHECKPOINT_SHARE = 0.05
 """Most of a sweep's time that its checkpoints may take: where they are large, it keeps them less often."""
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A checkpoint read: the method with its models, and what is needed to use them."""
-
-    config: Config
-    dataset: Dataset
-    module: nn.Module
-    layout: Layout
-    method: Method
-    rounds: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,51 +73,50 @@ class Run:
         return data_frame(self.metrics)
 
     def model(self, client: int | None = None) -> nn.Module:
-        """The trained model; where every client has its own, that of `client`."""
-        trained = self._trained()
-        trained.layout.bind(trained.module, trained.method.models()[self._row(trained.method, client)].clone())
-        return trained.module.eval()
+        """Return the trained model; where every client has its own, that of `client`."""
+        _, module, method, _ = self._trained()
+        Layout.of(module).bind(module, method.models()[self._row(method, client)].clone())
+        return module.eval()
 
     def evaluate(self, targets: Sequence[Target] = ()) -> dict[str, object]:
         """Score the trained model (or models) on the test set again, and on class mixes such as `"0=0.7,3=0.3"`.
 
         Where there are many models, every figure is the mean over clients.
         """
-        trained = self._trained()
-        experiment = Experiment.of(trained.config, self.given, resumed=True)
-        names = experiment.federation.dataset.class_names
-        shares = experiment.truth.shares if experiment.known else None
+        config, done, state = self._checkpoint()
+        experiment = Experiment.of(config, self.given, resumed=True)
+        names, method = experiment.federation.dataset.class_names, experiment.method
         try:
-            mixes = [wanted(target, names, shares) for target in targets]
+            self._restore(method, state)
+            mixes = [parse_target(target, names, experiment.known_shares) for target in targets]
             experiment.federation.dataset.require_tests()
-            scores = experiment.runtime.evaluate(trained.method.models())
+            scores = experiment.runtime.evaluate(method.models())
         finally:
             experiment.runtime.close()
-        serves = trained.method.model_of_client
-        found = summary(scores, experiment.truth, serves)
-        judged = [(mix, *on_mix(scores, serves, mix.mix)) for mix in mixes]
+        found = summary(scores, experiment.truth, method.model_of_client)
+        scored = [(mix, *on_mix(scores, method.model_of_client, mix.mix)) for mix in mixes]
         return {
-            "round": trained.rounds,
+            "round": done,
             **(found if experiment.known else {**found, "own_accuracy": None}),
             "class_names": list(names),
             "targets": [
                 {**mix.as_mapping(), "accuracy": accuracy, "notes": [*mix.notes, *untested_notes(untested)]}
-                for mix, accuracy, untested in judged
+                for mix, accuracy, untested in scored
             ],
         }
 
     def export(self, path: Path, client: int | None = None) -> dict[str, object]:
-        """Write the trained model's tensors by name (safetensors); says what was written."""
-        trained = self._trained()
-        dataset, layout = trained.dataset, trained.layout
-        tensors = layout.named(trained.method.models()[self._row(trained.method, client)])
+        """Write the trained model's tensors by name (safetensors), and return file, parameters and bytes."""
+        dataset, module, method, done = self._trained()
+        layout = Layout.of(module)
+        tensors = layout.named(method.models()[self._row(method, client)])
         about = {
             "model": json.dumps(self.config.model.as_mapping()),
             "shape": json.dumps(dataset.shape),
             "class_names": json.dumps(dataset.class_names),
             "mean": json.dumps(dataset.mean),
             "deviation": json.dumps(dataset.deviation),
-            "round": str(trained.rounds),
+            "round": str(done),
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,33 +125,39 @@ class Run:
             raise Refusal(f"The file {path} cannot be written: {error}.") from error
         return {"file": str(path), "parameters": layout.trainable, "bytes": path.stat().st_size}
 
-    def _trained(self) -> "Trained":
-        """Read the checkpoint: no federation is split and no runtime is started for it."""
+    def _trained(self) -> tuple[Dataset, nn.Module, Method, int]:
+        """Return data set, module, method with its models, and rounds done, without clients and without a runtime."""
+        config, done, state = self._checkpoint()
+        if self.given is not None:
+            as_configured(self.given, config)
+        dataset = dataset_of(config) if self.given is None else self.given.dataset
+        clients = config.clients if self.given is None else self.given.clients
+        module = build_module(config, dataset)
+        method = build_method(config, module, clients, dataset.classes, resumed=True)
+        self._restore(method, state)
+        return dataset, module, method, done
+
+    def _checkpoint(self) -> tuple[Config, int, State]:
+        """Return the configuration that reads the checkpoint's models, the rounds done, and the state of its method."""
         done, state = read_checkpoint(self.folder)
         if state is None:
             raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
         # A fleet's model is read here, whether the fleet is there or not.
         config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
         if config.many is None:
-            # Nobody is invited any more, so the parts that decided it need not be installed.
+            # No client is invited any more, so the parts that selected and aggregated need not be installed.
             config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"))
             if config.method not in methods.names():
                 config = replace(config, method="uniform+average")
             state = {"model": state["model"], "selector": {}, "aggregator": {}}
-        if self.given is not None:
-            as_configured(self.given, config)
-        dataset = dataset_of(config) if self.given is None else self.given.dataset
-        clients = config.clients if self.given is None else self.given.clients
-        module = build_module(config, dataset)
-        layout = Layout.of(module)
-        setting = setting_of(config, clients, dataset.classes, layout, resumed=True)
-        method = method_of(config, setting, initial_model(config, module))
+        return config, done, state
+
+    def _restore(self, method: Method, state: State) -> None:
         require(
             self.config.runtime != "fleet" or not method.resident,
             f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
         )
         method.load_state_dict(state)
-        return Trained(config, dataset, module, layout, method, done)
 
     def _row(self, method: Method, client: int | None) -> int:
         if len(method.models()) == 1:

@@ -9,8 +9,8 @@ from covey.arrays import IntArray
 from covey.job.analysis import STANDS_OUT, Analysis
 from covey.job.result_text import analysis_rows
 from covey.page import palette
-from covey.page.figures import Chart, Figure, Key, axis, plain, rounded
-from covey.page.html_page import Markup, Page, Section, folded, table, write_page
+from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, rounded
+from covey.page.html_page import HtmlPage, Markup, Section, folded, table, write_page
 
 _COLUMNS = 400
 """Clients drawn at most."""
@@ -27,7 +27,7 @@ def analysis_page(analysis: Analysis, path: Path) -> Path:
     title = f"{len(analysis.clients)} clients with {config.dataset.name}, environment {config.environment.name}"
     summary = table(["", ""], analysis_rows(analysis), caption="What was found", head=False)
     clients = [by_skew(analysis), *([against_truth(analysis)] if analysis.truth is not None else [])]
-    page = Page(
+    page = HtmlPage(
         title=f"Covey analysis: {title}",
         headline=title,
         lead=analysis.verdict,
@@ -104,12 +104,12 @@ def by_skew(analysis: Analysis) -> Figure:
         f"(client {analysis.name(int(first))}) to {analysis.skew[last]:.2f} (client {analysis.name(int(last))}). "
         + analysis.verdict
     )
-    keys = [Key("no finding", _USUAL)]
+    keys = [LegendEntry("no finding", _USUAL)]
     if sure is not None:
-        keys.append(Key("odd class mix", _ODD))
+        keys.append(LegendEntry("odd class mix", _ODD))
     if strange is not None:
-        keys.append(Key("outlier", _OUTLIER))
-    chart = Chart(alt, data, layout, 200 + 140 * len(rows))
+        keys.append(LegendEntry("outlier", _OUTLIER))
+    chart = PlotlyChart(alt, data, layout, 200 + 140 * len(rows))
     return Figure("skew", "Clients by estimated skew", " ".join(caption), [chart], keys, wide=True)
 
 
@@ -145,7 +145,7 @@ def against_truth(analysis: Analysis) -> Figure:
         "class mix from the overall mix; the analysis does not see it."
     )
     alt = f"Estimated against true skew of {len(analysis.clients)} clients. {found}"
-    return Figure("truth", "Against the truth", caption, [Chart(alt, data, layout, 360)])
+    return Figure("truth", "Against the truth", caption, [PlotlyChart(alt, data, layout, 360)])
 
 
 def _row(title: str, values: Any, limit: list[float] | None = None) -> dict[str, Any]:

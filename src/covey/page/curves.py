@@ -10,8 +10,8 @@ from covey.job.result_text import size
 from covey.job.runs import Run
 from covey.page import palette
 from covey.page.figures import (
-    Chart,
     Figure,
+    PlotlyChart,
     axis,
     band_in_words,
     keys_of,
@@ -21,7 +21,7 @@ from covey.page.figures import (
     span,
     spread,
 )
-from covey.page.run_data import Group, Line, Study
+from covey.page.run_data import FederationGroup, Line, ReportData
 
 BANDS_UP_TO = 6
 """Lines in one chart beyond which bands would hide each other."""
@@ -32,9 +32,9 @@ POINTS_UP_TO = 600
 Value = Callable[[Mapping[str, Any]], float | None]
 
 
-def accuracy_figure(study: Study) -> Figure | None:
+def accuracy_figure(report: ReportData) -> Figure | None:
     return over_rounds(
-        study,
+        report,
         "accuracy",
         "Test accuracy over rounds",
         "Accuracy of the model on the common test set; of the mean client where every client has its own model.",
@@ -45,9 +45,9 @@ def accuracy_figure(study: Study) -> Figure | None:
     )
 
 
-def own_accuracy_figure(study: Study) -> Figure | None:
+def own_accuracy_figure(report: ReportData) -> Figure | None:
     return over_rounds(
-        study,
+        report,
         "own-accuracy",
         "Accuracy on clients' own class mix",
         "Test accuracy weighted by each client's true class shares, mean over clients.",
@@ -56,9 +56,9 @@ def own_accuracy_figure(study: Study) -> Figure | None:
     )
 
 
-def loss_figure(study: Study) -> Figure | None:
+def loss_figure(report: ReportData) -> Figure | None:
     return over_rounds(
-        study,
+        report,
         "loss",
         "Test loss over rounds",
         "Cross-entropy on the common test set.",
@@ -68,9 +68,9 @@ def loss_figure(study: Study) -> Figure | None:
     )
 
 
-def training_loss_figure(study: Study) -> Figure | None:
+def training_loss_figure(report: ReportData) -> Figure | None:
     return over_rounds(
-        study,
+        report,
         "training-loss",
         "Training loss over rounds",
         "Mean loss over the local steps of the round's clients, weighted by samples; without weight decay and the "
@@ -81,9 +81,9 @@ def training_loss_figure(study: Study) -> Figure | None:
     )
 
 
-def cohort_skew_figure(study: Study) -> Figure | None:
+def cohort_skew_figure(report: ReportData) -> Figure | None:
     return over_rounds(
-        study,
+        report,
         "cohort-skew",
         "Skew of the invited",
         "Mean true skew of the clients invited in a round; the references' clients have a skew of their own.",
@@ -93,14 +93,14 @@ def cohort_skew_figure(study: Study) -> Figure | None:
     )
 
 
-def bytes_figure(study: Study) -> Figure | None:
-    sent = [line_bytes(line, direction) for line in study.lines for direction in ("bytes_up", "bytes_down")]
+def bytes_figure(report: ReportData) -> Figure | None:
+    sent = [line_bytes(line, direction) for line in report.lines for direction in ("bytes_up", "bytes_down")]
     if not any(sent):
         return None
-    most = max(sum(line_bytes(line, way) for way in ("bytes_up", "bytes_down")) for line in study.lines)
+    most = max(sum(line_bytes(line, way) for way in ("bytes_up", "bytes_down")) for line in report.lines)
     unit, factor = _bytes_unit(most)
     return _against(
-        study,
+        report,
         "bytes",
         "Accuracy against bytes sent",
         "Bytes up and down together, summed over the rounds so far.",
@@ -110,15 +110,15 @@ def bytes_figure(study: Study) -> Figure | None:
     )
 
 
-def clock_figure(study: Study) -> Figure | None:
-    timed = [line for line in study.lines if all(run.metrics[-1].get("clock") for run in line.runs)]
+def clock_figure(report: ReportData) -> Figure | None:
+    timed = [line for line in report.lines if all(run.metrics[-1].get("clock") for run in line.runs)]
     if not timed:
         return None
     unit, factor = _time_unit(max(float(run.metrics[-1]["clock"]) for line in timed for run in line.runs))
     live = all(run.config.runtime == "fleet" for line in timed for run in line.runs)
     simulated = "Time that the rounds would have taken on the simulated devices and network."
     return _against(
-        study,
+        report,
         "clock",
         "Accuracy against time" if live else "Accuracy against simulated time",
         "Time that the rounds took on the fleet." if live else simulated,
@@ -135,7 +135,7 @@ def line_bytes(line: Line, direction: str) -> float:
 
 
 def over_rounds(
-    study: Study,
+    report: ReportData,
     name: str,
     heading: str,
     caption: str,
@@ -147,15 +147,15 @@ def over_rounds(
     height: int = 320,
 ) -> Figure | None:
     """A figure of rounds as lines, mean and band over seeds; nothing where no line has it."""
-    drawn = {line: _by_round(line, value) for line in study.lines}
+    drawn = {line: _by_round(line, value) for line in report.lines}
     drawn = {line: found for line, found in drawn.items() if len(found[0])}
     if not drawn:
         return None
-    bands = max(len(group.lines) for group in study.groups) <= BANDS_UP_TO
+    bands = max(len(group.lines) for group in report.groups) <= BANDS_UP_TO
     reach = [float(v) for line, (_, values) in drawn.items() for v in _extent(values, bands, percent)]
     y = axis(title, **_y_range(reach, percent))
     charts = []
-    for group in study.groups:
+    for group in report.groups:
         lines = [line for line in group.lines if line in drawn]
         if not lines:
             continue
@@ -163,13 +163,13 @@ def over_rounds(
         ends = ", ".join(f"{line.label} {drawn[line][1].mean(axis=0)[-1]:.3g}" for line in lines)
         alt = f"Line chart: {title} over rounds{_where(group)}. At the end: {ends}."
         layout = {"xaxis": axis("round"), "yaxis": y, "hovermode": "x unified"}
-        charts.append(Chart(alt, data, layout, height, group.title))
+        charts.append(PlotlyChart(alt, data, layout, height, group.title))
     words = f"{caption} {seeds_in_words(list(drawn))}; {band_in_words(list(drawn), bands)}."
     return Figure(name, heading, words, charts, keys_of(list(drawn)), wide or len(charts) > 1)
 
 
 def _against(
-    study: Study,
+    report: ReportData,
     name: str,
     heading: str,
     caption: str,
@@ -180,9 +180,9 @@ def _against(
 ) -> Figure | None:
     """Accuracy against a cost that grows over rounds: means over seeds of both."""
     charts = []
-    lines = [line for line in study.lines if only is None or line in only]
+    lines = [line for line in report.lines if only is None or line in only]
     everything = [100 * row["accuracy"] for line in lines for run in line.runs for row in run.metrics if _scored(row)]
-    for group in study.groups:
+    for group in report.groups:
         data, ends = [], []
         for line in (line for line in group.lines if line in lines):
             rounds, accuracy = _by_round(line, lambda row: _percent(row.get("accuracy")))
@@ -204,7 +204,7 @@ def _against(
                 "yaxis": axis("test accuracy, %", range=span(everything)),
                 "hovermode": "closest",
             }
-            charts.append(Chart(alt, data, layout, 320, group.title))
+            charts.append(PlotlyChart(alt, data, layout, 320, group.title))
     words = f"{caption} {seeds_in_words(lines)}."
     return Figure(name, heading, words, charts, keys_of(lines), len(charts) > 1) if charts else None
 
@@ -306,7 +306,7 @@ def _scored(row: Mapping[str, Any]) -> bool:
     return "accuracy" in row
 
 
-def _where(group: Group) -> str:
+def _where(group: FederationGroup) -> str:
     return f" ({group.title})" if group.title else ""
 
 

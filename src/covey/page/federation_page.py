@@ -9,9 +9,9 @@ import numpy as np
 from covey.arrays import FloatArray
 from covey.job.federation_summary import Description
 from covey.page import palette
-from covey.page.figures import Chart, Figure, axis, keys_of, plain, rounded, seeds_in_words
-from covey.page.html_page import Page, Section, table, write_page
-from covey.page.run_data import Group, Line, Study
+from covey.page.figures import Figure, PlotlyChart, axis, keys_of, plain, rounded, seeds_in_words
+from covey.page.html_page import HtmlPage, Section, table, write_page
+from covey.page.run_data import FederationGroup, Line, ReportData
 
 _COLUMNS = 400
 """Clients drawn at most."""
@@ -33,7 +33,7 @@ def mix_figure(federations: Sequence[tuple[str, Description]]) -> Figure:
     return Figure("mix", "Who holds what", caption, charts, wide=True)
 
 
-def mix_chart(description: Description, title: str = "") -> Chart:
+def mix_chart(description: Description, title: str = "") -> PlotlyChart:
     """Three rows over the clients by skew: skew, samples, class mix."""
     chosen = description.sample(_COLUMNS)
     x = list(range(1, len(chosen) + 1))
@@ -104,13 +104,13 @@ def mix_chart(description: Description, title: str = "") -> Chart:
     alt = f"{description.clients} clients by skew: " + "; ".join(
         f"{name}: {value}" for name, value in description.rows()
     )
-    return Chart(alt + ".", data, layout, max(430, min(700, 300 + 14 * len(names))), title)
+    return PlotlyChart(alt + ".", data, layout, max(430, min(700, 300 + 14 * len(names))), title)
 
 
-def participation_figure(study: Study, described: dict[Group, dict[int, Description]]) -> Figure | None:
+def participation_figure(report: ReportData, described: dict[FederationGroup, dict[int, Description]]) -> Figure | None:
     """How often clients were invited, by their true skew. `described` is each group's federation by seed."""
     charts, drawn, dots = [], [], False
-    for group in study.groups:
+    for group in report.groups:
         lines = [line for line in group.lines if not line.reshapes and _chooses(line)]
         known = described.get(group, {})
         data, told = [], []
@@ -131,7 +131,7 @@ def participation_figure(study: Study, described: dict[Group, dict[int, Descript
             }
             where = f" ({group.title})" if group.title else ""
             alt = f"Share of rounds in which clients were invited{where}, from the least to the most skewed: "
-            charts.append(Chart(alt + ", ".join(told) + ".", data, layout, 320, group.title))
+            charts.append(PlotlyChart(alt + ", ".join(told) + ".", data, layout, 320, group.title))
     if not charts:
         return None
     seeds = len({seed for by_seed in described.values() for seed in by_seed})
@@ -140,7 +140,7 @@ def participation_figure(study: Study, described: dict[Group, dict[int, Descript
         + ("A dot is a client of the first seed. " if dots else "")
         + "A level line pays no heed to skew, a falling one avoids it."
     )
-    if len(drawn) < len(study.lines):
+    if len(drawn) < len(report.lines):
         caption += " Left out: methods that invite every client, and references that replace the clients."
     return Figure("participation", "Who was invited", caption, charts, keys_of(drawn), len(charts) > 1)
 
@@ -201,10 +201,10 @@ def _participation(
     return traces
 
 
-def dropped_figure(study: Study) -> Figure | None:
+def dropped_figure(report: ReportData) -> Figure | None:
     """Replies dropped so far, where there were any."""
     charts, drawn = [], []
-    for group in study.groups:
+    for group in report.groups:
         data: list[dict[str, Any]] = []
         for line in group.lines:
             rounds = min(len(run.metrics) for run in line.runs)
@@ -234,7 +234,7 @@ def dropped_figure(study: Study) -> Figure | None:
                 "yaxis": axis("replies dropped so far", rangemode="tozero"),
                 "hovermode": "x unified",
             }
-            charts.append(Chart(f"Replies dropped by the last round: {told}.", data, layout, 300, group.title))
+            charts.append(PlotlyChart(f"Replies dropped by the last round: {told}.", data, layout, 300, group.title))
     if not charts:
         return None
     caption = f"Replies that were lost or thrown away, summed over rounds. {seeds_in_words(drawn)}."
@@ -247,7 +247,7 @@ def federation_page(description: Description, path: Path) -> Path:
     title = f"{description.clients} clients with {config.dataset.name}, environment {config.environment.name}"
     summary = table(["", ""], description.rows(), caption="What the clients hold", head=False)
     figure = mix_figure([("", description)])
-    page = Page(
+    page = HtmlPage(
         title=f"Covey federation: {title}",
         headline=title,
         lead=f"Skew from {description.skew.min():.2f} to {description.skew.max():.2f}.",

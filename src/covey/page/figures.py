@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from covey.arrays import FloatArray
+from covey.job.comparison.statistics import half_interval
 from covey.page import palette
 from covey.page.run_data import Line
 
 
 @dataclass(frozen=True)
-class Chart:
+class PlotlyChart:
     """One drawing: traces and layout as plotly.js takes them, colours as CSS variables."""
 
     alt: str
@@ -26,7 +25,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """An entry of a legend; `line` is the place of the line that it switches on and off."""
 
     label: str
@@ -42,17 +41,17 @@ class Figure:
     name: str
     heading: str
     caption: str
-    charts: list[Chart]
-    keys: list[Key] = field(default_factory=list)
+    charts: list[PlotlyChart]
+    keys: list[LegendEntry] = field(default_factory=list)
     wide: bool = False
     """Takes the whole width of the page."""
 
 
-def keys_of(lines: Sequence[Line]) -> list[Key]:
+def keys_of(lines: Sequence[Line]) -> list[LegendEntry]:
     """The legend of `lines`, one entry for each colour."""
     first = {line.place: line for line in reversed(lines)}
     return [
-        Key(
+        LegendEntry(
             first[place].label,
             palette.line(place),
             palette.STROKES[palette.stroke(place)],
@@ -81,15 +80,12 @@ def span(values: Sequence[float], low: float = 0.0, high: float = 100.0) -> list
 
 def spread(values: FloatArray) -> tuple[FloatArray, FloatArray] | None:
     """The band around the mean of `values` `[seeds, points]`: 95 % interval (Student's t), or both of two seeds."""
-    from scipy import stats
-
     seeds = len(values)
     if seeds < 2:
         return None
     if seeds == 2:
         return values.min(axis=0), values.max(axis=0)
-    half = stats.t.ppf(0.975, seeds - 1) * values.std(axis=0, ddof=1) / np.sqrt(seeds)
-    mean = values.mean(axis=0)
+    mean, half = values.mean(axis=0), half_interval(values)
     return mean - half, mean + half
 
 

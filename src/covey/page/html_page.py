@@ -9,7 +9,7 @@ from pathlib import Path
 
 from covey.errors import Refusal
 from covey.page import palette
-from covey.page.figures import Chart, Figure, Key
+from covey.page.figures import Figure, LegendEntry, PlotlyChart
 from covey.storage import replace_file
 
 _POLICY = (
@@ -39,7 +39,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Page:
+class HtmlPage:
     """What a page says."""
 
     title: str
@@ -50,7 +50,7 @@ class Page:
     footer: str = ""
 
 
-def write_page(page: Page, path: Path) -> Path:
+def write_page(page: HtmlPage, path: Path) -> Path:
     """Write `page` so that nobody ever sees half of it."""
     text = render(page)
     try:
@@ -61,10 +61,10 @@ def write_page(page: Page, path: Path) -> Path:
     return path
 
 
-def render(page: Page) -> str:
+def render(page: HtmlPage) -> str:
     """The page as HTML."""
     sections = [section for section in page.sections if section.content]
-    charts: list[Chart] = []
+    charts: list[PlotlyChart] = []
     body = "\n".join(_section(section, charts) for section in sections)
     links = "".join(f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>' for section in sections)
     notices = "".join(f"<li>{escape(notice)}</li>" for notice in page.notices)
@@ -135,7 +135,7 @@ def folded(summary: str, content: Markup) -> Markup:
     return Markup(f"<details><summary>{escape(summary)}</summary>{content.text}</details>")
 
 
-def swatch(key: Key) -> str:
+def swatch(key: LegendEntry) -> str:
     """The stroke or the surface that stands for an entry of a legend."""
     if key.line is None:
         return f'<svg class="swatch" aria-hidden="true"><rect width="14" height="12" y="1" fill="{key.colour}"/></svg>'
@@ -150,7 +150,7 @@ def _cell(cell: str | Markup) -> str:
     return cell.text if isinstance(cell, Markup) else escape(cell)
 
 
-def _section(section: Section, charts: list[Chart]) -> str:
+def _section(section: Section, charts: list[PlotlyChart]) -> str:
     parts = [part.text if isinstance(part, Markup) else _figure(part, charts) for part in _paired(section.content)]
     return (
         f'<section id="{section.name}" aria-labelledby="{section.name}-heading">'
@@ -175,7 +175,7 @@ def _paired(content: Sequence[Markup | Figure]) -> list[Markup | Figure]:
     return parts
 
 
-def _figure(figure: Figure, charts: list[Chart]) -> str:
+def _figure(figure: Figure, charts: list[PlotlyChart]) -> str:
     panels = []
     for chart in figure.charts:
         title = f"<h4>{escape(chart.title)}</h4>" if chart.title else ""
@@ -192,7 +192,7 @@ def _figure(figure: Figure, charts: list[Chart]) -> str:
     )
 
 
-def _legend(keys: Sequence[Key]) -> str:
+def _legend(keys: Sequence[LegendEntry]) -> str:
     if not keys:
         return ""
     entries = []

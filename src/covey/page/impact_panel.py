@@ -9,8 +9,8 @@ from covey.arrays import FloatArray
 from covey.job.runs import Run
 from covey.page import palette
 from covey.page.curves import over_rounds
-from covey.page.figures import Chart, Figure, axis, rounded
-from covey.page.run_data import Group, Line, Study
+from covey.page.figures import Figure, PlotlyChart, axis, rounded
+from covey.page.run_data import FederationGroup, Line, ReportData
 
 _COLUMNS = 120
 """Columns of a picture; rounds beyond that are averaged in groups."""
@@ -19,13 +19,13 @@ _ROWS = 200
 """Clients in a picture; of more, as many at equal distances."""
 
 
-def client_loss_figures(study: Study) -> list[Figure | None]:
+def client_loss_figures(report: ReportData) -> list[Figure | None]:
     """Mean, variance and gap over clients of the loss of the model that they received, where they reported it."""
     about = "Loss of the model that a round's clients received, on their own samples"
-    missing = "" if all(_reports(line) for line in study.lines) else " Only methods whose clients report it."
+    missing = "" if all(_reports(line) for line in report.lines) else " Only methods whose clients report it."
     return [
         over_rounds(
-            study, name, heading, f"{about}: {words}.{missing}", title, _client_loss(figure), percent=False, height=300
+            report, name, heading, f"{about}: {words}.{missing}", title, _client_loss(figure), percent=False, height=300
         )
         for name, heading, words, title, figure in (
             ("client-loss", "Clients' mean loss", "mean over clients", "mean loss of clients, nats", "mean"),
@@ -47,12 +47,12 @@ def client_loss_figures(study: Study) -> list[Figure | None]:
     ]
 
 
-def impact_figure(study: Study) -> Figure | None:
+def impact_figure(report: ReportData) -> Figure | None:
     """The impact factor of each client over rounds, a picture for each line that has them."""
-    charts = [_impact_chart(group, line) for group in study.groups for line in group.lines if _weighs(line.runs[0])]
+    charts = [_impact_chart(group, line) for group in report.groups for line in group.lines if _weighs(line.runs[0])]
     if not charts:
         return None
-    seeds = sorted({line.seeds[0] for line in study.lines if _weighs(line.runs[0])})
+    seeds = sorted({line.seeds[0] for line in report.lines if _weighs(line.runs[0])})
     caption = (
         f"Impact factor of each client, in percent, of seed {', '.join(map(str, seeds))}: what its model counted for "
         "in the rounds in which it took part. Empty where it did not take part, 0 where its reply could not be used."
@@ -81,7 +81,7 @@ def impact_factors(run: Run) -> FloatArray:
     return factors
 
 
-def _impact_chart(group: Group, line: Line) -> Chart:
+def _impact_chart(group: FederationGroup, line: Line) -> PlotlyChart:
     factors = 100 * impact_factors(line.runs[0])
     weighed = np.flatnonzero(np.isfinite(factors).any(axis=1))
     if len(factors) <= _ROWS:
@@ -123,7 +123,7 @@ def _impact_chart(group: Group, line: Line) -> Chart:
         f"({means[order[-1]]:.3g} %) and client {order[0]} least ({means[order[0]]:.3g} %)."
     )
     title = line.label if not group.title else f"{line.label} ({group.title})"
-    return Chart(alt, data, layout, max(280, min(620, 160 + 14 * len(clients))), title)
+    return PlotlyChart(alt, data, layout, max(280, min(620, 160 + 14 * len(clients))), title)
 
 
 def _grouped(factors: FloatArray) -> tuple[list[int], FloatArray]:

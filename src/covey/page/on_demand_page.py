@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import IntArray
-from covey.job.on_demand import OnDemand, Tailored, target_curve
+from covey.job.on_demand import OnDemand, TargetModel, target_curve
 from covey.job.result_text import percent, size
 from covey.page import palette
-from covey.page.figures import Chart, Figure, Key, axis, plain, rounded, span
-from covey.page.html_page import Markup, Page, Section, folded, table, write_page
+from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, rounded, span
+from covey.page.html_page import HtmlPage, Markup, Section, folded, table, write_page
 from covey.probe.class_query import Privacy
 
 _DRAWN = 6
@@ -38,7 +38,7 @@ def ondemand_page(job: OnDemand, path: Path) -> Path:
     if job.composed.privacy:
         results.append(table(PRIVACY_COLUMNS, privacy_rows(job), PRIVACY_CAPTION, figures=True))
     shown = job.tailored[:_DRAWN]
-    page = Page(
+    page = HtmlPage(
         title=f"Covey: {title.lower()}",
         headline=title,
         lead=job.verdict,
@@ -136,10 +136,10 @@ def gains_figure(job: OnDemand) -> Figure:
         "hovermode": "closest",
     }
     caption = "A dot is a target. Above the dashed line the model on demand is the better one."
-    return Figure("gains", "Before and after", caption, [Chart(job.verdict, data, layout, 380)], wide=True)
+    return Figure("gains", "Before and after", caption, [PlotlyChart(job.verdict, data, layout, 380)], wide=True)
 
 
-def curve_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
+def curve_figure(job: OnDemand, one: TargetModel, place: int) -> Figure:
     """Accuracy on the target over rounds."""
     start = job.composed.base_round
     begin = [] if one.base.accuracy is None else [(0, one.base.accuracy)]
@@ -168,11 +168,11 @@ def curve_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
     ends = f"{percent(one.base.accuracy)} at first, {percent(one.scored.accuracy)} at the end."
     alt = f"Accuracy on the target {one.wanted.name}: {ends}"
     caption = f"{one.wanted.name}. Accuracy of each class on the test set, weighted by the target."
-    keys = [Key(name, colour) for name, colour, _ in lines]
-    return Figure(f"curve-{place}", f"Target {place}", caption, [Chart(alt, data, layout, 320)], keys)
+    keys = [LegendEntry(name, colour) for name, colour, _ in lines]
+    return Figure(f"curve-{place}", f"Target {place}", caption, [PlotlyChart(alt, data, layout, 320)], keys)
 
 
-def mix_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
+def mix_figure(job: OnDemand, one: TargetModel, place: int) -> Figure:
     """Target, composed and (where it is known) true mix, class by class."""
     chosen = _classes(one)
     names = [plain(job.composed.class_names[label]) for label in chosen.tolist()]
@@ -202,12 +202,12 @@ def mix_figure(job: OnDemand, one: Tailored, place: int) -> Figure:
         f"{len(one.composition.clients)} of {job.composed.clients} clients. n·MAE from the target: "
         f"{one.composition.distance:.2f} by the estimates{truly}."
     )
-    keys = [Key(name, colour) for name, colour, _ in bars]
-    chart = Chart(f"Mix of target {one.wanted.name}. {said}", data, layout, 320)
+    keys = [LegendEntry(name, colour) for name, colour, _ in bars]
+    chart = PlotlyChart(f"Mix of target {one.wanted.name}. {said}", data, layout, 320)
     return Figure(f"mix-{place}", f"Target {place}", f"{one.wanted.name}. {said}", [chart], keys)
 
 
-def _classes(one: Tailored) -> IntArray:
+def _classes(one: TargetModel) -> IntArray:
     """Classes that matter, at most `_CLASSES`, in their order."""
     weight = np.maximum(one.wanted.mix, one.composition.mix)
     weight = weight if one.true_mix is None else np.maximum(weight, one.true_mix)
@@ -240,11 +240,11 @@ def _noise(job: OnDemand) -> str:
     return f" with noise (ε {budget.epsilon:g}, δ {budget.delta:g})"
 
 
-def _about(one: Tailored, note: str) -> str:
+def _about(one: TargetModel, note: str) -> str:
     return note if one.wanted.name in note else f"{one.wanted.name}: {note}"
 
 
-def _tested(one: Tailored) -> str:
+def _tested(one: TargetModel) -> str:
     return (
         f"{percent(one.base.tested)} to {percent(one.scored.tested)} ({one.test_samples:,})"
         if one.test_samples

@@ -8,7 +8,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.errors import Refusal, require
-from covey.job.comparison.plan import Contender, is_comparison, places_of, read_plan
+from covey.job.comparison.plan import Variant, is_comparison, places_of, read_plan
 from covey.job.comparison.statistics import Comparison
 from covey.job.runs import Run
 from covey.registries import methods
@@ -52,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class FederationGroup:
     """Lines that learn from the same federation."""
 
     title: str
@@ -75,18 +75,18 @@ class Group:
         ]
 
     def _compare(self, lines: Sequence[Line], target: float | None) -> Comparison:
-        contenders = tuple(
-            Contender(line.label, line.config.method, tuple(run.config for run in line.runs)) for line in lines
+        variants = tuple(
+            Variant(line.label, line.config.method, tuple(run.config for run in line.runs)) for line in lines
         )
-        return Comparison(lines[0].runs[0].folder, contenders, {line.label: line.runs for line in lines}, target)
+        return Comparison(lines[0].runs[0].folder, variants, {line.label: line.runs for line in lines}, target)
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class ReportData:
     """Everything that a page is about."""
 
     folders: tuple[Path, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[FederationGroup, ...]
     notices: tuple[str, ...]
     """What is missing, in sentences."""
 
@@ -106,7 +106,7 @@ class Study:
         return all(line.label == line.config.method for line in self.lines)
 
 
-def gather(folders: Sequence[Path]) -> Study:
+def read_report_data(folders: Sequence[Path]) -> ReportData:
     """Read run folders and folders of comparisons."""
     require(len(folders) > 0, "There is nothing to report on; name at least one run folder or comparison.")
     notices: list[str] = []
@@ -120,7 +120,7 @@ def gather(folders: Sequence[Path]) -> Study:
             f"There is no evaluated round yet in {', '.join(map(str, folders))}; go on with: covey resume {folders[0]}"
         )
     targets = {read_plan(folder).get("target") for folder in folders if is_comparison(folder)}
-    return Study(tuple(folders), _groups(found, targets.pop() if len(targets) == 1 else None), tuple(notices))
+    return ReportData(tuple(folders), _groups(found, targets.pop() if len(targets) == 1 else None), tuple(notices))
 
 
 def runs_of(folder: Path) -> list[tuple[str, Run]]:
@@ -169,7 +169,7 @@ def _evaluated(run: Run, notices: list[str]) -> bool:
     return any("accuracy" in row for row in run.metrics)
 
 
-def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[Group, ...]:
+def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[FederationGroup, ...]:
     lines: dict[tuple[str, int], list[Run]] = {}
     sources: dict[tuple[str, int], Path] = {}
     for folder, run in found:
@@ -193,7 +193,7 @@ def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[Gr
             label = label if labels.count(label) == 1 else f"{label} ({number + 1})"
             place = places.setdefault(label, len(places))
             members.append(Line(label, place, tuple(sorted(lines[key], key=lambda run: run.config.seed))))
-        groups.append(Group(title, tuple(members), target))
+        groups.append(FederationGroup(title, tuple(members), target))
     return tuple(groups)
 
 

@@ -7,8 +7,8 @@ from covey.errors import Refusal
 from covey.job.federation_summary import Description, describe
 from covey.page import curves, federation_page, impact_panel, standings, summary_text, tables
 from covey.page.figures import Figure
-from covey.page.html_page import Markup, Page, Section, escape, folded, write_page
-from covey.page.run_data import Group, Study, gather
+from covey.page.html_page import HtmlPage, Markup, Section, escape, folded, write_page
+from covey.page.run_data import FederationGroup, ReportData, read_report_data
 from covey.page.tensorboard import tensorboard
 
 __all__ = ["report", "tensorboard"]
@@ -27,21 +27,21 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
     only one.
     """
     folders = [Path(folder) for folder in folders]
-    study = gather(folders)
+    data = read_report_data(folders)
     if out is None:
         out = folders[0] if len(folders) == 1 else Path()
     path = out / "report.html" if out.is_dir() else out
-    return write_page(page_of(study), path)
+    return write_page(page_of(data), path)
 
 
-def page_of(study: Study) -> Page:
+def page_of(report: ReportData) -> HtmlPage:
     """Everything that the page says and shows; what has no data is left out."""
-    described, notices = _rebuild(study)
+    described, notices = _rebuild(report)
     names = {group: next(iter(seeds.values())).class_names for group, seeds in described.items()}
     mixes = [(group.title, next(iter(seeds.values()))) for group, seeds in described.items()]
-    results: list[Markup | Figure | None] = [_verdicts(study)]
-    results += [tables.results_table(group, study.bare) for group in study.groups]
-    results.append(standings.terminal_figure(study))
+    results: list[Markup | Figure | None] = [_verdicts(report)]
+    results += [tables.results_table(group, report.bare) for group in report.groups]
+    results.append(standings.terminal_figure(report))
     sections = [
         Section("results", "Results", _there(results)),
         Section(
@@ -49,23 +49,23 @@ def page_of(study: Study) -> Page:
             "Learning",
             _there(
                 [
-                    curves.accuracy_figure(study),
-                    curves.own_accuracy_figure(study),
-                    curves.loss_figure(study),
-                    curves.training_loss_figure(study),
+                    curves.accuracy_figure(report),
+                    curves.own_accuracy_figure(report),
+                    curves.loss_figure(report),
+                    curves.training_loss_figure(report),
                 ]
             ),
         ),
-        Section("by-class", "Classes", _there([standings.classes_figure(study, names)])),
+        Section("by-class", "Classes", _there([standings.classes_figure(report, names)])),
         Section(
             "fairness",
             "Fairness",
-            _there([*impact_panel.client_loss_figures(study), impact_panel.impact_figure(study)]),
+            _there([*impact_panel.client_loss_figures(report), impact_panel.impact_figure(report)]),
         ),
         Section(
             "cost",
             "Cost",
-            _there([curves.bytes_figure(study), curves.clock_figure(study), standings.seconds_figure(study)]),
+            _there([curves.bytes_figure(report), curves.clock_figure(report), standings.seconds_figure(report)]),
         ),
         Section(
             "clients",
@@ -73,32 +73,32 @@ def page_of(study: Study) -> Page:
             _there(
                 [
                     federation_page.mix_figure(mixes) if mixes else None,
-                    federation_page.participation_figure(study, described),
-                    curves.cohort_skew_figure(study),
-                    federation_page.dropped_figure(study),
-                    tables.dropped_table(study),
-                    tables.absence_table(study),
+                    federation_page.participation_figure(report, described),
+                    curves.cohort_skew_figure(report),
+                    federation_page.dropped_figure(report),
+                    tables.dropped_table(report),
+                    tables.absence_table(report),
                 ]
             ),
         ),
-        Section("runs", "Runs", [tables.runs_table(study)]),
-        Section("configuration", "Configuration", tables.configuration(study)),
-        Section("origin", "Where this comes from", _there([tables.commands(study), tables.machines(study)])),
+        Section("runs", "Runs", [tables.runs_table(report)]),
+        Section("configuration", "Configuration", tables.configuration(report)),
+        Section("origin", "Where this comes from", _there([tables.commands(report), tables.machines(report)])),
     ]
-    return Page(
-        title=summary_text.title(study),
-        headline=summary_text.headline(study),
-        lead=summary_text.lead(study),
+    return HtmlPage(
+        title=summary_text.title(report),
+        headline=summary_text.headline(report),
+        lead=summary_text.lead(report),
         sections=sections,
-        notices=(*study.notices, *notices),
-        footer="Made by Covey from " + ", ".join(map(str, study.folders)) + ".",
+        notices=(*report.notices, *notices),
+        footer="Made by Covey from " + ", ".join(map(str, report.folders)) + ".",
     )
 
 
-def _verdicts(study: Study) -> Markup | None:
+def _verdicts(report: ReportData) -> Markup | None:
     """The tables in words: an answer for each of several federations, then line by line; many are folded away."""
-    answers = [f"{group.title}: {summary_text.answer(group)}" for group in study.groups if group.title]
-    said = {group.title: summary_text.sentences(group) for group in study.groups}
+    answers = [f"{group.title}: {summary_text.answer(group)}" for group in report.groups if group.title]
+    said = {group.title: summary_text.sentences(group) for group in report.groups}
     if not any(said.values()) and not answers:
         return None
     each = "".join(
@@ -114,11 +114,11 @@ def _bullets(sentences: Sequence[str]) -> str:
     return f'<ul class="verdicts">{items}</ul>' if items else ""
 
 
-def _rebuild(study: Study) -> tuple[dict[Group, dict[int, Description]], list[str]]:
+def _rebuild(report: ReportData) -> tuple[dict[FederationGroup, dict[int, Description]], list[str]]:
     """The federations of the first seeds, built again; a sentence where that cannot be done here."""
-    described: dict[Group, dict[int, Description]] = {}
+    described: dict[FederationGroup, dict[int, Description]] = {}
     notices = []
-    for group in study.groups:
+    for group in report.groups:
         configs = {run.config.seed: run.config for line in group.lines for run in line.runs}
         try:
             described[group] = {seed: describe(configs[seed]) for seed in sorted(configs)[:_REBUILT]}

@@ -6,27 +6,27 @@ import numpy as np
 
 from covey.arrays import FloatArray
 from covey.page import palette
-from covey.page.figures import Chart, Figure, Key, axis, plain, rounded, seeds_in_words, span
-from covey.page.run_data import Group, Line, Study
+from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, rounded, seeds_in_words, span
+from covey.page.run_data import FederationGroup, Line, ReportData
 
 _NUMBERS_UP_TO = 20
 """Classes in one chart beyond which there is no room for a number in every cell."""
 
 
-def terminal_figure(study: Study) -> Figure | None:
+def terminal_figure(report: ReportData) -> Figure | None:
     """Terminal accuracy with its interval, for two lines or more."""
-    if len(study.lines) < 2:
+    if len(report.lines) < 2:
         return None
-    charts = [_terminal(group) for group in study.groups]
+    charts = [_terminal(group) for group in report.groups]
     caption = (
-        f"Mean over the last 5 % of the rounds. {seeds_in_words(study.lines)}"
-        + ("" if all(len(line.runs) < 2 for line in study.lines) else "; the bar is the 95 % interval")
+        f"Mean over the last 5 % of the rounds. {seeds_in_words(report.lines)}"
+        + ("" if all(len(line.runs) < 2 for line in report.lines) else "; the bar is the 95 % interval")
         + "."
     )
     return Figure("terminal", "Terminal accuracy", caption, charts, wide=True)
 
 
-def _terminal(group: Group) -> Chart:
+def _terminal(group: FederationGroup) -> PlotlyChart:
     data = []
     for line, row in zip(group.lines, group.rows, strict=True):
         trace: dict[str, Any] = {
@@ -57,7 +57,7 @@ def _terminal(group: Group) -> Chart:
         "yaxis": axis("method", autorange="reversed", automargin=True, type="category"),
         "hovermode": "closest",
     }
-    return Chart(
+    return PlotlyChart(
         f"Dot chart of terminal accuracy with 95 % intervals: {ends}.",
         data,
         layout,
@@ -66,22 +66,22 @@ def _terminal(group: Group) -> Chart:
     )
 
 
-def _reach(group: Group) -> list[float]:
+def _reach(group: FederationGroup) -> list[float]:
     """Everything that is drawn, intervals included."""
     figures = ("terminal_low", "terminal_accuracy", "terminal_high")
     return [100 * row[figure] for row in group.rows for figure in figures if row[figure] is not None]
 
 
-def classes_figure(study: Study, names: dict[Group, tuple[str, ...]]) -> Figure | None:
+def classes_figure(report: ReportData, names: dict[FederationGroup, tuple[str, ...]]) -> Figure | None:
     """Accuracy of each class at the end; `names` are the classes of a group's data set, where they are known."""
-    charts = [chart for group in study.groups if (chart := _classes(group, names.get(group)))]
+    charts = [chart for group in report.groups if (chart := _classes(group, names.get(group)))]
     if not charts:
         return None
-    caption = f"Test accuracy of each class at the last evaluation. {seeds_in_words(study.lines)}."
+    caption = f"Test accuracy of each class at the last evaluation. {seeds_in_words(report.lines)}."
     return Figure("classes", "Accuracy by class, %", caption, charts, wide=True)
 
 
-def _classes(group: Group, names: tuple[str, ...] | None) -> Chart | None:
+def _classes(group: FederationGroup, names: tuple[str, ...] | None) -> PlotlyChart | None:
     found = {line: row for line in group.lines if (row := _last_classes(line)) is not None}
     if not found:
         return None
@@ -112,7 +112,7 @@ def _classes(group: Group, names: tuple[str, ...] | None) -> Chart | None:
         "xaxis": axis("class", type="category", automargin=True, showgrid=False),
         "yaxis": axis("method", autorange="reversed", automargin=True, type="category", showgrid=False),
     }
-    return Chart(
+    return PlotlyChart(
         f"Heat map of accuracy in % by method and class. {worst}.",
         [trace],
         layout,
@@ -127,20 +127,20 @@ def _last_classes(line: Line) -> FloatArray | None:
     return 100 * np.array([found[0] for found in last], dtype=np.float64).mean(axis=0) if all(last) else None
 
 
-def seconds_figure(study: Study) -> Figure | None:
+def seconds_figure(report: ReportData) -> Figure | None:
     """Seconds of this machine by phase of a round."""
-    phases = list(dict.fromkeys(phase for line in study.lines for phase in _seconds(line)))
+    phases = list(dict.fromkeys(phase for line in report.lines for phase in _seconds(line)))
     if not phases:
         return None
-    slowest = max(sum(_seconds(line).values()) for line in study.lines)
+    slowest = max(sum(_seconds(line).values()) for line in report.lines)
     unit_of_time = ("ms", 0.001) if slowest < 0.2 else ("s", 1.0)
-    charts = [_phases(group, phases, unit_of_time) for group in study.groups]
-    keys = [Key(phase, palette.phase(place)) for place, phase in enumerate(phases)]
-    caption = f"Time that this machine spent, mean over rounds. {seeds_in_words(study.lines)}."
-    return Figure("seconds", "Time by phase", caption, charts, keys, wide=len(charts) > 1 or len(study.lines) > 6)
+    charts = [_phases(group, phases, unit_of_time) for group in report.groups]
+    keys = [LegendEntry(phase, palette.phase(place)) for place, phase in enumerate(phases)]
+    caption = f"Time that this machine spent, mean over rounds. {seeds_in_words(report.lines)}."
+    return Figure("seconds", "Time by phase", caption, charts, keys, wide=len(charts) > 1 or len(report.lines) > 6)
 
 
-def _phases(group: Group, phases: list[str], unit_of_time: tuple[str, float]) -> Chart:
+def _phases(group: FederationGroup, phases: list[str], unit_of_time: tuple[str, float]) -> PlotlyChart:
     labels = [plain(line.label) for line in group.lines]
     unit, factor = unit_of_time
     spent = [{phase: value / factor for phase, value in _seconds(line).items()} for line in group.lines]
@@ -180,7 +180,7 @@ def _phases(group: Group, phases: list[str], unit_of_time: tuple[str, float]) ->
         f"{line.label}: " + ", ".join(f"{phase} {value:.3g} {unit}" for phase, value in row.items())
         for line, row in zip(group.lines, spent, strict=True)
     )
-    return Chart(
+    return PlotlyChart(
         f"Stacked bars of time per round by phase. {told}.",
         data,
         layout,

@@ -5,22 +5,22 @@ from typing import Any
 
 from covey.job.comparison.statistics import REFERENCE
 from covey.job.result_text import CLEAR, certainty, percent, verdicts
-from covey.page.run_data import Group, Study
+from covey.page.run_data import FederationGroup, ReportData
 
 
-def headline(study: Study) -> str:
+def headline(report: ReportData) -> str:
     """The answer to the question that the runs ask."""
-    if len(study.groups) == 1:
-        return answer(study.groups[0])
-    best = [_best(group)["name"] for group in study.groups]
-    count = len(study.groups)
+    if len(report.groups) == 1:
+        return answer(report.groups[0])
+    best = [_best(group)["name"] for group in report.groups]
+    count = len(report.groups)
     if len(set(best)) == 1:
         return f"{best[0]} ends highest in {'both' if count == 2 else f'all {count}'} federations."
     tally = sorted({name: best.count(name) for name in best}.items(), key=lambda item: -item[1])
     return f"It depends on the federation: {_joined([f'{name} ends highest in {n} of {count}' for name, n in tally])}."
 
 
-def sentences(group: Group) -> list[str]:
+def sentences(group: FederationGroup) -> list[str]:
     """What the table of a group says, line by line."""
     said = verdicts(group.comparison)
     unpaired = [line.label for line in group.lines if line.label not in group.comparison.runs]
@@ -31,37 +31,37 @@ def sentences(group: Group) -> list[str]:
     return said
 
 
-def lead(study: Study) -> str:
+def lead(report: ReportData) -> str:
     """What was run, in one line."""
-    noun = "method" if study.bare else "contender"
-    parts = [_count(len(study.legend), noun) if len(study.legend) > 1 else study.lines[0].label]
-    seeds = sorted({len(line.runs) for line in study.lines})
+    noun = "method" if report.bare else "variant"
+    parts = [_count(len(report.legend), noun) if len(report.legend) > 1 else report.lines[0].label]
+    seeds = sorted({len(line.runs) for line in report.lines})
     parts.append(_count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds")
-    if len(study.groups) > 1:
-        parts.append(_count(len(study.groups), "federation"))
+    if len(report.groups) > 1:
+        parts.append(_count(len(report.groups), "federation"))
     for noun, values in (
-        ("round", [line.config.rounds for line in study.lines]),
-        ("client", [line.config.clients for line in study.lines]),
+        ("round", [line.config.rounds for line in report.lines]),
+        ("client", [line.config.clients for line in report.lines]),
     ):
         low, high = min(values), max(values)
         parts.append(_count(low, noun) if low == high else f"{low:,} to {high:,} {noun}s")
     for noun, names in (
-        ("data set", [line.config.dataset.name for line in study.lines]),
-        ("environment", [line.config.environment.name for line in study.lines]),
-        ("model", [line.config.model.name for line in study.lines]),
+        ("data set", [line.config.dataset.name for line in report.lines]),
+        ("environment", [line.config.environment.name for line in report.lines]),
+        ("model", [line.config.model.name for line in report.lines]),
     ):
         different = list(dict.fromkeys(names))
         parts.append(f"{noun}{'s' if len(different) > 1 else ''} {', '.join(different)}")
     return "; ".join(parts) + "."
 
 
-def title(study: Study) -> str:
-    names = [line.label for line in study.legend]
+def title(report: ReportData) -> str:
+    names = [line.label for line in report.legend]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"Covey report: {shown} on {study.lines[0].config.dataset.name}"
+    return f"Covey report: {shown} on {report.lines[0].config.dataset.name}"
 
 
-def answer(group: Group) -> str:
+def answer(group: FederationGroup) -> str:
     """What the lines of one federation say, in one sentence."""
     rows = group.rows
     own = [row for row in rows if not _is_reference(group, row)] or rows
@@ -97,12 +97,12 @@ def _cost_of_skew(first: Mapping[str, Any], reference: Mapping[str, Any]) -> str
     return f"Skew costs {first['name']} {points:.1f} points{_sure(reference)}: it {ends.split(' ', 1)[1]}."
 
 
-def _best(group: Group) -> dict[str, Any]:
+def _best(group: FederationGroup) -> dict[str, Any]:
     own = [row for row in group.rows if not _is_reference(group, row)] or group.rows
     return max(own, key=lambda row: float(row["terminal_accuracy"]))
 
 
-def _is_reference(group: Group, row: Mapping[str, Any]) -> bool:
+def _is_reference(group: FederationGroup, row: Mapping[str, Any]) -> bool:
     return next(line for line in group.lines if line.label == row["name"]).reshapes
 
 

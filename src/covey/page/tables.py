@@ -14,7 +14,7 @@ from covey.job.result_text import comparison_columns, or_dash, percent, run_summ
 from covey.job.settings import expand
 from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
-from covey.page.run_data import Group, Line, Study, federation_of, runs_of, settings, spell
+from covey.page.run_data import FederationGroup, Line, ReportData, federation_of, runs_of, settings, spell
 
 _FLAGS = (
     *("method", "selector", "aggregator", "environment", "dataset", "model", "clients", "cohort"),
@@ -29,7 +29,7 @@ _OPEN_UP_TO = 6
 """Runs that are listed openly; more are folded away."""
 
 
-def results_table(group: Group, bare: bool) -> Markup:
+def results_table(group: FederationGroup, bare: bool) -> Markup:
     """One row of figures for each line, with intervals."""
     rows, target = group.rows, group.comparison.target
     live = all(run.config.runtime == "fleet" for line in group.lines for run in line.runs)
@@ -45,10 +45,10 @@ def results_table(group: Group, bare: bool) -> Markup:
     return table(["method", *columns], body, heading, figures=True)
 
 
-def runs_table(study: Study) -> Markup:
+def runs_table(report: ReportData) -> Markup:
     """What each run came to."""
     rows: list[list[str | Markup]] = []
-    for group in study.groups:
+    for group in report.groups:
         where = f" <small>{escape(group.title)}</small>" if group.title else ""
         for line in group.lines:
             for run in line.runs:
@@ -82,10 +82,10 @@ def _who(client: int, names: Mapping[int, str]) -> _Who:
     return client, names.get(client, str(client))
 
 
-def dropped_table(study: Study) -> Markup | None:
+def dropped_table(report: ReportData) -> Markup | None:
     """Why replies were dropped, and whose."""
     reasons: dict[tuple[str, str], list[_Who]] = {}
-    for line in study.lines:
+    for line in report.lines:
         for run in line.runs:
             names = read_names(run.folder)
             for row in run.metrics:
@@ -104,10 +104,10 @@ def dropped_table(study: Study) -> Markup | None:
     return table(["method", "replies", "reason", "clients"], rows, "Why replies were dropped")
 
 
-def absence_table(study: Study) -> Markup | None:
+def absence_table(report: ReportData) -> Markup | None:
     """Of runs on a live fleet: whose answers were lost, who was away, and who was rested, and in which rounds."""
     found: dict[tuple[str, _Who], dict[str, list[int]]] = {}
-    for line in study.lines:
+    for line in report.lines:
         for run in line.runs:
             names = read_names(run.folder)
             for row in run.metrics:
@@ -136,26 +136,26 @@ def _in_rounds(rounds: list[int]) -> str:
     return f"{len(rounds)}: {'round' if len(rounds) == 1 else 'rounds'} {listed}"
 
 
-def configuration(study: Study) -> list[Markup]:
+def configuration(report: ReportData) -> list[Markup]:
     """Settings that everything shares, and tables of those in which methods and federations differ."""
     flat = []
-    for line in study.lines:
+    for line in report.lines:
         flat.append({**settings(line.config), "seed": ", ".join(map(str, line.seeds))})
     keys = list(dict.fromkeys(key for one in flat for key in one))
     common = [key for key in keys if all(key in one and one[key] == flat[0][key] for one in flat)]
     entries = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(spell(flat[0][key]))}</dd></div>" for key in common)
     parts: list[Markup | None] = [Markup(f'<dl class="settings">{entries}</dl>')]
     different = [key for key in keys if key not in common]
-    federations = {group.title: federation_of(group.lines[0].config) for group in study.groups}
+    federations = {group.title: federation_of(group.lines[0].config) for group in report.groups}
     theirs = {key for one in federations.values() for key in one}
     own = [key for key in different if key not in theirs]
-    lines = {line.place: one for line, one in zip(reversed(study.lines), reversed(flat), strict=True)}
+    lines = {line.place: one for line, one in zip(reversed(report.lines), reversed(flat), strict=True)}
     parts.append(
         _differences(
             "Settings in which methods differ",
-            "method" if study.bare else "label",
-            [(_named(line), lines[line.place]) for line in study.legend],
-            [key for key in own if not (study.bare and key == "method")],
+            "method" if report.bare else "label",
+            [(_named(line), lines[line.place]) for line in report.legend],
+            [key for key in own if not (report.bare and key == "method")],
         )
     )
     parts.append(
@@ -176,10 +176,10 @@ def _differences(
     return table([head, *shown], rows, caption)
 
 
-def machines(study: Study) -> Markup | None:
+def machines(report: ReportData) -> Markup | None:
     """Where and with what the runs were made; several values where runs differ."""
     found: dict[str, dict[str, None]] = {}
-    for line in study.lines:
+    for line in report.lines:
         for run in line.runs:
             about = environment_of(run.folder)
             versions = about.pop("versions", None) or {}
@@ -197,12 +197,12 @@ def machines(study: Study) -> Markup | None:
     return table(["", ""], rows, "Machine and versions", head=False)
 
 
-def commands(study: Study) -> Markup:
+def commands(report: ReportData) -> Markup:
     """For each folder: what made it, and what makes it again."""
     parts = []
-    for folder in study.folders:
+    for folder in report.folders:
         made = next((text for _, run in runs_of(folder) if (text := made_by(run.folder))), None)
-        head = f"<h3>{escape(folder)}</h3>" if len(study.folders) > 1 else ""
+        head = f"<h3>{escape(folder)}</h3>" if len(report.folders) > 1 else ""
         before = f"<p>Made by</p>{_command(made)}" if made else ""
         parts.append(f"{head}{before}<p>Reproduced by</p>{_command(reproduced_by(folder))}")
     return Markup(f"<div>{''.join(parts)}</div>")

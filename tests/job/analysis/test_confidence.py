@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey import analyze
-from covey.job.analysis import Confidence
+from covey.job.analysis.confidence import Confidence
 from covey.selection.fedacs import skewness_scores
 
 

@@ -8,7 +8,7 @@ from torch import nn
 import covey
 from covey import analyze
 from covey.core.build import build_federation
-from covey.job.analysis import STANDS_OUT, deviations_above, unexplained
+from covey.job.analysis.outliers import STANDS_OUT, deviations_above, unexplained
 
 
 def altered(analysis, kind: str) -> set[int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from covey import analyze
-from covey.job.analysis import rank_correlation
+from covey.job.analysis.ranks import rank_correlation
 
 
 @pytest.mark.parametrize("dataset", ["digits", {"name": "synthetic", "train": 3000, "test": 100}])

@@ -14,7 +14,7 @@ from covey.config.sections import Local
 from covey.core.build import build_federation
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
-from covey.data.class_mix import all_wanted, wanted
+from covey.data.class_mix import parse_target, parse_targets
 from covey.data.paper_targets import target
 from covey.job.on_demand.composition import Composition, compose, sizes_note
 from covey.model import build_model
@@ -244,39 +244,39 @@ NAMES = ("cat", "dog", "emu", "7")
 
 
 def test_classes_go_by_name_and_else_by_number():
-    np.testing.assert_allclose(wanted("cat=0.5, 2=0.3 ,7=0.2", NAMES).mix, [0.5, 0, 0.3, 0.2])
-    np.testing.assert_allclose(wanted({"dog": 1}, NAMES).mix, [0, 1, 0, 0])
-    np.testing.assert_allclose(wanted({0: 0.25, 3: 0.75}, NAMES).mix, [0.25, 0, 0, 0.75])
-    np.testing.assert_allclose(wanted(np.array([0.1, 0.2, 0.3, 0.4]), NAMES).mix, [0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(parse_target("cat=0.5, 2=0.3 ,7=0.2", NAMES).mix, [0.5, 0, 0.3, 0.2])
+    np.testing.assert_allclose(parse_target({"dog": 1}, NAMES).mix, [0, 1, 0, 0])
+    np.testing.assert_allclose(parse_target({0: 0.25, 3: 0.75}, NAMES).mix, [0.25, 0, 0, 0.75])
+    np.testing.assert_allclose(parse_target(np.array([0.1, 0.2, 0.3, 0.4]), NAMES).mix, [0.1, 0.2, 0.3, 0.4])
 
 
 def test_shares_that_do_not_sum_to_one_are_scaled_with_a_note():
-    found = wanted("cat=50,dog=30", NAMES)
+    found = parse_target("cat=50,dog=30", NAMES)
     np.testing.assert_allclose(found.mix, [0.625, 0.375, 0, 0])
     assert found.notes == ("The shares of 'cat=50,dog=30' sum to 80 and were scaled to sum to 1.",)
-    assert wanted("cat=0.7,dog=0.3", NAMES).notes == ()
+    assert parse_target("cat=0.7,dog=0.3", NAMES).notes == ()
 
 
 def test_the_papers_targets_go_by_name():
-    np.testing.assert_allclose(wanted("TD3", NAMES).mix, [0.5, 0.5, 0, 0])
+    np.testing.assert_allclose(parse_target("TD3", NAMES).mix, [0.5, 0.5, 0, 0])
     shares = np.array([[1.0, 0, 0, 0], [0, 0.5, 0.5, 0]])
-    np.testing.assert_allclose(wanted("local:1", NAMES, shares).mix, [0, 0.5, 0.5, 0])
+    np.testing.assert_allclose(parse_target("local:1", NAMES, shares).mix, [0, 0.5, 0.5, 0])
 
 
 def test_one_target_or_many():
-    assert len(all_wanted("cat=1", NAMES)) == 1
-    assert len(all_wanted([0.1, 0.2, 0.3, 0.4], NAMES)) == 1
-    assert len(all_wanted(["cat=1", "td1", {"dog": 1}, [0, 0, 0, 1]], NAMES)) == 4
-    assert len(all_wanted(np.eye(4), NAMES)) == 4
+    assert len(parse_targets("cat=1", NAMES)) == 1
+    assert len(parse_targets([0.1, 0.2, 0.3, 0.4], NAMES)) == 1
+    assert len(parse_targets(["cat=1", "td1", {"dog": 1}, [0, 0, 0, 1]], NAMES)) == 4
+    assert len(parse_targets(np.eye(4), NAMES)) == 4
 
 
 def test_the_mix_of_a_file_of_labels(tmp_path: Path):
     plain = tmp_path / "labels.csv"
     plain.write_text("cat\ncat\n\ndog\n2\n")
-    np.testing.assert_allclose(wanted(plain, NAMES).mix, [0.5, 0.25, 0.25, 0])
+    np.testing.assert_allclose(parse_target(plain, NAMES).mix, [0.5, 0.25, 0.25, 0])
     headed = tmp_path / "table.csv"
     headed.write_text("time,Label\n10:00,emu\n10:05,emu\n10:10,cat\n")
-    found = wanted(headed, NAMES)
+    found = parse_target(headed, NAMES)
     np.testing.assert_allclose(found.mix, [1 / 3, 0, 2 / 3, 0])
     assert found.name == "table.csv"
 
@@ -290,14 +290,14 @@ def test_of_several_columns_that_could_be_labels_the_likelier_heading_wins(tmp_p
         row[place] = "emu"
     path = tmp_path / "table.csv"
     path.write_text("\n".join([heading, *map(",".join, rows)]))
-    np.testing.assert_allclose(wanted(path, NAMES).mix, [0, 0, 1, 0])
+    np.testing.assert_allclose(parse_target(path, NAMES).mix, [0, 0, 1, 0])
 
 
 def test_a_file_whose_column_is_headed_otherwise_is_refused_with_what_is_allowed(tmp_path: Path):
     path = tmp_path / "site.csv"
     path.write_text("animal\ncat\nemu\n")
     with pytest.raises(Refusal) as refusal:
-        wanted(path, NAMES)
+        parse_target(path, NAMES)
     said = str(refusal.value)
     assert said.startswith(f"In the file {path}: There is no class 'animal'. Classes: cat, dog, emu, 7;")
     assert said.endswith("one label a line, or a table with a column headed label, labels, class, y or target.")
@@ -326,7 +326,7 @@ def test_a_file_whose_column_is_headed_otherwise_is_refused_with_what_is_allowed
 )
 def test_targets_that_make_no_sense_are_refused_with_a_sentence(asked, sentence):
     with pytest.raises(Refusal) as refusal:
-        all_wanted(asked, NAMES)
+        parse_targets(asked, NAMES)
     assert sentence in str(refusal.value)
 
 
@@ -334,8 +334,8 @@ def test_a_file_in_the_place_of_shares_is_told_where_files_go(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("mix.csv").write_text("cat\n")
     with pytest.raises(Refusal, match=r"'mix.csv' is a file: .* --target-csv 'mix.csv', or in Python a Path"):
-        wanted("mix.csv", NAMES)
-    assert wanted(Path("mix.csv"), NAMES).mix.tolist() == [1, 0, 0, 0]
+        parse_target("mix.csv", NAMES)
+    assert parse_target(Path("mix.csv"), NAMES).mix.tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -345,6 +345,6 @@ def test_files_without_labels_are_refused(tmp_path, text, sentence):
     path = tmp_path / "labels.csv"
     path.write_text(text)
     with pytest.raises(Refusal, match=sentence):
-        wanted(path, NAMES)
+        parse_target(path, NAMES)
     with pytest.raises(Refusal, match="cannot be read"):
-        wanted(tmp_path / "absent.csv", NAMES)
+        parse_target(tmp_path / "absent.csv", NAMES)

@@ -22,20 +22,8 @@ No sample leaves a client, but where class shares are secret, this analysis is n
 """
 
 from covey.job.analysis.analysis_job import ROUNDS, analyze
-from covey.job.analysis.analysis_result import Analysis, BoolArray
-from covey.job.analysis.confidence import Confidence, bias_slot
-from covey.job.analysis.outliers import STANDS_OUT, deviations_above, unexplained
-from covey.job.analysis.ranks import rank_correlation
+from covey.job.analysis.analysis_result import Analysis
+from covey.job.analysis.confidence import bias_slot
+from covey.job.analysis.outliers import STANDS_OUT
 
-__all__ = [
-    "ROUNDS",
-    "STANDS_OUT",
-    "Analysis",
-    "BoolArray",
-    "Confidence",
-    "analyze",
-    "bias_slot",
-    "deviations_above",
-    "rank_correlation",
-    "unexplained",
-]
+__all__ = ["ROUNDS", "STANDS_OUT", "Analysis", "analyze", "bias_slot"]

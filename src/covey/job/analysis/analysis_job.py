@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from covey.arrays import IntArray
 from covey.config.schema import GIVEN, Config
 from covey.config.values import overlay
-from covey.core.build import build_federation
+from covey.core.build import build_federation, build_module, initial_model
 from covey.core.messages import Fault, Order
 from covey.core.replies import checked
 from covey.data.dataset import Dataset
@@ -25,7 +24,6 @@ from covey.job.analysis.insight_answers import Answers, findings_of, unsaid
 from covey.job.experiment import build_runtime
 from covey.job.runs import Run
 from covey.job.settings import as_config, as_configured, expand, with_federation
-from covey.model import build_model
 from covey.model.layout import Layout
 from covey.probe.insight import Insight
 from covey.randomness import key
@@ -72,7 +70,7 @@ def analyze(
     asked = _asked(among, held.clients)
     require(len(asked) >= 2, "Clients are compared with each other, so an analysis needs at least two.")
     dataset = held.dataset
-    module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+    module = build_module(config, dataset)
     layout = Layout.of(module)
     bias = bias_slot(module, layout, dataset)
     states = list(_states(config, dataset, layout, run, count))
@@ -144,20 +142,18 @@ def _configured(
 
 def _states(config: Config, dataset: Dataset, layout: Layout, run: Run | None, count: int) -> Iterator[Tensor]:
     """The model of each round: the run's; or the one that a run of this seed begins with, and others of its kind."""
-    dtype = torch.float64 if config.precision == "fp64" else torch.float32
     if run is not None:
-        state = Layout.of(module := run.model()).read(module)
+        state = initial_model(config, run.model())
         require(
             len(state) == layout.size,
             f"The model of {run.folder} has {len(state):,} parameters, and one for samples of the shape "
             f"{' x '.join(map(str, dataset.shape))} in {dataset.classes} classes has {layout.size:,}.",
         )
-        yield state.to(dtype)
+        yield state
         return
     for number in range(count):
         seed = config.seed if number == 0 else key(config.seed, number, "analysis")
-        module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, seed)
-        yield layout.read(module).to(dtype)
+        yield initial_model(config, build_module(replace(config, seed=seed), dataset))
 
 
 def _asked(among: Sequence[int] | None, clients: int) -> IntArray:

@@ -15,7 +15,7 @@ from covey.core.checkpoint import FORMAT
 from covey.core.loop import OnRound
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
-from covey.job.comparison.plan import Contender, claim, contenders_of, default_folder, finished, place_of, read_plan
+from covey.job.comparison.plan import Variant, claim, default_folder, finished, place_of, read_plan, variants_of
 from covey.job.comparison.statistics import Comparison
 from covey.job.experiment import dry_run
 from covey.job.runs import resume, run, run_together
@@ -81,12 +81,12 @@ def compare(
     plan |= {"fairness": True} if fairness else {}
     # As it will be read again: a list may have been a tuple.
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
-    contenders = contenders_of(plan)
-    for contender in contenders:
-        _possible(contender.configs[0], federation)
+    variants = variants_of(plan)
+    for variant in variants:
+        _possible(variant.configs[0], federation)
     folder = Path(out) if out is not None else default_folder(plan)
     claim(folder, plan)
-    return _advance(folder, contenders, federation, on_run, on_round, fleet)
+    return _advance(folder, variants, federation, on_run, on_round, fleet)
 
 
 def resume_comparison(
@@ -99,7 +99,7 @@ def resume_comparison(
 ) -> Comparison:
     """Go on with a comparison that was stopped."""
     plan = read_plan(folder)
-    return _advance(folder, contenders_of(plan), federation, on_run, on_round, fleet)
+    return _advance(folder, variants_of(plan), federation, on_run, on_round, fleet)
 
 
 def _plain(value: Any) -> Any:
@@ -128,7 +128,7 @@ def _possible(config: Config, given: Federation | None) -> None:
 
 def _advance(
     folder: Path,
-    contenders: tuple[Contender, ...],
+    variants: tuple[Variant, ...],
     given: Federation | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
@@ -136,9 +136,9 @@ def _advance(
 ) -> Comparison:
     """Run what is missing: in lockstep on the stacked runtime, else one after another."""
     places = [
-        (contender.label, config, place_of(folder, contender.label, config.seed))
-        for contender in contenders
-        for config in contender.configs
+        (variant.label, config, place_of(folder, variant.label, config.seed))
+        for variant in variants
+        for config in variant.configs
     ]
     missing = [(label, config, place) for label, config, place in places if not finished(place)]
     lockstep = [(config, place) for _, config, place in missing if config.runtime == "stacked"]

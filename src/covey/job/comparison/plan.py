@@ -24,7 +24,7 @@ _PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggr
 
 
 @dataclass(frozen=True)
-class Contender:
+class Variant:
     """One line of a comparison: a method with the varied settings, and a configuration per seed."""
 
     label: str
@@ -32,11 +32,11 @@ class Contender:
     configs: tuple[Config, ...]
 
 
-def contenders_of(plan: Mapping[str, Any]) -> tuple[Contender, ...]:
+def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
     """The lines of a comparison: methods times the values of every varied setting."""
     require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
     given_to = dict(zip(plan["methods"], _given_to(plan["methods"], plan["given"]), strict=True))
-    contenders = []
+    variants = []
     for label, method, varied in lines_of(plan):
         aggregator = recipe_of(method).aggregator
         agent = plan.get("agents", {}).get(aggregator)
@@ -49,10 +49,10 @@ def contenders_of(plan: Mapping[str, Any]) -> tuple[Contender, ...]:
             f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
             "beside it; leave either out.",
         )
-        contenders.append(Contender(label, method, configs))
-    labels = [contender.label for contender in contenders]
+        variants.append(Variant(label, method, configs))
+    labels = [variant.label for variant in variants]
     require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
-    return tuple(contenders)
+    return tuple(variants)
 
 
 def lines_of(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ from scipy import stats
 from covey.arrays import FloatArray
 from covey.environment.federated_data import Federation
 from covey.errors import require
-from covey.job.comparison.plan import Contender, lines_of, places_of, read_plan, recorded
+from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
 from covey.job.runs import Run, data_frame
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Comparison:
     """The runs of a comparison and their statistics."""
 
     folder: Path
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Variant, ...]
     runs: dict[str, tuple[Run, ...]]
     """Label → one run per seed."""
     wanted_target: float | None = None
@@ -273,7 +273,7 @@ class Comparison:
         for label, _, place in places_of(folder, plan):
             runs[label] = (*runs.get(label, ()), Run.open(place, federation))
         contenders = tuple(
-            Contender(label, method, tuple(one.config for one in runs[label])) for label, method, _ in lines_of(plan)
+            Variant(label, method, tuple(one.config for one in runs[label])) for label, method, _ in lines_of(plan)
         )
         return cls(folder, contenders, runs, plan.get("target"))
 
@@ -290,24 +290,24 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per contender; `pandas.DataFrame(comparison.rows)` is a table."""
-        return [self._row(contender) for contender in self.contenders]
+        """One mapping per variant; `pandas.DataFrame(comparison.rows)` is a table."""
+        return [self._row(variant) for variant in self.contenders]
 
     def frame(self) -> "pandas.DataFrame":
         """The table as a pandas data frame."""
         return data_frame(self.rows)
 
-    def _row(self, contender: Contender) -> dict[str, Any]:
-        curves = self.curves[contender.label]
+    def _row(self, variant: Variant) -> dict[str, Any]:
+        curves = self.curves[variant.label]
         first = self.curves[self.contenders[0].label]
         terminal = _terminals(curves)
         own_terminal, own_rounds = Estimate.of(terminal.tolist()), self._to_target(curves, lambda one: one.evaluations)
         first_rounds = self._to_target(first, lambda one: one.evaluations)
         paired = Estimate.of((terminal - _terminals(first)).tolist())
-        is_first = contender is self.contenders[0]
+        is_first = variant is self.contenders[0]
         return {
-            "name": contender.label,
-            "method": contender.method,
+            "name": variant.label,
+            "method": variant.method,
             "seeds": len(curves),
             "terminal_accuracy": own_terminal.mean,
             "terminal_median": own_terminal.median,
@@ -323,17 +323,17 @@ class Comparison:
             "bytes_to_target": self._to_target(curves, lambda one: one.bytes),
             "seconds_to_target": self._to_target(curves, lambda one: one.clock),
             "speed_up": first_rounds / own_rounds if own_rounds and first_rounds else None,
-            "gap_recovered": self._recovered(contender, terminal),
-            **{f"client_loss_{figure}": self._client_loss(contender, figure) for figure in ("mean", "variance", "gap")},
+            "gap_recovered": self._recovered(variant, terminal),
+            **{f"client_loss_{figure}": self._client_loss(variant, figure) for figure in ("mean", "variance", "gap")},
         }
 
-    def _client_loss(self, contender: Contender, figure: str) -> float | None:
+    def _client_loss(self, variant: Variant, figure: str) -> float | None:
         """Mean, variance or gap of clients' losses over the last 5 % of the rounds, mean over seeds.
 
         None unless every seed has recorded it.
         """
         ends = []
-        for one in self.runs[contender.label]:
+        for one in self.runs[variant.label]:
             rounds = one.metrics[-1]["round"]
             begin = rounds - terminal_window(rounds)
             last = [row for row in one.metrics if row["round"] > begin and "client_loss" in row]
@@ -348,11 +348,11 @@ class Comparison:
         found = [cost(curve)[place] for curve, place in zip(curves, places, strict=True) if place is not None]
         return float(np.mean(found)) if len(found) == len(curves) else None
 
-    def _recovered(self, contender: Contender, terminal: FloatArray) -> float | None:
+    def _recovered(self, variant: Variant, terminal: FloatArray) -> float | None:
         """Share of the gap between the first method and the IID reference that this one closes."""
         reference = next((other for other in self.contenders if other.method == REFERENCE), None)
         first = self.contenders[0]
-        if reference is None or contender is first or contender is reference:
+        if reference is None or variant is first or variant is reference:
             return None
         base, ceiling = (_terminals(self.curves[one.label]) for one in (first, reference))
         return share_of_gap(terminal, base, ceiling)

@@ -16,14 +16,13 @@ the base run's model; many targets run in lockstep where the runtime can.
 
 from covey.job.on_demand.on_demand_folder import is_ondemand
 from covey.job.on_demand.on_demand_job import ROUNDS, ondemand, read_ondemand, resume_ondemand
-from covey.job.on_demand.on_demand_result import Composed, OnDemand, Scored, Tailored, target_curve
+from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand, TargetModel, target_curve
 
 __all__ = [
     "ROUNDS",
-    "Composed",
+    "ComposedTargets",
     "OnDemand",
-    "Scored",
-    "Tailored",
+    "TargetModel",
     "is_ondemand",
     "ondemand",
     "read_ondemand",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from covey.aggregation.share_predictor import WithPredictor
 from covey.arrays import IntArray
+from covey.core.build import build_module
 from covey.core.interfaces import Probe
 from covey.core.messages import Order
 from covey.core.one_model import OneModel
@@ -15,7 +16,6 @@ from covey.core.replies import Replies, checked
 from covey.errors import Refusal, require
 from covey.job.analysis import bias_slot
 from covey.job.experiment import Experiment
-from covey.model import build_model
 from covey.probe.class_query import (
     ClassQuery,
     Estimates,
@@ -129,7 +129,7 @@ def _in_closed_form(
     """Class shares from one gradient of every client that answers, at a zero head or at the model as it is."""
     dataset, config = experiment.federation.dataset, experiment.config
     layout = method.setting.layout
-    module = build_model(config.model.name, dict(config.model.options), dataset.shape, dataset.classes, config.seed)
+    module = build_module(config, dataset)
     plain = bias_slot(module, layout, dataset) is not None
     require(
         plain or zero,

@@ -19,7 +19,7 @@ from covey.core.one_model import OneModel
 from covey.core.records import Records
 from covey.errors import Refusal, require
 from covey.job.on_demand.composition import Composition
-from covey.job.on_demand.on_demand_result import Composed
+from covey.job.on_demand.on_demand_result import ComposedTargets
 from covey.job.runs import Run
 from covey.job.settings import as_config
 from covey.registries import aggregators
@@ -27,7 +27,7 @@ from covey.selection.composed import ComposedSelector
 
 
 def begin_all(
-    folder: Path, plan: Mapping[str, Any], composed: Composed, run: Run, model: Tensor, method: OneModel
+    folder: Path, plan: Mapping[str, Any], composed: ComposedTargets, run: Run, model: Tensor, method: OneModel
 ) -> None:
     """A run folder for each target that begins at the base model, and one that goes on with the base run."""
     for number, (_, composition, _) in enumerate(composed.targets, start=1):

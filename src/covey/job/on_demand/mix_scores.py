@@ -8,19 +8,18 @@ from torch import Tensor
 
 from covey.arrays import FloatArray
 from covey.client.learner import Learner
+from covey.core.build import build_module
 from covey.core.checkpoint import read_checkpoint
 from covey.core.scores import tested_part, untested_notes
 from covey.data.dataset import Samples
 from covey.data.paper_targets import test_indices
 from covey.job.experiment import Experiment
-from covey.job.on_demand.on_demand_folder import true_shares
-from covey.job.on_demand.on_demand_result import Composed, OnDemand, Scored, Tailored, target_curve
+from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand, TargetModel, TargetScores, target_curve
 from covey.job.runs import Run
-from covey.model import build_model
 
 
 def evaluated(
-    composed: Composed, model: Tensor, experiment: Experiment, runs: Sequence[Run], *, with_base: bool
+    composed: ComposedTargets, model: Tensor, experiment: Experiment, runs: Sequence[Run], *, with_base: bool
 ) -> OnDemand:
     """Score the base model, the tailored ones and the continued one on every target."""
     states = [model.cpu()]
@@ -28,7 +27,7 @@ def evaluated(
         _, state = read_checkpoint(one.folder)
         assert state is not None
         states.append(state["model"].to(model.dtype).cpu())
-    judge, truth = _Judge(experiment, states), true_shares(experiment)
+    judge, truth = _MixScorer(experiment, states), experiment.known_shares
     later = [row for row in runs[-1].metrics if row["round"] > composed.base_round]
     tailored = []
     for number, (wish, composition, notes) in enumerate(composed.targets, start=1):
@@ -38,7 +37,7 @@ def evaluated(
         mix, untested = tested_part(wish.mix, judge.totals)
         samples = judge.test_set(wish.mix) if mix.any() else None
         tailored.append(
-            Tailored(
+            TargetModel(
                 wanted=wish,
                 composition=composition,
                 run=one,
@@ -61,7 +60,7 @@ def _silence(run: Run) -> list[str]:
     return [f"No client answered in any of the {len(run.metrics)} rounds, so this is the base model as it was."]
 
 
-class _Judge:
+class _MixScorer:
     """Scores models on mixes: all of them on the whole test set at once, each on the test set of a mix."""
 
     def __init__(self, experiment: Experiment, states: list[Tensor]) -> None:
@@ -69,19 +68,20 @@ class _Judge:
         scores = experiment.runtime.evaluate(torch.stack(states))
         self.states = states
         self.by_class, self.totals = scores.class_accuracy, scores.totals
-        shape, classes = self.dataset.shape, self.dataset.classes
-        module = build_model(config.model.name, dict(config.model.options), shape, classes, config.seed)
         on_gpu = config.runtime == "stacked" and config.device != "cpu" and torch.cuda.is_available()
-        self.learner = Learner(module, self.dataset, config.precision, "cuda" if on_gpu else "cpu")
+        module, device = build_module(config, self.dataset), "cuda" if on_gpu else "cpu"
+        self.learner = Learner(module, self.dataset, config.precision, device)
 
     def test_set(self, mix: FloatArray) -> Samples:
         index = torch.from_numpy(test_indices(mix, self.dataset.test_y.numpy()))
         device = self.learner.device
         return Samples(self.dataset.test_x[index].to(device), self.dataset.test_y[index].to(device))
 
-    def scored(self, place: int, mix: FloatArray, samples: Samples | None, metrics: Sequence[dict[str, Any]]) -> Scored:
+    def scored(
+        self, place: int, mix: FloatArray, samples: Samples | None, metrics: Sequence[dict[str, Any]]
+    ) -> TargetScores:
         if samples is None:
-            return Scored()
+            return TargetScores()
         _, right = self.learner.score(self.states[place].to(self.learner.device), samples)
         peak = max((accuracy for _, accuracy in target_curve(metrics, mix)), default=None)
-        return Scored(float(self.by_class[place] @ mix), int(right.sum()) / len(samples), peak)
+        return TargetScores(float(self.by_class[place] @ mix), int(right.sum()) / len(samples), peak)

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray
 from covey.core.checkpoint import FORMAT
-from covey.data.class_mix import Wanted
+from covey.data.class_mix import TargetMix
 from covey.errors import Refusal
 from covey.job.experiment import Experiment
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Composition, Pairing
-from covey.job.on_demand.on_demand_result import Composed
+from covey.job.on_demand.on_demand_result import ComposedTargets
 from covey.job.runs import Run
 from covey.probe.class_query import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
 from covey.storage import write_json
 
 
 @dataclass(frozen=True)
-class Plan:
+class OnDemandPlan:
     """What a job was asked for; the same again goes on with it."""
 
     base: str
@@ -53,7 +53,7 @@ def is_ondemand(folder: Path) -> bool:
 
 def claim(
     folder: Path,
-    plan: Plan,
+    plan: OnDemandPlan,
     model: Tensor,
     found: Estimates,
     compositions: Sequence[Composition],
@@ -126,7 +126,7 @@ def is_complete(folder: Path, plan: Mapping[str, Any]) -> bool:
     )
 
 
-def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> tuple[Composed, Tensor]:
+def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> tuple[ComposedTargets, Tensor]:
     """What a job's folder says was composed, and the model that it branched from."""
     plan = data["plan"]
     try:
@@ -134,13 +134,13 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
     except (OSError, SafetensorError) as error:
         raise Refusal(f"{folder} cannot be gone on with: its base.safetensors cannot be read ({error}).") from error
     found = Estimates(*(tensors[name].numpy() for name in ("shares", "seen", "sizes")))
-    names, truth = experiment.federation.dataset.class_names, true_shares(experiment)
+    names, truth = experiment.federation.dataset.class_names, experiment.known_shares
     targets = []
-    for wish, mapping in zip(map(Wanted.of, plan["targets"]), data["composed"], strict=True):
+    for wish, mapping in zip(map(TargetMix.of, plan["targets"]), data["composed"], strict=True):
         composition = Composition.of(mapping)
         warning = composition.warning(names)
         targets.append((wish, composition, (*wish.notes, *([warning] if warning else []))))
-    composed = Composed(
+    composed = ComposedTargets(
         folder=folder,
         base=plan["base"],
         base_round=plan["base_round"],
@@ -158,11 +158,6 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
         privacy=() if truth is None else _cost(truth, experiment.federation.sizes, plan["insight_dp"]),
     )
     return composed, tensors["model"]
-
-
-def true_shares(experiment: Experiment) -> FloatArray | None:
-    """The clients' class shares `[clients, classes]`, where they are known. For evaluation only."""
-    return experiment.federation.truth.shares if experiment.known else None
 
 
 def _cost(truth: FloatArray, sizes: IntArray, insight_dp: str | None) -> tuple[PrivacyCost, ...]:

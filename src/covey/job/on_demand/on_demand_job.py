@@ -11,7 +11,7 @@ from covey.config.schema import GIVEN, Config
 from covey.core.checkpoint import read_checkpoint
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
-from covey.data.class_mix import Target, all_wanted
+from covey.data.class_mix import Target, parse_targets
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
 from covey.job.comparison.execution import OnRun
@@ -21,7 +21,7 @@ from covey.job.on_demand.composition import Pairing, compose, sizes_note
 from covey.job.on_demand.fine_tune import begin_all, continued_config
 from covey.job.on_demand.mix_scores import evaluated
 from covey.job.on_demand.on_demand_folder import (
-    Plan,
+    OnDemandPlan,
     claim,
     default_folder,
     is_complete,
@@ -30,9 +30,8 @@ from covey.job.on_demand.on_demand_folder import (
     read_job,
     require_free,
     run_folders,
-    true_shares,
 )
-from covey.job.on_demand.on_demand_result import Composed, OnDemand
+from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand
 from covey.job.runs import Run, resume, run_together
 from covey.job.settings import as_config, expand
 from covey.registries import methods
@@ -57,7 +56,7 @@ def ondemand(
     federation: Federation | None = None,
     out: Path | str | None = None,
     fleet: Path | str | None = None,
-    on_composed: Callable[[Composed], None] | None = None,
+    on_composed: Callable[[ComposedTargets], None] | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
     **settings: Any,
@@ -91,8 +90,8 @@ def ondemand(
     experiment, done = _trained(run, config, fleet)
     try:
         experiment.federation.dataset.require_tests()
-        wishes = all_wanted(target, experiment.federation.dataset.class_names, true_shares(experiment))
-        plan = Plan(
+        wishes = parse_targets(target, experiment.federation.dataset.class_names, experiment.known_shares)
+        plan = OnDemandPlan(
             base=str(run.folder.resolve()),
             base_round=done,
             targets=tuple(wish.as_mapping() for wish in wishes),
@@ -134,7 +133,7 @@ def resume_ondemand(
     folder: Path | str,
     *,
     federation: Federation | None = None,
-    on_composed: Callable[[Composed], None] | None = None,
+    on_composed: Callable[[ComposedTargets], None] | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
     fleet: Path | str | None = None,
@@ -180,7 +179,7 @@ def _opened(base: Run | Path | str, federation: Federation | None) -> Run:
 def _kept(
     folder: Path,
     federation: Federation | None,
-    on_composed: Callable[[Composed], None] | None = None,
+    on_composed: Callable[[ComposedTargets], None] | None = None,
     fleet: Path | str | None = None,
 ) -> OnDemand:
     """What a complete job came to. Clients, data and model are those of its first run, as of all of them."""
@@ -227,7 +226,7 @@ def _advance(
     folder: Path,
     run: Run,
     experiment: Experiment,
-    on_composed: Callable[[Composed], None] | None,
+    on_composed: Callable[[ComposedTargets], None] | None,
     on_run: OnRun | None,
     on_round: OnRound | None,
     fleet: Path | str | None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import FloatArray
-from covey.data.class_mix import Wanted
+from covey.data.class_mix import TargetMix
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Composition
 from covey.job.page_link import write_page_about
@@ -18,7 +18,7 @@ from covey.probe.class_query import Estimates, PrivacyCost
 
 
 @dataclass(frozen=True)
-class Scored:
+class TargetScores:
     """Accuracy on a target; None where the test set has none of its classes."""
 
     accuracy: float | None = None
@@ -30,10 +30,10 @@ class Scored:
 
 
 @dataclass(frozen=True, eq=False)
-class Tailored:
+class TargetModel:
     """The model for one target."""
 
-    wanted: Wanted
+    wanted: TargetMix
     composition: Composition
     run: Run
     true_mix: FloatArray | None
@@ -42,9 +42,9 @@ class Tailored:
     """`[classes]`: the target, as far as the test set has samples of its classes."""
     test_samples: int
     """Size of the test set of that mix."""
-    base: Scored
-    scored: Scored
-    continued: Scored | None
+    base: TargetScores
+    scored: TargetScores
+    continued: TargetScores | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ class Tailored:
 
 
 @dataclass(frozen=True, eq=False)
-class Composed:
+class ComposedTargets:
     """What is known before anybody trains: estimates, and the clients chosen for each target."""
 
     folder: Path
@@ -117,7 +117,7 @@ class Composed:
     estimates: Estimates
     error: float | None
     """n·MAE of the estimates, mean over clients, where the truth is known. For evaluation only."""
-    targets: tuple[tuple[Wanted, Composition, tuple[str, ...]], ...]
+    targets: tuple[tuple[TargetMix, Composition, tuple[str, ...]], ...]
     """Each with its notes."""
     notes: tuple[str, ...] = ()
     bytes_up: int = 0
@@ -143,8 +143,8 @@ class Composed:
 class OnDemand:
     """What a job came to."""
 
-    composed: Composed
-    tailored: tuple[Tailored, ...]
+    composed: ComposedTargets
+    tailored: tuple[TargetModel, ...]
     continued: Run | None = None
 
     @property
