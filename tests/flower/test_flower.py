@@ -263,7 +263,7 @@ def test_a_node_of_the_simulation_that_fails_costs_one_reply(engine):
 
 def test_a_client_makes_a_users_own_probe_only_where_it_is_allowed():
     described = describe(MeanInput(2), "mean input", lambda name, numbers: {})
-    with pytest.raises(Refusal, match=r"does not measure tests\.test_flower:MeanInput"):
+    with pytest.raises(Refusal, match=r"does not measure tests\.flower\.test_flower:MeanInput"):
         rebuild(described, lambda reference: torch.empty(0), allowed=())
     assert rebuild(
         described, lambda reference: torch.empty(0), allowed=["tests.flower.test_flower:MeanInput"]
@@ -995,7 +995,7 @@ def test_a_strategys_folder_says_who_failed_and_can_be_reported(tmp_path):
     assert [[fault["client"] for fault in row["dropped"]] for row in rows] == [[1], [1], []]
     assert [row["resting"] for row in rows] == [[], [], [1]]
     assert all(0 <= row["accuracy"] <= 1 for row in rows)
-    page = covey.report.report([tmp_path / "run"]).read_text()
+    page = covey.report([tmp_path / "run"]).read_text()
     assert "the disk is full" in page
     assert read_names(tmp_path / "run") == {0: "0", 1: "1", 2: "2"}
     again = Strategy("fedavg", model=net(), clients=3, cohort=3, folder=tmp_path / "run")

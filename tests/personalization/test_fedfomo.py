@@ -10,6 +10,7 @@ import covey
 from covey import Config, Refusal, run
 from covey.client.learner import training_part, validation_part
 from covey.config.sections import Local
+from covey.core.build import build_federation
 from covey.core.checkpoint import read_checkpoint
 from covey.core.messages import Order
 from covey.data.dataset import Samples
@@ -190,7 +191,7 @@ def test_validation_samples_are_never_trained_on():
     assert sorted([*training_part(samples, 5).y.tolist(), 4, 9, 14, 19]) == list(range(23))
     few = Samples(torch.arange(3)[:, None], torch.arange(3))
     assert training_part(few, 5).y.tolist() == validation_part(few, 5).y.tolist() == [0, 1, 2]
-    federation = covey.environment.federated_data.build_federation(Config.of(FOMO))
+    federation = build_federation(Config.of(FOMO))
     module = covey.models["mlp"].part((1, 8, 8), 10, hidden=(16,))
     start = covey.model.layout.Layout.of(module).read(module).double()
     order = Order(2, np.array([0, 2, 5]), start, Local(epochs=2, batch=4), holdout=5)

@@ -11,6 +11,7 @@ import covey
 from covey import Config, Refusal, run
 from covey.client.learner import Learner
 from covey.config.sections import Local
+from covey.core.build import build_federation
 from covey.core.messages import Order
 from covey.job.experiment import Experiment
 from covey.job.settings import describing
@@ -263,7 +264,7 @@ def test_absent_clients_count_in_the_mean_with_the_model_that_they_had():
 
 @pytest.mark.parametrize("each", [False, True])
 def test_an_anchor_is_pulled_to_on_both_runtimes_and_follows_its_client(each):
-    federation = covey.environment.federated_data.build_federation(Config.of(SKEWED))
+    federation = build_federation(Config.of(SKEWED))
     module = build_model("mlp", {"hidden": (16,)}, (1, 8, 8), 10, 0)
     start = Layout.of(module).read(module).double()
     anchor = torch.stack([start + shift for shift in (0.0, 0.5, -1.0)]) if each else start + 0.5
