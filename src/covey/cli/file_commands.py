@@ -28,12 +28,12 @@ def report(
 
     Example: covey report runs/demo
     """
-    from covey.cli.on_demand_command import draw_again
+    from covey.cli.on_demand_command import redraw
     from covey.job.on_demand import is_ondemand
     from covey.page.tensorboard import tensorboard as write_tensorboard
 
     on_demand = any(is_ondemand(folder) for folder in folders)
-    page = draw_again(folders, out) if on_demand else covey.report(folders, out)
+    page = redraw(folders, out) if on_demand else covey.report(folders, out)
     events = 0
     if tensorboard is not None:
         events = sum(write_tensorboard(folder, tensorboard) for folder in folders)
@@ -59,11 +59,13 @@ def evaluate(
 
     Example: covey evaluate runs/mine --target '0=0.5,3=0.5'
     """
+    from covey.cli.result_tables import show_evaluation
+
     result = covey.Run.open(folder).evaluate([*(target or []), *(target_csv or [])])
     if json_:
         print_json(result)
     else:
-        display.evaluation(result)
+        show_evaluation(result)
 
 
 def export(

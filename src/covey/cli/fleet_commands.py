@@ -16,21 +16,19 @@ import typer
 from rich import box
 from rich.table import Table
 
+import covey
 from covey.cli import terminal as display
 from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, print_json
 from covey.cli.flags import settings as settings_of
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config, require_same
 from covey.config.values import overlay
-from covey.core.build import build_federation
 from covey.core.client_names import read_names, write_names
 from covey.errors import Refusal, require
-from covey.job.result_text import run_summary
-from covey.job.runs import Run, resume, run
-from covey.job.settings import default_folder
 from covey.registry import coerce
 
 if TYPE_CHECKING:
+    from covey import Run
     from covey.fleet.fleet_folder import Fleet
 
 app = typer.Typer(help="A real fleet: TLS, authenticated nodes, faults, restart.", no_args_is_help=True)
@@ -80,6 +78,7 @@ def up(
     json_: JsonFlag = False,
 ) -> None:
     """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
+    from covey.core.build import build_federation
     from covey.fleet.fault_injection import Drill
     from covey.fleet.fleet_folder import Rules
     from covey.fleet.loopback import QUICK, Loopback, loopback_fleet
@@ -104,11 +103,11 @@ def up(
         federation = dry_run_live(chosen)
     else:
         require(out is None, "A run is gone on with in its own folder: leave out --out.")
-        chosen = Run.open(again).config
+        chosen = covey.Run.open(again).config
         settings = chosen.as_mapping()
         require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
         federation = build_federation(chosen)
-    done = len(Run.open(again).metrics) if again else 0
+    done = len(covey.Run.open(again).metrics) if again else 0
     drills = [Drill.of(text, federation.clients, range(done + 1, chosen.rounds + 1)) for text in drill or []]
     with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
         rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
@@ -256,7 +255,7 @@ def run_(
     chosen = Config.of(given)
     require_live(chosen.method)
     if begun:
-        require_same(Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
+        require_same(covey.Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
     _tell(_played(fleet, chosen, begun, place), json_)
 
 
@@ -269,7 +268,7 @@ def fleet_settings(folder: Path) -> dict[str, Any]:
 
 def go_on(folder: Path, begun: Path, json_: bool) -> None:
     """Go on with a run on a live fleet, for `covey resume --fleet`."""
-    chosen = Run.open(begun).config
+    chosen = covey.Run.open(begun).config
     require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
     fleet, sites = _fleet(folder), list(read_names(begun).values())
     require(
@@ -306,9 +305,11 @@ def _link(fleet: "Fleet") -> Any:
     return Link(fleet.address, fleet.server / "ca.crt")
 
 
-def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> Run:
+def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> "Run":
     """A run on a live fleet, with its progress."""
-    done = len(Run.open(begun).metrics) if begun else 0
+    from covey.job.settings import default_folder
+
+    done = len(covey.Run.open(begun).metrics) if begun else 0
     place = begun or out or default_folder(chosen)
     with display.run_progress(chosen.method, chosen.rounds, done) as progress:
 
@@ -317,19 +318,22 @@ def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None
             progress(record)
 
         if begun is not None:
-            return resume(begun, on_round=on_round, fleet=fleet.folder)
-        return run(chosen, out=place, on_round=on_round, fleet=fleet.folder)
+            return covey.resume(begun, on_round=on_round, fleet=fleet.folder)
+        return covey.run(chosen, out=place, on_round=on_round, fleet=fleet.folder)
 
 
-def _tell(result: Run, json_: bool, missed: Sequence[str] = ()) -> None:
+def _tell(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
     """What a run came to; `missed` are drills that did not take place."""
+    from covey.cli.result_tables import show_run
+    from covey.job.result_text import run_summary
+
     names = read_names(result.folder)
     faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
     if json_:
         lost = [{"round": number, **fault, "name": names.get(fault["client"])} for number, fault in faults]
         print_json({**run_summary(result), "faults": lost, "missed_drills": list(missed)})
     else:
-        display.run_result(result)
+        show_run(result)
         for number, fault in faults[:20]:
             who = names.get(fault["client"], f"client {fault['client']}")
             display.say(f"Round {number}: the answer of {who} was lost: {fault['reason']}.")

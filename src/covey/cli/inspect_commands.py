@@ -25,11 +25,13 @@ from covey.cli.flags import (
     print_json,
     settings,
 )
-from covey.cli.fleet_commands import fleet_settings
 from covey.config.values import overlay
-from covey.job.analysis import ROUNDS
-from covey.job.federation_summary import describe as description_of
 from covey.registry import coerce
+
+DrawFlag = Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Also write an HTML page.")]
+
+_ROUNDS = 3
+"""Default of `covey analyze --rounds`."""
 
 
 def describe(
@@ -41,10 +43,13 @@ def describe(
     poison: PoisonFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
-    draw: Annotated[Path | None, typer.Option("--draw", help="Also draw it as an HTML page.")] = None,
+    draw: DrawFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Who holds what: the class mix, size and skew of every client of a federation."""
+    """Show how the data is split: each client's class mix, size and skew.
+
+    Example: covey describe --environment dirichlet --set environment.alpha=0.1
+    """
     flags = {
         "environment": environment,
         "dataset": dataset,
@@ -53,7 +58,7 @@ def describe(
         "data_dir": data_dir,
         "poison": poison,
     }
-    description = description_of(covey.Config.of(settings(config, flags, set_)))
+    description = covey.describe(covey.Config.of(settings(config, flags, set_)))
     if json_:
         print_json(description.as_mapping())
     else:
@@ -69,16 +74,22 @@ def analyze(
     clients: ClientsFlag = None,
     seed: SeedFlag = None,
     insight: Annotated[
-        str, typer.Option("--insight", help="What clients send: head, full, or package.module:function.")
+        str,
+        typer.Option("--insight", metavar="NAME", help="What clients send: head, full, or package.module:function."),
     ] = "head",
     rounds: Annotated[
-        str | None, typer.Option("--rounds", metavar="N", help="Insight rounds, each from a fresh model; by default 3.")
+        str | None,
+        typer.Option(
+            "--rounds",
+            metavar="N",
+            help=f"Insight rounds, each from a new model (default: {_ROUNDS}; 1 with --from).",
+        ),
     ] = None,
     level: Annotated[
-        str, typer.Option("--level", metavar="P", help="Chance of calling any client odd if all were alike.")
+        str, typer.Option("--level", metavar="P", help="Probability of calling any client odd if all were alike.")
     ] = "0.05",
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Use the model, and the federation, of a run.")
+        Path | None, typer.Option("--from", metavar="RUN", help="Use the model and the federation of a run.")
     ] = None,
     runtime: RuntimeFlag = None,
     device: DeviceFlag = None,
@@ -87,11 +98,19 @@ def analyze(
     poison: PoisonFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Also write a line for each client to this file.")] = None,
-    draw: Annotated[Path | None, typer.Option("--draw", help="Also draw it as an HTML page.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Also write a CSV file with a line per client.")
+    ] = None,
+    draw: DrawFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """How skewed is each client, and which ones are odd? Without their data, and without training."""
+    """Estimate each client's skew and find odd ones, without their data and without training.
+
+    Example: covey analyze --environment dirichlet --clients 100
+    """
+    from covey.cli.fleet_commands import fleet_settings
+    from covey.cli.result_tables import show_analysis
+
     flags = {
         "environment": environment,
         "dataset": dataset,
@@ -105,7 +124,7 @@ def analyze(
     }
     count = None if rounds is None else coerce(rounds, int, "rounds")
     live = {} if fleet is None else fleet_settings(fleet)
-    with display.run_progress("analyze", count or (1 if from_ else ROUNDS), 0) as on_round:
+    with display.run_progress("analyze", count or (1 if from_ else _ROUNDS), 0) as on_round:
         analysis = covey.analyze(
             overlay(live, settings(config, flags, set_)),
             model_of=from_,
@@ -118,7 +137,7 @@ def analyze(
     if json_:
         print_json(analysis.as_mapping())
     else:
-        display.analysis(analysis)
+        show_analysis(analysis)
     if csv is not None:
         print(f"Written: {analysis.write_csv(csv)}", file=sys.stderr)
     if draw is not None:

@@ -1,8 +1,8 @@
-"""`covey demo`, `run`, `compare` and `resume`: whatever trains."""
+"""`covey demo`, `run`, `compare` and `resume`."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,21 +36,14 @@ from covey.cli.flags import (
     print_json,
     settings,
 )
-from covey.cli.fleet_commands import fleet_settings
-from covey.cli.fleet_commands import go_on as go_on_live
-from covey.cli.on_demand_command import go_on
 from covey.errors import Refusal, require
-from covey.job.comparison.execution import ONE_SEED, resume_comparison
-from covey.job.comparison.plan import is_comparison
-from covey.job.comparison.statistics import Comparison
-from covey.job.on_demand import is_ondemand
-from covey.job.result_text import run_summary
-from covey.job.runs import Run
-from covey.page.run_report import report as write_report
+
+if TYPE_CHECKING:
+    from covey import Comparison, Run
 
 
 def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
-    """What does skew cost? FedAvg on 60 skewed clients against the same clients without skew; under a minute."""
+    """Show what skew costs: FedAvg on 60 clients, with and without skew, in under a minute."""
     comparison = _compare(
         json_,
         methods=["fedavg", "iid"],
@@ -67,7 +60,7 @@ def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
         question="What does skew cost? 60 clients with handwritten digits, each leaning to one of them by α ~ U[0, 1].",
     )
     if not json_:
-        display.say(f"Report: {write_report([comparison.folder])}")
+        display.say(f"Report: {covey.report([comparison.folder])}")
 
 
 def run(
@@ -94,7 +87,10 @@ def run(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Run one method on one federation."""
+    """Run one method on one federation.
+
+    Example: covey run --method fedacs --environment dirichlet --set environment.alpha=0.1
+    """
     flags = {
         "method": method,
         "selector": selector,
@@ -117,7 +113,7 @@ def run(
     chosen = covey.Config.of(with_agent(settings(config, flags, set_), agent))
     with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
         result = covey.run(chosen, out=out, on_round=on_round)
-    _tell_run(result, json_)
+    _show_run(result, json_)
 
 
 def compare(
@@ -125,21 +121,22 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="Methods, or mixes such as fedacs+feddrl (selector+aggregator), separated by commas; "
-            "the first is the yardstick.",
+            metavar="A,B,…",
+            help="Methods, or pairs such as fedacs+feddrl (selector+aggregator). The first is the baseline.",
         ),
     ],
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N", help="How many seeds (0, 1, …), or a list such as 3,7.")
+        str, typer.Option("--seeds", metavar="N", help="Number of seeds (0, 1, …), or a list such as 3,7.")
     ] = "3",
     vary: Annotated[
-        list[str] | None, typer.Option("--vary", metavar="KEY=V1,V2", help="Sweep a setting over values.")
+        list[str] | None, typer.Option("--vary", metavar="KEY=V1,V2", help="Sweep an option over values. Repeatable.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", help="Accuracy to count rounds and bytes to, in (0, 1].")
+        float | None,
+        typer.Option("--target", metavar="ACCURACY", help="Count rounds and bytes to this accuracy, in (0, 1]."),
     ] = None,
     fairness: Annotated[
-        bool, typer.Option("--fairness", help="Clients also measure how well the model that they receive serves them.")
+        bool, typer.Option("--fairness", help="Also measure how evenly the model serves the clients.")
     ] = False,
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
@@ -160,7 +157,14 @@ def compare(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Compare methods over seeds: same federations, same initialisations, paired differences."""
+    """Compare methods over seeds, on the same federations and initial models.
+
+    Differences are paired by seed. The same command resumes a comparison that was stopped.
+
+    Example: covey compare --methods fedavg,fedprox,iid --seeds 5 --environment dirichlet
+    """
+    from covey.job.comparison.execution import ONE_SEED
+
     flags = {
         "environment": environment,
         "dataset": dataset,
@@ -178,7 +182,7 @@ def compare(
     }
     given = settings(config, flags, set_)
     given.pop("method", None)
-    # A file of settings may be shared with `covey run`; what is said here may not contradict the seeds.
+    # A settings file may be shared with `covey run`, so its seed is ignored; --set seed=… contradicts --seeds.
     require("seed" not in settings(None, {}, set_), ONE_SEED)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     _compare(
@@ -195,30 +199,41 @@ def compare(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a comparison.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison or an on-demand job.")
+    ],
     workers: WorkersFlag = None,
-    fleet: Annotated[Path | None, typer.Option("--fleet", help="Folder of the live fleet that it runs on.")] = None,
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the live fleet that the run is on.")
+    ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Go on with a run or a comparison that was stopped, from its last finished round."""
+    """Resume a run, a comparison or an on-demand job from its last finished round."""
+    from covey.cli.fleet_commands import fleet_settings
+    from covey.cli.fleet_commands import go_on as resume_live
+    from covey.cli.on_demand_command import resume_job
+    from covey.job.comparison.execution import resume_comparison
+    from covey.job.comparison.plan import is_comparison
+    from covey.job.on_demand import is_ondemand
+
     if fleet is not None:
         fleet_settings(fleet)
     if is_ondemand(folder):
-        go_on(folder, json_, fleet)
+        resume_job(folder, json_, fleet)
         return
     if is_comparison(folder):
         with display.comparison_progress() as (on_run, on_round):
             comparison = resume_comparison(folder, on_run=on_run, on_round=on_round, fleet=fleet)
-        _tell_comparison(comparison, json_)
+        _show_comparison(comparison, json_)
         return
     if fleet is not None:
-        go_on_live(fleet, folder, json_)
+        resume_live(fleet, folder, json_)
         return
-    before = Run.open(folder)
+    before = covey.Run.open(folder)
     count = None if workers is None else covey.Config.of(workers=workers).workers
     with display.run_progress(before.config.method, before.config.rounds, len(before.metrics)) as on_round:
         result = covey.resume(folder, on_round=on_round, workers=count)
-    _tell_run(result, json_)
+    _show_run(result, json_)
 
 
 def _seeds(text: str) -> int | list[int]:
@@ -238,34 +253,39 @@ def _vary(texts: list[str]) -> dict[str, list[str]]:
     return sweep
 
 
-def _compare(json_: bool, question: str | None = None, **arguments: Any) -> Comparison:
+def _compare(json_: bool, question: str | None = None, **arguments: Any) -> "Comparison":
     if question and not json_:
         display.say(question)
     with display.comparison_progress() as (on_run, on_round):
         comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round)
-    _tell_comparison(comparison, json_)
+    _show_comparison(comparison, json_)
     return comparison
 
 
-def _tell_run(result: Run, json_: bool) -> None:
+def _show_run(result: "Run", json_: bool) -> None:
+    from covey.cli.result_tables import show_run
+    from covey.job.result_text import run_summary
+
     if json_:
         print_json(run_summary(result))
     else:
-        display.run_result(result)
+        show_run(result)
     if not result.finished:
         print(f"covey: Stopped. Resume with: covey resume {result.folder}", file=sys.stderr)
         raise typer.Exit(130)
 
 
-def _tell_comparison(comparison: Comparison, json_: bool) -> None:
+def _show_comparison(comparison: "Comparison", json_: bool) -> None:
+    from covey.cli.result_tables import show_comparison
+
     if json_:
         print_json({"folder": str(comparison.folder), "target": comparison.target, "rows": comparison.rows})
     else:
-        display.comparison(comparison)
+        show_comparison(comparison)
 
 
 def _fresh(folder: Path) -> Path:
-    """`folder`, or the first of `folder-2`, `folder-3`, … that does not exist."""
+    """Return `folder`, or the first of `folder-2`, `folder-3`, … that does not exist."""
     number, candidate = 2, folder
     while candidate.exists():
         candidate = folder.with_name(f"{folder.name}-{number}")

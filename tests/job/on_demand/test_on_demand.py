@@ -17,8 +17,8 @@ import covey
 from covey import Refusal
 from covey.aggregation.share_predictor import WithPredictor
 from covey.cli.main import app
-from covey.cli.on_demand_command import draw_again, go_on
 from covey.cli.on_demand_command import ondemand as command
+from covey.cli.on_demand_command import redraw, resume_job
 from covey.core.checkpoint import read_checkpoint
 from covey.job.on_demand import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
 from tests.conftest import without_timings
@@ -429,15 +429,15 @@ def test_a_job_is_reported_on_again_once_it_is_complete_and_nothing_is_trained_f
     pytest.importorskip("plotly")
     ondemand(quick, ["td1", "td2"], rounds=2, out=tmp_path / "job")
     before = {path: path.read_bytes() for path in (tmp_path / "job").rglob("metrics.jsonl")}
-    assert draw_again([tmp_path / "job"], None) == tmp_path / "job" / "report.html"
-    assert draw_again([tmp_path / "job"], tmp_path / "page.html").stat().st_size > 1000
+    assert redraw([tmp_path / "job"], None) == tmp_path / "job" / "report.html"
+    assert redraw([tmp_path / "job"], tmp_path / "page.html").stat().st_size > 1000
     assert {path: path.read_bytes() for path in before} == before
     shutil.rmtree(tmp_path / "job" / "target-2")
     with pytest.raises(Refusal, match=r"is not complete; go on with: covey resume"):
-        draw_again([tmp_path / "job"], None)
+        redraw([tmp_path / "job"], None)
     assert not (tmp_path / "job" / "target-2").exists()
     with pytest.raises(Refusal, match="report on it alone"):
-        draw_again([tmp_path / "job", quick.folder], None)
+        redraw([tmp_path / "job", quick.folder], None)
 
 
 def test_a_complete_job_is_read_without_its_base_run(quick, tmp_path):
@@ -476,11 +476,11 @@ def test_the_command_tells_the_mix_the_clients_and_what_was_gained(quick, tmp_pa
     assert re.search(r"3 +30\.0% +\d+\.\d%", said)
     assert re.search(r"\d+ of 16 clients, n·MAE 0\.\d\d from the target: \d+ \(\d+\.\d%\), ", said)
     assert re.search(r"base model +\d", said)
-    assert re.search(r"base run gone on with +\d", said)
+    assert re.search(r"base run continued +\d", said)
     assert re.search(r"on demand, \d+ clients +\d", said)
     assert "On the target, the model fine-tuned on" in said
     assert max(map(len, said.split("Accuracy on the target")[1].split("On the target")[0].splitlines())) <= 80
-    go_on(tmp_path / "job", json_=True)
+    resume_job(tmp_path / "job", json_=True)
 
 
 def test_the_command_prints_json_for_many_targets_and_labels_from_a_file(quick, tmp_path):

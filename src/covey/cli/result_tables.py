@@ -1,0 +1,129 @@
+"""Results of jobs as tables in the terminal."""
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from covey.cli.terminal import console, say, table_of
+from covey.core.client_names import read_names
+from covey.job.analysis import Analysis
+from covey.job.comparison.statistics import Comparison
+from covey.job.result_text import (
+    analysis_rows,
+    client_loss_columns,
+    comparison_columns,
+    or_dash,
+    percent,
+    run_summary,
+    size,
+    verdicts,
+)
+from covey.job.runs import Run
+
+_MOST_SKEWED, _LEAST_SKEWED = 15, 5
+"""Clients of an analysis that are shown, from either end."""
+
+
+def show_run(run: Run) -> None:
+    """Print a run's figures, and what was lost of its replies and measurements."""
+    summary = run_summary(run)
+    rows = [
+        ("method", summary["method"]),
+        ("rounds", f"{summary['rounds']} of {run.config.rounds}"),
+        ("test accuracy", percent(summary["accuracy"])),
+        ("best so far", percent(summary["best_accuracy"])),
+        ("on clients' own mix", percent(summary["own_accuracy"])),
+        ("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}"),
+        ("time", f"{summary['seconds']:.1f} s"),
+    ]
+    console.print(table_of(rows), highlight=False)
+    say(f"Records: {summary['folder']}")
+    names = read_names(run.folder)
+    for faults, loss in (
+        (summary["dropped"], ("reply was dropped", "replies were dropped")),
+        (summary["unmeasured"], ("measurement could not be used", "measurements could not be used")),
+    ):
+        if faults:
+            clients = [names.get(client, str(client)) for client in sorted({fault["client"] for fault in faults})]
+            first = faults[0]
+            whose = names.get(first["client"], f"client {first['client']}")
+            say(
+                f"{len(faults):,} {loss[len(faults) > 1]} (clients {', '.join(clients)}). "
+                f"The first: round {first['round']}, {whose}: {first['reason']}."
+            )
+
+
+def show_comparison(result: Comparison) -> None:
+    """Print a comparison: one column per method, as many side by side as fit."""
+    rows = result.rows
+    columns = {**comparison_columns(rows, result.target, rows[0]["name"]), **client_loss_columns(rows)}
+    say(_seeds(rows[0]["seeds"]))
+    width = max(14, *(len(row["name"]) for row in rows)) + 3
+    fit = max(1, (console.width - max(map(len, columns)) - 4) // width)
+    for at in range(0, len(rows), fit):
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("", no_wrap=True)
+        for row in rows[at : at + fit]:
+            table.add_column(row["name"], justify="right")
+        for name, figure in columns.items():
+            table.add_row(name, *(figure(row) for row in rows[at : at + fit]))
+        console.print(table, highlight=False)
+    for sentence in verdicts(result):
+        say(sentence)
+    say(f"Records: {result.folder}")
+
+
+def _seeds(count: int) -> str:
+    return "One seed: no interval" if count == 1 else f"Means over {count} seeds; differences are paired by seed"
+
+
+def show_evaluation(result: dict[str, Any]) -> None:
+    """Print the accuracy of each class and of each target."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"After round {result['round']}")
+    table.add_column("class")
+    table.add_column("accuracy", justify="right")
+    if "class_accuracy" in result:
+        for name, accuracy in zip(result["class_names"], result["class_accuracy"], strict=True):
+            table.add_row(name, percent(accuracy))
+        table.add_section()
+    table.add_row("all", percent(result["accuracy"]))
+    table.add_row("clients' own mix", percent(result["own_accuracy"]))
+    for target in result["targets"]:
+        table.add_row(target["name"], percent(target["accuracy"]))
+    table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")
+    console.print(table, highlight=False)
+    for target in result["targets"]:
+        for note in target["notes"]:
+            say(f"{target['name']}: {note}")
+
+
+def show_analysis(result: Analysis) -> None:
+    """Print an analysis, with the most and the least skewed clients."""
+    console.print(table_of(analysis_rows(result)), highlight=False)
+    rows = result.each()
+    hidden = max(0, len(rows) - _MOST_SKEWED - _LEAST_SKEWED)
+    table = Table(box=box.SIMPLE_HEAD, title="Most skewed first")
+    truly = [] if result.truth is None else ["truly"]
+    for name in ("client", "samples", "skew", "score Q", "sure", "strange", *truly, "finding"):
+        table.add_column(name, justify="left" if name in ("client", "finding") else "right", no_wrap=True)
+    for place, row in enumerate(rows):
+        if hidden and place == _MOST_SKEWED:
+            table.add_section()
+        if place < _MOST_SKEWED or place >= _MOST_SKEWED + hidden:
+            table.add_row(
+                row["name"],
+                f"{row['samples']:,}",
+                f"{row['skew']:.2f}",
+                f"{row['score']:.3g}",
+                or_dash(row["confidence"], "{:.1%}"),
+                or_dash(row["strangeness"], "{:.1f}"),
+                *(f"{row['true_skew']:.2f}" for _ in truly),
+                ", ".join(flag for flag in ("odd", "outlier") if row[flag]),
+            )
+    console.print(table, highlight=False)
+    if hidden:
+        say(f"{hidden:,} clients between them are not shown.")
+    say(result.verdict)
+    for note in result.notes:
+        say(note)
