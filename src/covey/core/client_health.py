@@ -1,15 +1,23 @@
 """Rest for clients that fail: after some failures in a row a client is not invited for a round, then two, four, …"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from covey.arrays import IntArray
+from covey.core.messages import Order
+from covey.core.replies import Replies
+from covey.core.round_record import RoundRecord
 
 
 @dataclass
 class Health:
-    """How often each client failed in a row, and until which round it is rested."""
+    """Each client's failures in a row, and the round until which it is rested."""
 
     strikes: int = 2
-    """Failures in a row that are let pass."""
+    """Failures in a row after which a client is rested."""
     longest: int = 16
     """Rounds that a client is rested at most."""
     failures: dict[int, int] = field(default_factory=dict)
@@ -18,9 +26,9 @@ class Health:
     """Client → the last round that it sits out."""
 
     def note(self, t: int, invited: Iterable[int], failed: Iterable[int], *, forgiving: bool = True) -> None:
-        """Learn who of a round's clients failed. One that answers well is forgiven everything, if one is `forgiving`.
+        """Count who of a round's clients failed. With `forgiving`, one sound answer clears a client's failures.
 
-        Surveys are not: a client may answer questions well and fail whenever it trains.
+        Surveys do not forgive: a client may answer questions well and fail whenever it trains.
         """
         lost = set(failed)
         for client in invited:
@@ -34,7 +42,7 @@ class Health:
                 self.until[client] = t + min(2 ** min(count - self.strikes, 30), self.longest)
 
     def as_mapping(self) -> dict[str, dict[str, int]]:
-        """What a record keeps of it, for a run that is gone on with; nothing where all is well."""
+        """Return what a record keeps for a resume; nothing while nobody fails."""
         if not self.failures:
             return {}
         return {
@@ -43,10 +51,50 @@ class Health:
         }
 
     def recall(self, kept: Mapping[str, Mapping[str, int]]) -> None:
-        """Go on from what a record kept."""
+        """Restore what a record kept."""
         self.failures = {int(client): count for client, count in kept.get("failures", {}).items()}
         self.until = {int(client): last for client, last in kept.get("until", {}).items()}
 
     def resting(self, t: int) -> set[int]:
-        """Clients that sit this round out."""
+        """Return the clients that sit round `t` out."""
         return {client for client, last in self.until.items() if t <= last}
+
+
+class Attendance:
+    """Chooses who of the clients that can be reached may be invited, and rests those that keep failing."""
+
+    def __init__(self, clients: int, health: Health, minimum: int = 1) -> None:
+        self.clients = clients
+        self.health = health
+        self.minimum = minimum
+        """Clients that a round needs; where fewer would be left, nobody is rested."""
+        self.away: list[int] = []
+        """Clients that cannot be reached in the present round."""
+        self.resting: list[int] = []
+        """Clients that can be reached and are left out of the present round."""
+
+    def invite(self, t: int, reachable: IntArray) -> IntArray:
+        """Return the clients of `reachable` that do not rest in round `t`, ascending."""
+        rested = self.health.resting(t)
+        fit = np.array([client for client in reachable.tolist() if client not in rested], dtype=np.int64)
+        if len(fit) < self.minimum:
+            fit = reachable
+        self.away = np.setdiff1d(np.arange(self.clients), reachable).tolist()
+        self.resting = np.setdiff1d(reachable, fit).tolist()
+        return fit
+
+    def note(self, order: Order, replies: Replies, *, forgiving: bool = True) -> None:
+        """Count whose replies to an order were lost; a lost measurement alone is no failure."""
+        lost = [fault.client for fault in replies.faults if fault.measurement is None]
+        self.health.note(order.round, order.clients.tolist(), lost, forgiving=forgiving)
+
+    def annotate(self, record: RoundRecord) -> RoundRecord:
+        """Return a round's record with who was away or rested, and with what a resume needs of the failures."""
+        record = {**record, "away": self.away, "resting": self.resting}
+        if health := self.health.as_mapping():
+            record["health"] = health
+        return record
+
+    def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Restore failures and rests from the records of a run that is resumed."""
+        self.health.recall(rows[-1].get("health", {}) if rows else {})

@@ -20,6 +20,13 @@ OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, eq=False)
+class Survey:
+    """Request: execute an order that comes before the round's own."""
+
+    order: Order
+
+
+@dataclass(frozen=True, eq=False)
 class Scoring:
     """Request: score models `[m, d]` on the test set."""
 
@@ -40,7 +47,7 @@ class Unreachable:
     t: int
 
 
-Request = Order | Scoring | Joint | Unreachable
+Request = Survey | Order | Scoring | Joint | Unreachable
 Answer = Replies | Scores | None
 
 
@@ -87,7 +94,7 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
             yield Unreachable(t)
             continue
         if survey is not None:
-            asked.append((survey, checked((yield survey))))
+            asked.append((survey, checked((yield Survey(survey)))))
         with watch("selection"):
             for _, answers in asked:
                 method.surveyed(t, answers)
@@ -152,7 +159,13 @@ def _with_wall_seconds(answer: Answer, seconds: float) -> Answer:
 def _precedence(request: Request) -> int:
     if isinstance(request, Joint | Unreachable):
         return -1
-    return 0 if isinstance(request, Scoring) else 2 if request.train else 1
+    if isinstance(request, Scoring):
+        return 0
+    return 2 if _order(request).train else 1
+
+
+def _order(request: Survey | Order) -> Order:
+    return request.order if isinstance(request, Survey) else request
 
 
 def _answers(requests: Sequence[tuple[Runtime, Request]]) -> Sequence[Answer]:
@@ -161,14 +174,14 @@ def _answers(requests: Sequence[tuple[Runtime, Request]]) -> Sequence[Answer]:
     answers: list[Answer] = [None] * len(requests)
     groups: dict[Hashable, list[int]] = {}
     for number, (runtime, request) in enumerate(requests):
-        if isinstance(request, Order | Scoring):
-            groups.setdefault((runtime.group, type(request)), []).append(number)
+        if isinstance(request, Survey | Order | Scoring):
+            groups.setdefault((runtime.group, isinstance(request, Scoring)), []).append(number)
     for numbers in groups.values():
         runtime = requests[numbers[0]][0]
         orders, scorings = [], []
         for one, request in (requests[number] for number in numbers):
-            if isinstance(request, Order):
-                orders.append((one, request))
+            if isinstance(request, Survey | Order):
+                orders.append((one, _order(request)))
             elif isinstance(request, Scoring):
                 scorings.append((one, request.models))
         found: Sequence[Answer] = runtime.execute_many(orders) if orders else runtime.evaluate_many(scorings)

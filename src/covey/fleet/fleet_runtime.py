@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from covey.arrays import FloatArray, IntArray
 from covey.config.schema import Config
-from covey.core.client_health import Health
+from covey.core.client_health import Attendance, Health
 from covey.core.interfaces import Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
@@ -76,11 +76,11 @@ class FleetRuntime(Runtime):
         size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
         self._limit = max(self.rules.bytes, _LARGER * size)
         self._roster = Roster(len(fleet.sites), fleet.sites, patience=self.rules.patience, registered=True)
-        self._health = Health(self.rules.strikes, self.rules.longest)
+        self._attendance = Attendance(
+            len(fleet.sites), Health(self.rules.strikes, self.rules.longest), self.rules.minimum
+        )
         self._session: _Session | None = None
         self._begun = False
-        self._away: list[int] = []
-        self._resting: list[int] = []
         self._method: Method | None = None
         self._resident = False
         """Whether the last training left its models at the sites."""
@@ -105,7 +105,7 @@ class FleetRuntime(Runtime):
 
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Go on with a run from its records: who failed in a row, and who is rested."""
-        self._health.recall(rows[-1].get("health", {}) if rows else {})
+        self._attendance.restore(rows)
         self._strange = bool(rows) and not self._accounts.is_file()
 
     @classmethod
@@ -121,7 +121,6 @@ class FleetRuntime(Runtime):
     def available(self, t: int) -> IntArray:
         """Sites that can be reached and are not rested; waits for them, and gives up when `patience` is over."""
         grid = self._grid()
-        resting = self._health.resting(t)
         end = time.monotonic() + self.rules.patience
         while True:
             there = self._look(grid)
@@ -137,12 +136,7 @@ class FleetRuntime(Runtime):
                 )
             time.sleep(_PAUSE)
         self._begun = True
-        fit = np.array([client for client in there.tolist() if client not in resting], dtype=np.int64)
-        if len(fit) < self.rules.minimum:
-            fit = there
-        self._away = np.setdiff1d(np.arange(len(self.fleet.sites)), there).tolist()
-        self._resting = np.setdiff1d(there, fit).tolist()
-        return fit
+        return self._attendance.invite(t, there)
 
     def execute(self, order: Order) -> Replies:
         require(
@@ -155,8 +149,7 @@ class FleetRuntime(Runtime):
         begin = time.perf_counter()
         with self._connected():
             replies = checked(self._post.exchange(grid, order))
-        lost = [fault.client for fault in replies.faults if fault.measurement is None]
-        self._health.note(order.round, order.clients.tolist(), lost, forgiving=order.train)
+        self._attendance.note(order, replies, forgiving=order.train)
         if order.train:
             self._resident = order.resident
         self._remember()
@@ -229,9 +222,7 @@ class FleetRuntime(Runtime):
 
     def annotate(self, record: RoundRecord) -> RoundRecord:
         """A round's record with who was away or rested, and without what is not known of sites' own data."""
-        record = {**record, "away": self._away, "resting": self._resting}
-        if health := self._health.as_mapping():
-            record["health"] = health
+        record = self._attendance.annotate(record)
         if not self.holdings_known:
             record["cohort_skew"] = None
         if "accuracy" in record:

@@ -1,12 +1,12 @@
 """Any of Covey's methods as a Flower strategy.
 
-Flower's rounds stay Flower's: `configure_train` asks the method for an order (and makes its survey first), and
-`aggregate_train` hands it the replies.
+Flower keeps its rounds, and Covey's round loop runs inside them: `configure_train` advances it to the round's order,
+`aggregate_train` sends it the replies.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,20 @@ from torch import Tensor, nn
 from covey.arrays import IntArray
 from covey.config.schema import Config
 from covey.config.sections import Local
-from covey.core.build import method_of
+from covey.core.build import method_of, setting_of
 from covey.core.checkpoint import has_checkpoint
-from covey.core.client_health import Health
 from covey.core.client_names import write_names
-from covey.core.interfaces import Method, Setting
+from covey.core.interfaces import Method
+from covey.core.loop import Joint, LoopRun, Request, RoundWriter, Survey, perform_jointly, round_loop
 from covey.core.messages import Order
-from covey.core.replies import Replies, checked
+from covey.core.stall_warning import warn_of_stall
 from covey.errors import Refusal, require
 from covey.flower.exchange import Configure, Post, reported
 from covey.flower.live_method import require_live
 from covey.flower.node_app import Named
 from covey.flower.roster import Roster
-from covey.flower.strategy_folder import RunFolder
+from covey.flower.strategy_folder import RoundCount, RunFolder
+from covey.flower.strategy_runtime import StrategyRuntime
 from covey.model.layout import Layout
 from covey.randomness import generator
 
@@ -111,8 +112,8 @@ class Strategy(FlowerStrategy):
         self.method: Method | None = None
         """Made by `start`; `method.state_dict()` is what a checkpoint needs."""
         self._order: Order | None = None
-        self._asked: list[tuple[Order, Replies]] = []
-        self._notes: dict[str, Any] = {}
+        self._loop: Generator[Request, Any, None] | None = None
+        """The round loop, paused at the present round's order."""
 
     def _configured(self, rounds: int) -> Config:
         local = {} if self._local is None else self._local
@@ -136,20 +137,11 @@ class Strategy(FlowerStrategy):
         roster = Roster(config.clients, self._names, patience=self._patience)
         roster.wait(grid, timeout)
         self._post = Post(roster, seed=config.seed, timeout=timeout, configure=self._configure)
-        self._grid = grid
-        setting = Setting(
-            clients=config.clients,
-            cohort=config.cohort,
-            rounds=num_rounds,
-            classes=self._classes(),
-            seed=config.seed,
-            layout=self.layout,
-            work=config.local,
-            resumed=self._place is not None and has_checkpoint(Path(self._place)),
-        )
-        self.history = []
-        self._strangers: set[str] = set()
-        self._health = Health(self._strikes or 1 << 30)
+        expected = "names= does not list them" if self._names else f"{config.clients} clients are expected"
+        self._runtime = StrategyRuntime(self._post, grid, strikes=self._strikes, expected=expected)
+        self.history = self._runtime.history
+        resumed = self._place is not None and has_checkpoint(self._place)
+        setting = setting_of(config, config.clients, self._classes(), self.layout, resumed=resumed)
         self.method = method_of(config, setting, state)
         arrays = self._resumed(initial_arrays, config)
         done, rounds = self._done, num_rounds - self._done
@@ -169,16 +161,19 @@ class Strategy(FlowerStrategy):
         return result
 
     def _resumed(self, initial: ArrayRecord, config: Config) -> ArrayRecord:
-        """The model to begin with: that of the checkpoint, where there is one."""
+        """Open the folder; return the model to begin with, that of the checkpoint where there is one."""
         self._done = 0
+        self._folder = None
+        self._count = RoundCount()
         if self._place is None:
             return initial
         self._folder = RunFolder(self._place, config, self.layout)
+        self._on_round = warn_of_stall(self._place, None)
         write_names(self._place, self._post.roster.names)
         if self._folder.state is None:
             return initial
         self._ready().load_state_dict(self._folder.state)
-        self._health.recall(self._folder.last.get("health", {}))
+        self._runtime.restore([self._folder.last])
         self._done = self._folder.done
         return self._record()
 
@@ -194,56 +189,41 @@ class Strategy(FlowerStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The method's order for this round, after its survey where it makes one."""
-        method, post, server_round = self._ready(), self._post, server_round + self._done
-        self._grid = grid
-        post.settings = dict(config)
-        post.roster.refresh(grid, post.timeout)
-        self._tell_strangers(post.roster.strangers)
-        there = post.roster.available()
-        resting = self._health.resting(server_round) & set(there.tolist())
-        # Where nobody else is there, those who are rested are better than none.
-        reachable = np.setdiff1d(there, list(resting)) if len(resting) < len(there) else there
-        entry: dict[str, Any] = {"round": server_round, "reachable": len(there), "invited": [], "answered": []}
-        entry |= {"faults": [], "resting": [post.roster.names[client] for client in sorted(resting)]}
-        self.history.append(entry)
-        self._asked = []
-        self._notes = {
-            "away": np.setdiff1d(np.arange(self.config.clients), there).tolist(),
-            "resting": np.setdiff1d(there, reachable).tolist(),
-        }
-        if not len(reachable):
-            self._order = None
+        """Advance the round loop to the round's order, and return its messages; none where nobody can be reached."""
+        runtime, t = self._runtime, server_round + self._done
+        runtime.grid = grid
+        runtime.exchange.settings = dict(config)
+        self._order, self._loop = None, round_loop(self._loop_run(t), lambda: False)
+        request = next(self._loop)
+        if isinstance(request, Survey):
+            request = self._loop.send(runtime.execute(request.order))
+        if not isinstance(request, Order):
             return []
-        survey = method.survey(server_round, reachable)
-        if survey is not None:
-            answers = checked(post.exchange(grid, survey))
-            self._asked = [(survey, answers)]
-            self._note(entry, answers)
-            method.surveyed(server_round, answers)
-        self._order = method.order(server_round, reachable)
-        if self._done and server_round == self._done + 1:
-            self._require_nothing_lost(self._order)
-        entry["invited"] = [post.roster.names[client] for client in self._order.clients]
-        return post.messages(self._order)
+        self._order = request
+        if self._done and t == self._done + 1:
+            self._require_nothing_lost(request)
+        return runtime.messages(request)
+
+    def _loop_run(self, t: int) -> LoopRun:
+        """One round as a run of its own: the loop must not look for clients of the next before Flower begins it."""
+        records: RoundWriter = self._count if self._folder is None else self._folder.records
+        # A round that reached nobody has left no record.
+        records.rounds_done = t - 1
+        on_round = None if self._folder is None else self._on_round
+        return LoopRun(self._ready(), self._runtime, records, None, t, evaluate_every=0, on_round=on_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the method makes of the replies."""
-        method, post, entry, server_round = self._ready(), self._post, self.history[-1], server_round + self._done
-        if self._order is None:
+        """Send the round loop the replies; return the next model and the round's metrics."""
+        if self._order is None or self._loop is None:
             return None, None
-        found = checked(post.read(self._grid, self._order, replies))
-        self._note(entry, found)
-        entry["answered"] = [post.roster.names[client] for client in found.clients]
-        lost = [fault.client for fault in found.faults if fault.measurement is None]
-        self._health.note(server_round, self._order.clients.tolist(), lost)
-        method.absorb(server_round, found)
-        if self._folder is not None:
-            ill = {"health": health} if (health := self._health.as_mapping()) else {}
-            self._folder.keep(method, self._order, found, self._asked, {**self._notes, **ill})
-        entry["figures"] = method.figures()
+        found = self._runtime.read(self._order, replies)
+        request = self._loop.send(found)
+        assert isinstance(request, Joint)
+        perform_jointly(request.works)
+        next(self._loop, None)
+        self.history[-1]["figures"] = self._ready().figures()
         if not len(found):
             return None, None
         metrics: dict[str, Any] = {"clients": len(found), "num-examples": int(found.samples.sum())}
@@ -306,19 +286,6 @@ class Strategy(FlowerStrategy):
         require(self.method is not None, "The strategy has not been started: strategy.start(grid=...).")
         assert self.method is not None
         return self.method
-
-    def _note(self, entry: dict[str, Any], replies: Replies) -> None:
-        for fault in replies.faults:
-            name = self._post.roster.names[fault.client]
-            entry["faults"].append({"client": name, "reason": fault.reason})
-            _log.warning("Client %s: %s", name, fault.reason)
-
-    def _tell_strangers(self, found: set[str]) -> None:
-        """Say once who is there and left out."""
-        if new := sorted(found - self._strangers):
-            why = "names= does not list them" if self._names else f"{self.config.clients} clients are expected"
-            _log.warning("Left out, as %s: %s", why, ", ".join(new))
-        self._strangers |= found
 
     def _classes(self) -> int:
         return self.layout.head[0].shape[0]

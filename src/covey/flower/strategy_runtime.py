@@ -1,0 +1,94 @@
+"""The clients of a Flower strategy as the round loop sees them."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from covey.arrays import IntArray
+from covey.core.client_health import Attendance, Health
+from covey.core.interfaces import Runtime
+from covey.core.messages import Order
+from covey.core.replies import Replies, checked
+from covey.core.round_record import RoundRecord
+from covey.core.scores import Scores
+from covey.flower.exchange import Post
+
+_log = logging.getLogger("flwr")
+
+
+class StrategyRuntime(Runtime):
+    """Reaches clients over the grid that Flower hands to a strategy.
+
+    Surveys are executed at once. Flower sends the messages of the round's own order itself, so these are made by
+    `messages`, and their answers are read by `read`.
+    """
+
+    live = True
+    holdings_known = False
+
+    def __init__(self, exchange: Post, grid: Grid, *, strikes: int, expected: str) -> None:
+        self.exchange = exchange
+        self.grid = grid
+        self.attendance = Attendance(exchange.roster.clients, Health(strikes or 1 << 30))
+        self.history: list[dict[str, Any]] = []
+        """One entry for each round: who was invited, who answered, what was lost and why."""
+        self._expected = expected
+        self._unexpected: set[str] = set()
+
+    def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.attendance.restore(rows)
+
+    def available(self, t: int) -> IntArray:
+        """Return the clients that can be reached and do not rest, and begin the round's entry in the history."""
+        roster = self.exchange.roster
+        roster.refresh(self.grid, self.exchange.timeout)
+        self._warn_of_unexpected(roster.strangers)
+        reachable = roster.available()
+        resting = self.attendance.health.resting(t).intersection(reachable.tolist())
+        entry: dict[str, Any] = {"round": t, "reachable": len(reachable), "invited": [], "answered": [], "faults": []}
+        self.history.append({**entry, "resting": self._names(sorted(resting))})
+        return self.attendance.invite(t, reachable)
+
+    def execute(self, order: Order) -> Replies:
+        return self._noted(self.exchange.exchange(self.grid, order))
+
+    def messages(self, order: Order) -> list[Message]:
+        """Return the messages of the round's own order, for Flower to send."""
+        self.history[-1]["invited"] = self._names(order.clients.tolist())
+        return self.exchange.messages(order)
+
+    def read(self, order: Order, answers: Iterable[Message]) -> Replies:
+        """Return the replies in the answers that Flower received."""
+        replies = self._noted(self.exchange.read(self.grid, order, answers))
+        self.history[-1]["answered"] = self._names(replies.clients.tolist())
+        self.attendance.note(order, replies)
+        return replies
+
+    def evaluate(self, states: Tensor) -> Scores:
+        raise NotImplementedError("Clients of a strategy evaluate their models themselves.")
+
+    def annotate(self, record: RoundRecord) -> RoundRecord:
+        return self.attendance.annotate(record)
+
+    def _noted(self, found: Replies) -> Replies:
+        """Check replies, and add what was lost to the round's entry."""
+        replies = checked(found)
+        for fault in replies.faults:
+            (name,) = self._names([fault.client])
+            self.history[-1]["faults"].append({"client": name, "reason": fault.reason})
+            _log.warning("Client %s: %s", name, fault.reason)
+        return replace(replies, timing=replace(replies.timing, wall_seconds=replies.round_seconds))
+
+    def _warn_of_unexpected(self, found: set[str]) -> None:
+        """Name nodes that are none of the clients, once."""
+        if new := sorted(found - self._unexpected):
+            _log.warning("Left out, as %s: %s", self._expected, ", ".join(new))
+        self._unexpected |= found
+
+    def _names(self, clients: Iterable[int]) -> list[str]:
+        return [self.exchange.roster.names[client] for client in clients]
