@@ -3,13 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two test processes; a file's tests stay in one of them.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo test lint types check bench soak clean
+.PHONY: demo quick test proof lint types contracts check catalogue bench soak clean
 
 demo: $(READY)
 	$(BIN)/covey demo
 
-test: lint types check
+# Three minutes: style, types, layers, and every test that is neither slow nor starts programs.
+quick: lint types contracts
+	$(PYTEST) -m 'not slow and not integration and not proof'
+
+# Fifteen minutes: everything that must hold.
+test: lint types contracts check
+
+# An hour: long evidence. Many seeds, hundreds of kills, a fleet under fire. Run it before a claim that rests on it.
+proof: $(READY)
+	$(PYTEST) -m proof
+	$(BIN)/python benchmarks/soak.py --out results/soak.json
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -18,8 +30,16 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# Layers and cycles; the contracts are in pyproject.toml.
+contracts: $(READY)
+	PYTHONPATH=. $(BIN)/lint-imports
+
 check: $(READY)
-	$(BIN)/pytest
+	$(PYTEST) -m 'not proof'
+
+# What `covey list` prints without importing torch; made from the registries.
+catalogue: $(READY)
+	$(BIN)/python -m covey.cli.catalogue
 
 # Side by side with peers on this machine's CPU; wants the machine for itself, about twenty minutes.
 bench: $(READY)
@@ -38,4 +58,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build src/*.egg-info

@@ -13,6 +13,14 @@ from covey.cli.main import main
 from covey.core.round_record import TIMINGS
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder: those under `integration` start programs, those under `proof` take long."""
+    for item in items:
+        for folder in ("integration", "proof"):
+            if f"/tests/{folder}/" in item.path.as_posix():
+                item.add_marker(folder)
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Every test computes on one thread, as workers do."""

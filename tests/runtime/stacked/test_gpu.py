@@ -28,7 +28,7 @@ from covey.runtime.local import LocalRuntime
 from covey.runtime.stacked.stacked_runtime import StackedRuntime
 from covey.storage import write_json
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 COLOUR = {"name": "synthetic", "shape": (3, 16, 16), "train": 300, "test": 60}
 WORDS = {"name": "papers.nccb:made_up", "samples": 20, "test_users": 4, "test_samples": 10}
