@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from covey import randomness
-from covey.client.learner import Learner, batches, crop_and_flip
+from covey.client.batches import batches, crop_and_flip
+from covey.client.learner import Learner
 from covey.config.sections import Local
 from covey.data import digits
 from covey.data.dataset import Samples
@@ -219,7 +220,7 @@ def test_models_that_differ_in_their_head_alone_share_what_lies_below(make, pass
     first = next(layer for layer in learner.module.modules() if isinstance(layer, nn.Linear))
     calls = []
     first.register_forward_hook(lambda *_: calls.append(1))
-    assert learner.differ_in_their_head_alone(states)
+    assert learner.share_body(states)
     losses, correct = learner.scores(states, samples)
     assert len(calls) == passes * len(list(learner.chunks(samples)))
     for (loss, right), one, other in zip(alone, losses, correct, strict=True):
@@ -228,7 +229,7 @@ def test_models_that_differ_in_their_head_alone_share_what_lies_below(make, pass
     assert len({tuple(row.tolist()) for row in correct}) > 1
     slot = next(slot for slot in learner.layout.parameters if slot not in learner.layout.head)
     slot.of(states[2]).mul_(2)
-    assert not learner.differ_in_their_head_alone(states)
+    assert not learner.share_body(states)
 
 
 def test_losses_of_models_side_by_side_are_those_of_each_alone():

@@ -8,7 +8,7 @@ import torch
 
 import covey
 from covey import Config, Refusal, run
-from covey.client.learner import training_part, validation_part
+from covey.client.holdout import training_part, validation_part
 from covey.config.sections import Local
 from covey.core.build import build_federation
 from covey.core.checkpoint import read_checkpoint

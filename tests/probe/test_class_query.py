@@ -15,7 +15,8 @@ from torch import nn
 
 from covey import Config, Refusal
 from covey.aggregation.share_predictor import WithPredictor
-from covey.client.learner import Learner, batches
+from covey.client.batches import batches
+from covey.client.learner import Learner
 from covey.config.sections import Local
 from covey.core.messages import Fault, Order
 from covey.core.one_model import OneModel

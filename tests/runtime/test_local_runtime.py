@@ -18,7 +18,7 @@ from covey.environment.federated_data import Federation
 from covey.model import build_model
 from covey.probe.losses import Losses
 from covey.runtime import LocalRuntime, worker_pool
-from covey.runtime.worker_pool import WorkerError, workers_can_learn
+from covey.runtime.worker_pool import WorkerError, workers_can_train
 from tests.conftest import SMALL, without_timings
 
 
@@ -182,9 +182,9 @@ def test_a_question_takes_no_room_for_models():
     local = runtime(federation(), 2)
     try:
         asked = local.execute(an_order(local, list(range(8)), probes=(Losses(),), train=False))
-        assert len(local._bench.arena.ends) == 0
+        assert len(local._state.models.ends) == 0
         local.execute(an_order(local, [0, 1]))
-        assert len(local._bench.arena.ends) == 2
+        assert len(local._state.models.ends) == 2
     finally:
         local.close()
     assert asked.clients.tolist() == list(range(8))
@@ -239,9 +239,9 @@ def test_where_forked_workers_cannot_learn_one_process_does_all(monkeypatch):
 
 def test_a_gpu_that_has_computed_no_gradient_yet_does_not_cost_the_workers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert workers_can_learn()
+    assert workers_can_train()
     monkeypatch.setattr(worker_pool, "_one_gradient", lambda: os._exit(1))
-    assert not workers_can_learn()
+    assert not workers_can_train()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey import randomness
+from covey.client.batches import batches, channels_last, steps_of
 from covey.config.sections import Local
 from covey.data.dataset import Dataset, Samples
 from covey.errors import require
@@ -189,8 +190,8 @@ class Learner:
                 right.index_add_(0, y, (logits.argmax(dim=1) == y).long())
         return losses, correct
 
-    def differ_in_their_head_alone(self, states: Tensor) -> bool:
-        """Whether everything but the last layer is the same in states `[m, d]`."""
+    def share_body(self, states: Tensor) -> bool:
+        """True if states `[m, d]` differ in their last layer alone."""
         slots = (*self.layout.parameters, *self.layout.buffers)
         return all(
             torch.equal(here := slot.of(states), here[:1].expand_as(here))
@@ -243,77 +244,3 @@ def _fits(module: nn.Module, dataset: Dataset) -> None:
         f"The model {type(module).__name__} takes {kinds[taken]}, and the samples of '{dataset.name}' are "
         f"{kinds[given]}; choose another model{' (lstm)' if given else ''} or another dataset.",
     )
-
-
-def trained_on(count: int, holdout: int) -> int:
-    """How many of so many samples are trained on where every `holdout`-th is kept for validation (0: none is)."""
-    return count - count // holdout if holdout else count
-
-
-def training_places(numbers: Tensor, holdout: Tensor | int) -> Tensor:
-    """Where the samples that are trained on lie: numbers 0, 1, … over those alone → places among all samples."""
-    return numbers + numbers // (holdout - 1)
-
-
-def training_part(samples: Samples, holdout: int) -> Samples:
-    """All samples but every `holdout`-th; all of them where that is 0."""
-    if not holdout:
-        return samples
-    places = training_places(torch.arange(trained_on(len(samples), holdout), device=samples.y.device), holdout)
-    return Samples(samples.x[places], samples.y[places])
-
-
-def validation_part(samples: Samples, holdout: int) -> Samples:
-    """Every `holdout`-th sample; all of them where a client has too few to keep any out of its training."""
-    if not holdout or len(samples) < holdout:
-        return samples
-    return Samples(samples.x[holdout - 1 :: holdout], samples.y[holdout - 1 :: holdout])
-
-
-def steps_of(samples: int, work: Local) -> int:
-    """How many batches an epoch has."""
-    return -(-samples // (work.batch or samples))
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Images with channels innermost, the layout that convolutions and pools are fastest in on a CPU."""
-    if x.shape[1] > 1:
-        return x.contiguous(memory_format=torch.channels_last)
-    # With one channel both layouts are the same bytes, and only strides tell torch which kernels to take.
-    height, width = x.shape[2:]
-    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
-
-
-def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
-    """`x[chosen]` in the layout of `x`, copied sample by sample and not, as indexing does, value by value."""
-    if x.dim() == 4 and x.stride(1) == 1:
-        return x.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
-    return x.index_select(0, chosen)
-
-
-def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch: samples in random order, cropped and flipped where asked; the last batch may be smaller."""
-    count = len(samples)
-    order = randomness.permutation(randomness.key(key, "batches"), count)
-    augmented = work.crop > 0 or work.flip
-    if augmented:
-        shifts = randomness.integers(randomness.key(key, "crop"), 2 * count, 2 * work.crop + 1).view(count, 2)
-        flips = randomness.integers(randomness.key(key, "flip"), count, 2).bool() & work.flip
-    size = work.batch or count
-    for at in range(0, count, size):
-        chosen = order[at : at + size]
-        x = rows_of(samples.x, chosen)
-        if augmented:
-            x = crop_and_flip(x, work.crop, shifts[at : at + size], flips[at : at + size])
-        yield x, samples.y[chosen]
-
-
-def crop_and_flip(x: Tensor, padding: int, shifts: Tensor, flips: Tensor) -> Tensor:
-    """Images `[b, c, h, w]` padded by black, cut back to size at `shifts` `[b, 2]`, mirrored where `flips` `[b]`."""
-    height, width = x.shape[-2:]
-    rows = shifts[:, :1] + torch.arange(height, device=x.device)
-    columns = torch.arange(width, device=x.device).expand(len(x), width)
-    columns = shifts[:, 1:] + torch.where(flips[:, None], width - 1 - columns, columns)
-    padded = F.pad(x, (padding,) * 4)
-    image = torch.arange(len(x), device=x.device)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
-"""What one client does with a task: train, measure, and decide what leaves it."""
+"""A node's reply to a task: train, measure, protect, and pack what is sent."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from covey.client.learner import Learner, training_part
+from covey.client.learner import Learner
+from covey.client.local_work import ClientTask, Fields, Train, client_key, perform_task
 from covey.core.interfaces import Probe
 from covey.data.dataset import Samples
 from covey.errors import require
@@ -32,45 +33,44 @@ class Client:
     fit: Fit | None = None
     protection: Protection | None = None
     simulated: bool = False
-    """In a simulation noise comes from the seed, and what stays on clients is carried to the server for checkpoints."""
+    """True in a simulation: noise is drawn from the seed, and what clients keep goes to the server for checkpoints."""
 
     def answer(self, task: Task, memory: Memory) -> RecordDict:
-        """Local training, then probes, as `covey.runtime.worker_task` performs them; only what was asked for leaves."""
+        """Train and measure, and return the reply: only what the task asks for, protected as the client chose."""
         require(
             not (task.own and task.returns), "A model that stays with this client is not sent, whoever asks for it."
         )
-        place = key(task.seed, task.round, task.client)
+        place = client_key(task.seed, task.round, task.client)
         received = self._received(task, memory)
-        trained, loss = received, 0.0
-        # Layers of users' own may draw from torch's global generator.
+        asked = ClientTask(task.round, task.client, task.work, task.probes, task.train, task.holdout, task.gate)
+        # A user's own layers may draw from torch's global generator.
         with torch_seed(place, "torch"):
-            if task.train:
-                trained, loss = self._trained(task, received, place)
-            measured: dict[str, Tensor] = {}
-            kept: dict[str, Tensor] = {}
-            opens = task.gate is None
-            for probe in task.probes:
-                fields = self._measured(probe, received, trained, key(place, probe.name))
-                if task.gate is not None and task.gate.probe == probe.name:
-                    opens = task.gate.opens({probe.name: fields})
-                kept |= {f"{probe.name}.{name}": fields[name] for name in probe.kept}
-                measured |= {f"{probe.name}.{name}": fields[name] for name in fields if name not in probe.kept}
-        tensors = dict(measured)
-        if task.train and task.returns and opens:
+            trained, result = perform_task(
+                asked,
+                self.learner,
+                self.samples,
+                received,
+                task.seed,
+                anchor=task.anchor,
+                train=self._own_training(task),
+                measure=self._measured,
+            )
+        tensors = _flat(result.measured)
+        kept = _flat(result.kept)
+        if task.train and task.returns and result.gate_opens:
             tensors["state"] = self._sent(received, trained, place)
         for name, value in kept.items():
             memory.keep(name, task.round, value)
         if task.holds:
             memory.hold(received)
-            # What was sent, so that client and server mean the same model.
+            # The model as it was sent, so that client and server hold the same one.
             if task.train and bool(torch.isfinite(trained).all()):
                 memory.hold(tensors.get("state", trained), own=task.round)
         carried = dict(kept)
         if task.train and not task.returns:
             carried["state"] = trained
-        return pack_answer(
-            len(self.samples), loss if task.train else None, tensors, carried if self.simulated else None
-        )
+        loss = result.loss if task.train else None
+        return pack_answer(result.samples, loss, tensors, carried if self.simulated else None)
 
     def _received(self, task: Task, memory: Memory) -> Tensor:
         size = self.learner.layout.size
@@ -87,16 +87,17 @@ class Client:
         )
         return state
 
-    def _trained(self, task: Task, received: Tensor, place: int) -> tuple[Tensor, float]:
-        part = training_part(self.samples, task.holdout)
-        if self.fit is not None:
-            require(
-                task.work.proximal == 0,
-                "The method pulls every local step towards a model (local.proximal), which a training function of "
-                "your own does not; leave train= out of client_app.",
-            )
-            return self.fit(task, received, part)
-        return self.learner.fit(received, part, task.work, task.round, place, task.anchor)
+    def _own_training(self, task: Task) -> Train | None:
+        """The user's training function for this task; None trains as the order says."""
+        fit = self.fit
+        if fit is None:
+            return None
+        require(
+            not task.train or task.work.proximal == 0,
+            "The method pulls every local step towards a model (local.proximal), which a training function of "
+            "your own does not; leave train= out of client_app.",
+        )
+        return lambda received, samples: fit(task, received, samples)
 
     def _measured(self, probe: Probe, received: Tensor, trained: Tensor, place: int) -> dict[str, Tensor]:
         probe = probe if self.protection is None else self.protection.of_probe(probe)
@@ -112,11 +113,16 @@ class Client:
         return self.protection.of_update(received, trained, self._secret(key(place, "update")))
 
     def _secret(self, place: int) -> int:
-        """A key for noise: the place in a simulation, so that runs can be repeated; else what nobody can guess."""
+        """A key for noise: the given one in a simulation, so that runs are repeatable, else one nobody can guess."""
         return place if self.simulated else secrets.randbits(64)
 
     def scores(self, state: Tensor) -> dict[str, Any]:
-        """Mean loss and share of right answers on the client's samples."""
+        """Mean loss and accuracy on the client's samples."""
         loss, correct = self.learner.score(state, self.samples)
         count = len(self.samples)
         return {"samples": count, "loss": float(loss) / count, "accuracy": int(correct.sum()) / count}
+
+
+def _flat(measured: Mapping[str, Fields]) -> dict[str, Tensor]:
+    """Probe → field → value as `probe.field` → value."""
+    return {f"{probe}.{name}": value for probe, fields in measured.items() for name, value in fields.items()}

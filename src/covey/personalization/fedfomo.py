@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, IntArray, State
-from covey.client.learner import validation_part
+from covey.client.holdout import validation_part
 from covey.core.interfaces import Probe, Setting
 from covey.core.messages import Order
 from covey.core.replies import Replies

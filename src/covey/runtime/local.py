@@ -1,8 +1,7 @@
-"""The local runtime: one client after another, on every core.
+"""The local runtime: clients one by one, on all cores of one machine.
 
-Each worker process has one torch thread; clients are handed out as workers become free, and replies
-are stacked in client order. What a client computes depends on (seed, round, client) alone, so the
-number of workers never changes a bit of the result.
+Each worker process has one torch thread and takes the next client when it is free; replies are stacked in client
+order. A client's result depends on (seed, round, client) alone, so it is the same to the bit for any number of workers.
 """
 
 import ctypes
@@ -11,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,28 +19,29 @@ from torch import Tensor, nn
 
 from covey.arrays import IntArray
 from covey.client.learner import Learner, Precision
+from covey.client.local_work import ClientTask
 from covey.config.schema import Config
 from covey.core.interfaces import Runtime
 from covey.core.messages import Fault, Order, Reply
 from covey.core.replies import Replies, Timing, gathered
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
-from covey.runtime.torch_threads import OneThread
-from covey.runtime.worker_pool import Pool, workers_can_learn
-from covey.runtime.worker_task import Arena, Bench, FitTask, ScoreTask, Task
+from covey.runtime.torch_threads import SingleThread
+from covey.runtime.worker_pool import WorkerPool, workers_can_train
+from covey.runtime.worker_task import ScoreTask, SharedModels, TrainTask, WorkerState, WorkerTask
 
 _TEST_CHUNK = 2_000
 
 NO_WORKERS = (
-    "This process has computed gradients on a GPU, after which worker processes cannot compute any; the local runtime "
-    "goes on with one core. A process of its own has all of them, and runtime='stacked' uses the GPU."
+    "This process has computed gradients on a GPU, after which its worker processes cannot compute any, so the local "
+    "runtime uses one core. Start a process of its own to use all cores, or use the GPU with runtime='stacked'."
 )
 
-_one_thread = OneThread()
+_single_thread = SingleThread()
 
 
 class LocalRuntime(Runtime):
-    """One machine's cores: worker processes with one torch thread each, or this process where one is enough."""
+    """One machine's cores: worker processes with one torch thread each, or this process if one is enough."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class LocalRuntime(Runtime):
         self.workers = workers or usable_cores()
         self._learner = Learner(module, federation.dataset, precision)
         self._seed = seed
-        self._bench: Bench | None = None
-        self._pool: Pool | None = None
-        _one_thread.hold(self)
+        self._state: WorkerState | None = None
+        self._pool: WorkerPool | None = None
+        _single_thread.hold(self)
         keep_freed_memory()
 
     @classmethod
@@ -72,50 +73,42 @@ class LocalRuntime(Runtime):
         size = order.start.shape[-1]
         starts = order.start.reshape(-1, size)
         anchors = starts[:0] if order.anchor is None else order.anchor.reshape(-1, size)
-        bench = self._reserve(starts=len(starts) + len(anchors), ends=len(order.clients) if order.train else 0)
-        bench.arena.starts[: len(starts)] = starts
-        bench.arena.starts[len(starts) : len(starts) + len(anchors)] = anchors
+        models = self._reserve(starts=len(starts) + len(anchors), ends=len(order.clients) if order.train else 0).models
+        models.starts[: len(starts)] = starts
+        models.starts[len(starts) : len(starts) + len(anchors)] = anchors
         tasks = [
-            FitTask(
-                int(client),
-                position if order.start.dim() == 2 else 0,
-                position,
-                order.round,
-                order.work,
-                tuple(probe.for_client(int(client)) for probe in order.probes),
-                order.train,
-                len(starts) + (position if len(anchors) > 1 else 0) if len(anchors) else None,
-                order.holdout,
+            TrainTask(
+                ClientTask.of(order, position),
+                start=position if order.start.dim() == 2 else 0,
+                end=position,
+                anchor=len(starts) + (position if len(anchors) > 1 else 0) if len(anchors) else None,
             )
-            for position, client in enumerate(order.clients)
+            for position in range(len(order.clients))
         ]
         # The largest clients first, so that no core waits long for the last one.
         largest_first = np.argsort(-self.federation.sizes[order.clients], kind="stable")
         results = self._perform([tasks[position] for position in largest_first])
         replies, faults = [], []
         seconds = dict.fromkeys((probe.name for probe in order.probes), 0.0)
-        for task, result in sorted(
-            zip((tasks[position] for position in largest_first), results, strict=True), key=lambda pair: pair[0].client
-        ):
+        for position, result in sorted(zip(largest_first.tolist(), results, strict=True), key=itemgetter(0)):
             if isinstance(result, Fault):
                 faults.append(result)
             else:
-                samples, loss, probes, kept, taken = result
-                state = bench.arena.ends[task.end] if order.train else starts[:0]
-                replies.append(Reply(task.client, state, samples, loss, probes, kept))
-                for name, value in taken.items():
+                state = models.ends[position] if order.train else starts[:0]
+                client = int(order.clients[position])
+                replies.append(Reply(client, state, result.samples, result.loss, result.measured, result.kept))
+                for name, value in result.probe_seconds.items():
                     seconds[name] += value
         found = gathered(order, replies, tuple(faults), self._learner.layout.size)
         return replace(found, timing=Timing(probe_seconds=seconds))
 
     def evaluate(self, states: Tensor) -> Scores:
         test_y = self.federation.dataset.test_y
-        bench = self._reserve(starts=len(states), ends=0)
-        bench.arena.starts[: len(states)] = states
+        self._reserve(starts=len(states), ends=0).models.starts[: len(states)] = states
         cuts = range(0, len(test_y), _TEST_CHUNK)
-        together = len(states) if self._learner.differ_in_their_head_alone(states) else 1
-        models = range(0, len(states), together)
-        tasks = [ScoreTask(first, at, at + _TEST_CHUNK, together) for first in models for at in cuts]
+        together = len(states) if self._learner.share_body(states) else 1
+        firsts = range(0, len(states), together)
+        tasks = [ScoreTask(first, at, at + _TEST_CHUNK, together) for first in firsts for at in cuts]
         classes = self.federation.dataset.classes
         loss = np.zeros(len(states))
         correct = np.zeros((len(states), classes), dtype=np.int64)
@@ -132,40 +125,41 @@ class LocalRuntime(Runtime):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        _one_thread.release(self)
+        _single_thread.release(self)
 
-    def _perform(self, tasks: Sequence[Task]) -> list[Any]:
+    def _perform(self, tasks: Sequence[WorkerTask]) -> list[Any]:
         """Results in the order of tasks; a Fault where the worker died."""
-        assert self._bench is not None
+        assert self._state is not None
         if self.workers == 1 or len(tasks) == 1:
-            return [self._bench.perform(task) for task in tasks]
-        if self._pool is None and not workers_can_learn():
+            return [self._state.perform(task) for task in tasks]
+        if self._pool is None and not workers_can_train():
             self.workers = 1
             warnings.warn(NO_WORKERS, stacklevel=2)
             return self._perform(tasks)
         if self._pool is None:
-            self._pool = Pool(self._bench, self.workers)
+            self._pool = WorkerPool(self._state, self.workers)
         return self._pool.map(tasks)
 
-    def _reserve(self, starts: int, ends: int) -> Bench:
-        """A bench whose arena has room for that many models; growing it means new workers."""
-        have = self._bench.arena if self._bench else None
-        if self._bench is None or have is None or len(have.starts) < starts or len(have.ends) < ends:
+    def _reserve(self, starts: int, ends: int) -> WorkerState:
+        """The worker state, with room for that many models; workers are started anew if it has to grow."""
+        have = self._state.models if self._state else None
+        if self._state is None or have is None or len(have.starts) < starts or len(have.ends) < ends:
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None
             starts = max(starts, len(have.starts) if have else 0)
             ends = max(ends, len(have.ends) if have else 0)
-            arena = Arena.of(starts, ends, self._learner.layout.size, self._learner.dtype, shared=self.workers > 1)
-            self._bench = Bench(self._learner, self.federation, self._seed, arena)
-        return self._bench
+            size, dtype = self._learner.layout.size, self._learner.dtype
+            models = SharedModels.of(starts, ends, size, dtype, shared=self.workers > 1)
+            self._state = WorkerState(self._learner, self.federation, self._seed, models)
+        return self._state
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse large blocks instead of giving them back to the system at once (glibc).
+    """Make the C library (glibc) reuse large blocks instead of returning them to the system.
 
-    Every step frees gradients of megabytes and asks for them again, and faulting the pages in anew costs as much
-    as the arithmetic that fills them.
+    Every step frees and allocates gradients of megabytes; faulting their pages in again costs as much as the
+    arithmetic.
     """
     if sys.platform == "linux":
         try:
@@ -178,5 +172,5 @@ def keep_freed_memory() -> None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

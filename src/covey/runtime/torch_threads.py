@@ -1,12 +1,12 @@
-"""How many threads torch has in this process."""
+"""The number of torch threads in this process."""
 
 from weakref import WeakSet
 
 import torch
 
 
-class OneThread:
-    """Torch has one thread while anyone holds this, and as many as before once the last has let go."""
+class SingleThread:
+    """Limits torch to one thread while anyone holds it; the last release restores the number of threads."""
 
     def __init__(self) -> None:
         self._holders: WeakSet[object] = WeakSet()

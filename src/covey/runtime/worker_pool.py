@@ -1,4 +1,4 @@
-"""Worker processes that perform tasks on a bench they share with the parent."""
+"""Worker processes that perform tasks on state shared with the parent process."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -16,23 +16,23 @@ import torch
 import torch.multiprocessing
 
 from covey.core.messages import Fault
-from covey.runtime.worker_task import Bench, FitTask, Task
+from covey.runtime.worker_task import TrainTask, WorkerState, WorkerTask
 
 
 class WorkerError(RuntimeError):
     """A task raised in a worker; the message holds the worker's traceback."""
 
 
-class Pool:
-    """`count` processes; tasks are handed out one by one as workers become free."""
+class WorkerPool:
+    """`count` processes; each takes the next task when it is free."""
 
-    def __init__(self, bench: Bench, count: int) -> None:
-        self._bench = bench
+    def __init__(self, state: WorkerState, count: int) -> None:
+        self._state = state
         self._context = _context()
-        self._workers: list[tuple[BaseProcess, Connection]] = [self._hire() for _ in range(count)]
+        self._workers: list[tuple[BaseProcess, Connection]] = [self._start_worker() for _ in range(count)]
 
-    def map(self, tasks: Sequence[Task]) -> list[Any]:
-        """Results in the order of tasks. A worker that dies costs its task (a Fault) and is replaced."""
+    def map(self, tasks: Sequence[WorkerTask]) -> list[Any]:
+        """Return results in the order of tasks. If a worker dies, its task is a Fault and the worker is replaced."""
         results: list[Any] = [None] * len(tasks)
         waiting = list(range(len(tasks)))[::-1]
         busy: dict[Connection, tuple[int, int]] = {}
@@ -43,7 +43,7 @@ class Pool:
                 try:
                     self._workers[worker][1].send(tasks[number])
                 except OSError:
-                    # It died while it had nothing to do, and costs nobody anything.
+                    # It died while idle, so no task is lost.
                     self._replace(worker)
                     self._workers[worker][1].send(tasks[number])
                 busy[self._workers[worker][1]] = (worker, number)
@@ -58,7 +58,7 @@ class Pool:
                     failed, results[number] = ready.recv()
                 except (EOFError, ConnectionResetError):
                     failed, task = False, tasks[number]
-                    client = task.client if isinstance(task, FitTask) else -1
+                    client = task.task.client if isinstance(task, TrainTask) else -1
                     results[number] = Fault(client, f"its worker process died (exit code {self._replace(worker)})")
                 if failed:
                     self.close()
@@ -67,7 +67,7 @@ class Pool:
         return results
 
     def close(self) -> None:
-        """End all workers; none is left behind."""
+        """End all workers."""
         for process, connection in self._workers:
             connection.close()
             process.terminate()
@@ -75,23 +75,23 @@ class Pool:
             process.join()
         self._workers = []
 
-    def _hire(self) -> tuple[BaseProcess, Connection]:
+    def _start_worker(self) -> tuple[BaseProcess, Connection]:
         here, there = self._context.Pipe()
-        process = _start(self._context.Process(target=_work, args=(there, self._bench, os.getpid()), daemon=True))
+        process = _start(self._context.Process(target=_serve, args=(there, self._state, os.getpid()), daemon=True))
         there.close()
         return process, here
 
     def _replace(self, worker: int) -> int | None:
-        """Hire another in the place of a worker that has died; the exit code of that one."""
+        """Replace a worker that has died; return its exit code."""
         process, connection = self._workers[worker]
         connection.close()
         process.join()
-        self._workers[worker] = self._hire()
+        self._workers[worker] = self._start_worker()
         return process.exitcode
 
 
-def workers_can_learn() -> bool:
-    """Whether worker processes of this one could train: after autograd on a GPU, PyTorch refuses it to forked ones."""
+def workers_can_train() -> bool:
+    """True if worker processes can train: PyTorch refuses autograd in a fork of a process that has used it on a GPU."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     trial = _start(_context().Process(target=_one_gradient, daemon=True))
@@ -100,20 +100,20 @@ def workers_can_learn() -> bool:
 
 
 def _context() -> Any:
-    """Fork shares the data set without copying it and starts in milliseconds; elsewhere it is not safe."""
+    """Fork on Linux: it shares the data set without a copy and starts in milliseconds. It is not safe elsewhere."""
     return torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 def _start(process: BaseProcess) -> BaseProcess:
     with warnings.catch_warnings():
-        # Python warns of fork beside threads; a worker touches nothing that another thread could hold.
+        # Python warns about fork in a process with threads; workers use nothing that another thread could have locked.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     return process
 
 
 def _one_gradient() -> None:
-    """Exit with 1, and without a traceback, where autograd does not work."""
+    """Exit with 1 and no traceback if autograd does not work."""
     try:
         one = torch.ones(1, requires_grad=True)
         torch.autograd.grad(one.sum(), one)
@@ -121,15 +121,15 @@ def _one_gradient() -> None:
         os._exit(1)
 
 
-def _work(connection: Connection, bench: Bench, parent: int) -> None:
-    """A worker's life: perform tasks until the parent closes the connection or is gone."""
+def _serve(connection: Connection, state: WorkerState, parent: int) -> None:
+    """Perform tasks until the parent closes the connection or exits."""
     # Ctrl-C goes to the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     while True:
         try:
-            # Siblings hold copies of the parent's end after a fork, so its death shows only in the parent's id.
+            # After a fork, siblings hold copies of the parent's end of the pipe, so it stays open when the parent dies.
             while not connection.poll(1.0):
                 if os.getppid() != parent:
                     return
@@ -137,7 +137,7 @@ def _work(connection: Connection, bench: Bench, parent: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            message = (False, bench.perform(task))
+            message = (False, state.perform(task))
         except Exception:
             message = (True, traceback.format_exc())
         try:

@@ -1,43 +1,35 @@
-"""A work bench: a learner, the federation's samples, and an arena of models that worker processes share."""
+"""Tasks of worker processes, and the state that they are performed on: learner, samples and shared models."""
 
 import math
 import mmap
 import sys
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.client.learner import Learner, training_part
-from covey.config.sections import Local
-from covey.core.interfaces import Probe
+from covey.client.learner import Learner
+from covey.client.local_work import ClientResult, ClientTask, perform_task
 from covey.data.dataset import Samples
 from covey.environment.federated_data import Federation
-from covey.randomness import key
 
 
 @dataclass(frozen=True)
-class FitTask:
-    """Train one client from `starts[start]` into `ends[end]`, then measure."""
+class TrainTask:
+    """Perform a client's task from `starts[start]`; the trained model goes to `ends[end]`."""
 
-    client: int
+    task: ClientTask
     start: int
     end: int
-    round: int
-    work: Local
-    probes: tuple[Probe, ...]
-    """As this client gets them."""
-    train: bool = True
     anchor: int | None = None
-    """Where in `starts` the model is that the proximal term pulls to, if not to the start."""
-    holdout: int = 0
+    """The row of `starts` that the proximal term pulls to, if not to the start."""
 
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Score `models` models from `starts[start]` on, which differ in their head alone, on test samples `first` to
+    """Score models `starts[start : start + models]`, which differ in their head alone, on test samples from `first` to
     `last`."""
 
     start: int
@@ -46,65 +38,51 @@ class ScoreTask:
     models: int = 1
 
 
-Task = FitTask | ScoreTask
-Measured = dict[str, dict[str, Tensor]]
-"""Probe → field → value."""
+WorkerTask = TrainTask | ScoreTask
 
 
 @dataclass(frozen=True, eq=False)
-class Arena:
-    """Models going in and coming out, in memory that workers see too."""
+class SharedModels:
+    """Models that tasks read and write, in memory that worker processes share."""
 
     starts: Tensor
+    """`[m, d]`: models to train or score."""
     ends: Tensor
+    """`[k, d]`: trained models."""
 
     @classmethod
-    def of(cls, starts: int, ends: int, size: int, dtype: torch.dtype, *, shared: bool) -> "Arena":
+    def of(cls, starts: int, ends: int, size: int, dtype: torch.dtype, *, shared: bool) -> "SharedModels":
+        """Room for models of `size` numbers; `shared` if workers are other processes."""
         make = _shared_tensor if shared else torch.zeros
         return cls(make((starts, size), dtype=dtype), make((ends, size), dtype=dtype))
 
 
-class Bench:
+class WorkerState:
     """Performs tasks; the same object in this process and, by fork, in every worker."""
 
-    def __init__(self, learner: Learner, federation: Federation, seed: int, arena: Arena) -> None:
+    def __init__(self, learner: Learner, federation: Federation, seed: int, models: SharedModels) -> None:
         self.learner = learner
         self.federation = federation
         self.seed = seed
-        self.arena = arena
+        self.models = models
 
-    def perform(self, task: Task) -> Any:
-        return self._fit(task) if isinstance(task, FitTask) else self._score(task)
+    def perform(self, task: WorkerTask) -> Any:
+        """Return a client's result (its model goes to the shared models), or summed losses and correct answers."""
+        return self._train(task) if isinstance(task, TrainTask) else self._score(task)
 
-    def _fit(self, task: FitTask) -> tuple[int, float, Measured, Measured, dict[str, float]]:
-        """The client's number of samples, training loss, measurements, what it keeps, and what those took in seconds.
+    def _train(self, task: TrainTask) -> ClientResult:
+        samples = self.federation.samples(task.task.client)
+        received = self.models.starts[task.start]
+        anchor = None if task.anchor is None else self.models.starts[task.anchor]
+        trained, result = perform_task(task.task, self.learner, samples, received, self.seed, anchor=anchor)
+        if task.task.train:
+            self.models.ends[task.end] = trained
+        return result
 
-        Its model goes into the arena.
-        """
-        samples = self.federation.samples(task.client)
-        place = key(self.seed, task.round, task.client)
-        received = self.arena.starts[task.start]
-        trained, loss = received, 0.0
-        if task.train:
-            anchor = None if task.anchor is None else self.arena.starts[task.anchor]
-            to_train_on = training_part(samples, task.holdout)
-            trained, loss = self.learner.fit(received, to_train_on, task.work, task.round, place, anchor)
-            self.arena.ends[task.end] = trained
-        measured: Measured = {}
-        kept: Measured = {}
-        seconds = {}
-        for probe in task.probes:
-            begin = time.perf_counter()
-            fields = probe.measure(self.learner, received, trained, samples, key(place, probe.name))
-            measured[probe.name] = {name: value.clone() for name, value in fields.items() if name not in probe.kept}
-            kept[probe.name] = {name: fields[name].clone() for name in probe.kept}
-            seconds[probe.name] = time.perf_counter() - begin
-        return len(samples), loss, measured, kept, seconds
-
-    def _score(self, task: ScoreTask) -> tuple[Any, Any]:
+    def _score(self, task: ScoreTask) -> tuple[NDArray[Any], NDArray[Any]]:
         dataset = self.federation.dataset
         samples = Samples(dataset.test_x[task.first : task.last], dataset.test_y[task.first : task.last])
-        losses, correct = self.learner.scores(self.arena.starts[task.start : task.start + task.models], samples)
+        losses, correct = self.learner.scores(self.models.starts[task.start : task.start + task.models], samples)
         return losses.numpy(), correct.numpy()
 
 
@@ -112,7 +90,7 @@ def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros in memory that child processes share."""
     count = math.prod(shape)
     if sys.platform == "linux" and count:
-        # Anonymous shared memory outlives fork and is not bound by the size of /dev/shm, which containers keep small.
+        # Anonymous shared memory survives a fork and is not limited by /dev/shm, which is small in containers.
         memory = mmap.mmap(-1, count * dtype.itemsize)
         return torch.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
     zeros = torch.zeros(shape, dtype=dtype)

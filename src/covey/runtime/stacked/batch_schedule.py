@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covey import randomness
 from covey.arrays import IntArray
-from covey.client.learner import training_places
+from covey.client.holdout import training_places
 from covey.runtime.stacked.device_data import ClientTables
 from covey.runtime.stacked.lane_schedule import Visit
 

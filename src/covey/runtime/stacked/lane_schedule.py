@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.client.learner import steps_of, trained_on
+from covey.client.batches import steps_of
+from covey.client.holdout import trained_on
 from covey.config.sections import Local
 
 

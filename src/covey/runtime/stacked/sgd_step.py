@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from covey.client.learner import crop_and_flip
+from covey.client.batches import crop_and_flip
 from covey.model.dropout import dropout_layers
 from covey.model.layout import Layout
 from covey.runtime.stacked.batch_norm import SampleWeights

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from covey.arrays import IntArray
 from covey.client.learner import Precision
+from covey.client.local_work import client_key, measure_client, separate
 from covey.config.schema import Config
 from covey.core.interfaces import CohortProbe, Probe, Runtime
 from covey.core.messages import Order
@@ -26,7 +27,6 @@ from covey.core.scores import Scores
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
 from covey.errors import require
-from covey.randomness import key
 from covey.runtime.local import LocalRuntime
 from covey.runtime.stacked.device_data import ClientTables
 from covey.runtime.stacked.engine import Engine
@@ -140,7 +140,7 @@ def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None)
 def _measured(
     runtime: StackedRuntime, order: Order, trained: TrainResult | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[int, dict[str, Tensor]]], dict[str, float]]:
-    """What the probes of the order measure on the device, what stays on the clients, and the seconds each took."""
+    """The measurements that clients send, those that stay on them, and the seconds that each probe took."""
     measured: dict[str, dict[str, Tensor]] = {}
     kept: dict[str, dict[int, dict[str, Tensor]]] = {probe.name: {} for probe in order.probes if probe.kept}
     seconds: dict[str, float] = {}
@@ -176,7 +176,7 @@ def _measured_group(
     positions: list[int],
     kept: dict[str, dict[int, dict[str, Tensor]]],
 ) -> dict[str, Tensor]:
-    """Field → `[positions, ...]`, on the host unless it is large; what stays on the clients goes into `kept`."""
+    """Field → `[positions, ...]`, on the host unless it is large; fields that stay on clients go to `kept`."""
     engine = runtime.engine
     clients = order.clients[positions].tolist()
     samples, counts = runtime._tables.samples(clients, engine.data)
@@ -187,9 +187,10 @@ def _measured_group(
         return {field: values if field in probe.on_device else values.cpu().clone() for field, values in fields.items()}
     rows = []
     for model, part, client in zip(models, samples.split(counts), clients, strict=True):
-        place = key(key(runtime._seed, order.round, client), probe.name)
-        fields = probe.for_client(client).measure(engine.learner, received, model, part, place)
+        place = client_key(runtime._seed, order.round, client)
+        fields = measure_client(probe.for_client(client), engine.learner, received, model, part, place)
+        sent, stays = separate(probe, fields)
         if probe.kept:
-            kept[probe.name][client] = {field: fields.pop(field).cpu().clone() for field in probe.kept}
-        rows.append(fields)
-    return {field: torch.stack([row[field].cpu().clone() for row in rows]) for field in rows[0]}
+            kept[probe.name][client] = stays
+        rows.append(sent)
+    return {field: torch.stack([row[field] for row in rows]) for field in rows[0]}

@@ -1,0 +1,31 @@
+"""Validation samples: every `holdout`-th sample of a client is kept out of its training."""
+
+import torch
+from torch import Tensor
+
+from covey.data.dataset import Samples
+
+
+def trained_on(count: int, holdout: int) -> int:
+    """How many of `count` samples are trained on; all of them if `holdout` is 0."""
+    return count - count // holdout if holdout else count
+
+
+def training_places(numbers: Tensor, holdout: Tensor | int) -> Tensor:
+    """The positions of training samples among all samples, from their numbers 0, 1, … among the training samples."""
+    return numbers + numbers // (holdout - 1)
+
+
+def training_part(samples: Samples, holdout: int) -> Samples:
+    """All samples but every `holdout`-th; all of them if `holdout` is 0."""
+    if not holdout:
+        return samples
+    places = training_places(torch.arange(trained_on(len(samples), holdout), device=samples.y.device), holdout)
+    return Samples(samples.x[places], samples.y[places])
+
+
+def validation_part(samples: Samples, holdout: int) -> Samples:
+    """Every `holdout`-th sample; all of them if the client has too few to hold any out."""
+    if not holdout or len(samples) < holdout:
+        return samples
+    return Samples(samples.x[holdout - 1 :: holdout], samples.y[holdout - 1 :: holdout])
