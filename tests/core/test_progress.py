@@ -19,7 +19,7 @@ from papers import command
 from tests.conftest import SMALL
 
 
-def test_whoever_listens_is_told_what_is_waited_for_and_when_it_is_over():
+def test_listeners_hear_the_reason_of_a_wait_and_its_end():
     heard, also = [], []
     with listening(heard.append):
         with listening(also.append), pytest.raises(ZeroDivisionError), waiting_for("a division"):
@@ -32,7 +32,7 @@ def test_whoever_listens_is_told_what_is_waited_for_and_when_it_is_over():
     assert also == ["a division", ""]
 
 
-def test_the_stack_says_that_it_compiles(monkeypatch):
+def test_compiling_a_stack_is_announced(monkeypatch):
     config = Config.of(SMALL)
     federation = build_federation(config)
     data = federation.dataset
@@ -66,7 +66,7 @@ def last_bar(shown):
     return [line for line in shown.getvalue().splitlines() if "fedavg" in line][-1]
 
 
-def test_a_bar_says_what_is_waited_for_and_keeps_the_last_accuracy(terminal):
+def test_a_bar_shows_the_reason_of_a_wait_and_keeps_the_last_accuracy(terminal):
     with display.run_progress("fedavg", rounds=3, done=0) as on_round, waiting_for("compiling"):
         on_round({"round": 1})
         assert shows(terminal, "compiling")
@@ -78,7 +78,7 @@ def test_a_bar_says_what_is_waited_for_and_keeps_the_last_accuracy(terminal):
     assert "2/3" in last_bar(terminal)
 
 
-def test_bars_of_a_comparison_do_likewise(terminal):
+def test_bars_of_a_comparison_show_it_too(terminal):
     with display.comparison_progress() as (on_run, on_round), waiting_for("too early for a bar"):
         on_run("fedavg", 1, 3)
         on_round({"round": 1, "accuracy": 0.25})
@@ -90,7 +90,7 @@ def test_bars_of_a_comparison_do_likewise(terminal):
     assert "accuracy 25.0%" in last_bar(terminal)
 
 
-def test_a_log_says_what_took_long(capsys):
+def test_a_log_notes_long_waits(capsys):
     with command._progress(time.monotonic() - 5) as (on_run, _):
         on_run("base", None, 1200)
         with waiting_for("compiling"):

@@ -1,4 +1,4 @@
-"""Vectors of words: the numbers of `nn.Embedding`, under vmap, grad and compile, with every occurrence counted."""
+"""Word embeddings compute the same as `nn.Embedding`, under vmap, grad and compile."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_sums_by_comparison_are_sums_in_order():
     torch.testing.assert_close(embedding._by_comparison(gradient, words, 5), in_order)
 
 
-def test_a_stack_of_stacks_is_refused_and_not_mistaken_for_a_stack():
+def test_nested_vmap_is_refused():
     tables, words = torch.randn(4, 4, 5, 3), torch.zeros(4, 4, 2, dtype=torch.int64)
     with pytest.raises(NotImplementedError, match="no stacks of stacks"):
         vmap(vmap(torch.ops.covey.word_vectors))(tables, words)

@@ -37,7 +37,7 @@ def test_head_is_weight_then_bias():
     assert layout.head_of(state.repeat(5, 1)).shape == (5, 15)
 
 
-def test_buffers_travel_behind_the_parameters_and_counters_do_not():
+def test_buffers_follow_the_parameters_and_counters_are_left_out():
     class Normed(nn.Module):
         head = "fc"
 

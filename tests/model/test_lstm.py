@@ -1,4 +1,4 @@
-"""The LSTM computes what torch's own does, in operations that stack, and learns on every runtime."""
+"""The LSTM computes the same as torch's own, also as a stack of models, and learns on every runtime."""
 
 import copy
 import json
@@ -48,7 +48,7 @@ def tokens(*shape: int, classes: int = 30, key: int = 1) -> Tensor:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """Eight users of four topics, whose next word is half the time the one that follows in line."""
+    """Eight users of four topics; half of all next words follow from the one before."""
     return build_federation(Config.of(setup(tmp_path_factory.mktemp("texts"))))
 
 
@@ -101,7 +101,7 @@ def test_the_papers_size_is_the_default():
     assert [slot.name for slot in layout.head] == ["classifier.weight", "classifier.bias"]
 
 
-def test_the_order_of_words_matters_and_the_company_of_a_sample_does_not():
+def test_logits_depend_on_the_order_of_words_and_not_on_other_samples():
     module = build_model("lstm", TINY, (5,), 30, seed=0).eval()
     x = tokens(3, 5)
     with torch.inference_mode():
@@ -173,7 +173,7 @@ def test_dropout_lies_between_layers_and_masks_do_not_depend_on_the_batch():
         ({"dropout": 1.0}, (5,), "model.dropout is the share to drop between layers"),
     ],
 )
-def test_what_cannot_be_built_is_refused(options, shape, sentence):
+def test_impossible_options_are_refused(options, shape, sentence):
     with pytest.raises(Refusal, match=sentence):
         build_model("lstm", options, shape, 30, seed=0)
 

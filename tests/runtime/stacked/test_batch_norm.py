@@ -1,4 +1,4 @@
-"""Batch norm of stacks by operators of our own: torch's numbers without the padding, under vmap, grad and compile."""
+"""Masked batch norm computes the same as torch's without the padding, under vmap, grad and compile."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ ORDERS = ("", "channels first", "channels last")
 
 
 def stack(samples, channels, shape, dtype=torch.float64):
-    """Batches padded to the largest, with weights; parameters and running statistics of every lane."""
+    """Return batches padded to the largest, with weights, parameters and running statistics of every lane."""
     generator = torch.Generator().manual_seed(channels)
     lanes, batch = len(samples), samples[0]
 
@@ -46,7 +46,7 @@ def layer_of(channels, shape):
 
 
 def step_of(module):
-    """Output, gradients and statistics of every lane, as the stacked runtime takes them."""
+    """Return a function for output, gradients and statistics of every lane, as in the stacked runtime."""
 
     def loss_of(parameters, x, buffers, weight, slopes):
         fresh = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -64,7 +64,7 @@ def step_of(module):
 
 
 def torchs(samples, channels, shape, given):
-    """What torch's batch norm comes to, lane by lane and without padding; a single value by running statistics."""
+    """Return torch's results, lane by lane and without padding; a single value is normalised by running statistics."""
     x, parameters, buffers, _, slopes = (
         {n: v.double() for n, v in one.items()} if isinstance(one, dict) else one.double() for one in given
     )
@@ -82,9 +82,9 @@ def torchs(samples, channels, shape, given):
 
 
 def laid_out(x, order):
-    """The same numbers in another order in memory."""
+    """Return the same numbers in another memory layout."""
     if order == "channels first":
-        # As a product of matrices leaves it: before the samples.
+        # As a matrix product leaves them: before the samples.
         return x.transpose(1, 2).contiguous().transpose(1, 2)
     return x.movedim(2, -1).contiguous().movedim(-1, 2) if order == "channels last" else x
 
@@ -95,7 +95,7 @@ def check(samples, channels, shape, step, dtype=torch.float64, limit=1e-12, orde
     gradients, (_, (y, fresh)) = step(parameters, laid_out(x, order), buffers, weights, slopes)
     for lane, (count, expected) in enumerate(zip(samples, torchs(samples, channels, shape, given), strict=True)):
         if count == 0:
-            # Nothing to do: whatever comes out, it is finite and moves nothing.
+            # An idle lane: results are finite and gradients are zero.
             assert all(torch.isfinite(value[lane]).all() for value in (y, *gradients.values()))
             assert all(not gradients[name][lane].any() for name in ("x", "weight", "bias"))
             continue
@@ -123,7 +123,7 @@ def test_it_is_torchs_without_the_padding(samples, channels, shape, order):
 def test_it_is_the_same_when_compiled(backend):
     samples, channels, shape = CASES[0]
     step = step_of(MaskedBatchNorm(layer_of(channels, shape)))
-    # A graph break or a lost backward would show here: fullgraph refuses the one, wrong numbers tell the other.
+    # fullgraph refuses a graph break; a lost backward pass shows as wrong numbers.
     check(samples, channels, shape, torch.compile(step, fullgraph=True, dynamic=False, backend=backend))
 
 

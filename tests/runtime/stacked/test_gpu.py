@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, splits and resident data, against the local runtime."""
+"""Tests that need a GPU: CUDA graphs, memory limits and resident data, against the local runtime."""
 
 import copy
 import gc
@@ -69,7 +69,7 @@ def test_five_rounds_in_double_precision_are_those_of_the_local_runtime(tmp_path
 
 @pytest.mark.parametrize(("model", "shape"), [("tutorial-cnn", (3, 32, 32)), ("mcmahan-cnn", (1, 28, 28))])
 def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
-    # Few images: among many, rounding changes which of two almost equal values a pool takes.
+    # Few images: among many, rounding may change which of two nearly equal values a pool takes.
     dataset = {"name": "synthetic", "shape": shape, "train": 24, "test": 20}
     federation = build_federation(Config.of({"dataset": dataset, "environment": "iid", "clients": 4}))
     data = federation.dataset
@@ -88,7 +88,7 @@ def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
 
 
 class Normed(nn.Module):
-    """Convolutions with batch norm as MobileNetV2 has them: before and after one with a kernel for each channel."""
+    """Convolutions with batch norm as in MobileNetV2: before and after a depthwise one."""
 
     head = "classifier"
 
@@ -112,7 +112,7 @@ class Normed(nn.Module):
 
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 1e-4), ("bf16", 0.05)])
 def test_batch_norm_has_the_gradient_of_the_local_runtime_every_time(precision, limit):
-    # The statistics of batches that differ in size, over and over: threads that did not wait for one another showed so.
+    # Batches of different sizes, many times over: this is how a missing barrier between threads once showed.
     dataset = {"name": "synthetic", "shape": (3, 16, 16), "train": 120, "test": 20}
     federation = build_federation(Config.of({"dataset": dataset, "environment": "dirichlet", "clients": 7}))
     with torch_seed(0):
@@ -121,7 +121,7 @@ def test_batch_norm_has_the_gradient_of_the_local_runtime_every_time(precision, 
     start = layout.read(module)
 
     def moved(states):
-        """How far the parameters went, and the statistics."""
+        """Return the changes of the parameters and of the statistics."""
         parts = layout.parameters, layout.buffers
         return [torch.cat([slot.of(states - start).flatten(1) for slot in slots], dim=1) for slots in parts]
 
@@ -224,7 +224,7 @@ def test_the_local_runtime_works_after_gradients_on_the_gpu(tmp_path):
 
 
 def taught(device: str, counts: list[int], steps: RecordedSteps) -> tuple[torch.Tensor, torch.Tensor]:
-    """What predictors learn from clients with so many gradients each, and what they began with."""
+    """Return predictors trained by clients with so many gradients each, and the state they began with."""
     with torch_seed(3):
         module = ClassPredictor(40, 10, 16)
         gradients, shares = torch.randn(sum(counts), 40), torch.rand(sum(counts), 10).softmax(dim=1)
@@ -238,7 +238,7 @@ def taught(device: str, counts: list[int], steps: RecordedSteps) -> tuple[torch.
 
 
 def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu(monkeypatch):
-    """Clients of different sizes, one without a whole batch; then a step again, and one with a client too few."""
+    """Clients of different sizes, one without a whole batch; then a step that is reused, and one for fewer clients."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     steps = RecordedSteps()
     for counts in ([5, 20, 3, 32], [7, 20, 3, 32], [12, 5, 40]):
@@ -249,7 +249,7 @@ def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu(monkeypatch):
     assert [step.clients for step in steps._kept] == [4]
 
 
-def test_a_recorded_step_of_predictors_does_not_outlive_its_arithmetic(monkeypatch):
+def test_a_recorded_step_of_predictors_is_recorded_anew_for_another_arithmetic(monkeypatch):
     steps, found = RecordedSteps(), []
     for tf32 in (False, True):
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
@@ -259,7 +259,7 @@ def test_a_recorded_step_of_predictors_does_not_outlive_its_arithmetic(monkeypat
     assert not torch.equal(*found)
 
 
-def test_parts_of_equal_size_are_taken_at_once_and_come_to_the_same():
+def test_means_of_equal_parts_computed_at_once_are_the_same():
     with torch_seed(4):
         values = torch.randn(58, 7, dtype=torch.float64)
         features = torch.randn(58, 11, dtype=torch.float64)
@@ -269,7 +269,7 @@ def test_parts_of_equal_size_are_taken_at_once_and_come_to_the_same():
     torch.testing.assert_close(products.cpu(), mean_products(values, features, counts))
 
 
-def test_a_base_run_goes_on_from_a_file_and_its_predictor_from_where_it_was(tmp_path):
+def test_a_base_run_and_its_predictor_resume_from_a_file(tmp_path):
     given = {
         "method": "ondemand",
         "aggregator": {"hidden": 16, "epochs": 2},
@@ -293,11 +293,11 @@ def test_a_base_run_goes_on_from_a_file_and_its_predictor_from_where_it_was(tmp_
         for name in ("first", "local", "stacked")
         if (state := read_checkpoint(tmp_path / name)[1])
     )
-    # Batch norm over five gradients blows up what rounding leaves, a hundredfold a round.
+    # Batch norm over five gradients magnifies rounding errors a hundredfold per round.
     assert (stacked - local).norm() <= 0.02 * (local - first).norm()
 
 
-def test_predictors_stay_on_the_device_and_all_else_that_is_measured_does_not():
+def test_measured_predictors_stay_on_the_device_and_other_fields_do_not():
     given = {"method": "ondemand", "dataset": "digits", "model": "mlp", "environment": "iid", "clients": 8, "cohort": 4}
     one = Experiment.of(Config.of({**given, "runtime": "stacked", "device": "cuda"}))
     replies = one.runtime.execute(one.method.order(1, np.arange(8)))

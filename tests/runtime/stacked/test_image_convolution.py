@@ -1,4 +1,4 @@
-"""Convolutions of stacks by an operator of our own: the same numbers as PyTorch's, under vmap, grad and compile."""
+"""The stacked convolution operator computes the same as PyTorch's, under vmap, grad and compile."""
 
 import copy
 
@@ -43,7 +43,7 @@ def lane_by_lane(x, weight, bias, stride, padding):
 
 
 def step_of(convolve):
-    """Losses and gradients of every lane, as the stacked runtime takes them."""
+    """Return a function for losses and gradients of every lane, as in the stacked runtime."""
 
     def loss_of(parameters, x):
         y = F.relu(F.max_pool2d(convolve(x, parameters["weight"], parameters["bias"]), 2))
@@ -110,14 +110,14 @@ def test_vmapped_gradients_agree_also_when_compiled(backend):
     gradients, (losses, aux) = step_of(F.conv2d)(parameters, x)
     step = step_of(image_convolution)
     if backend:
-        # A graph break or a lost backward would show here: fullgraph refuses the one, wrong numbers tell the other.
+        # fullgraph refuses a graph break; a lost backward pass shows as wrong numbers.
         step = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
     ours, (our_losses, our_aux) = step(parameters, x)
     torch.testing.assert_close(ours, gradients)
     torch.testing.assert_close((our_losses, our_aux), (losses, aux))
 
 
-def test_a_whole_model_steps_alike_with_it():
+def test_a_whole_model_has_the_same_gradients_with_it():
     class Layer(torch.nn.Module):
         def __init__(self, layer):
             super().__init__()
@@ -168,7 +168,7 @@ def check_triton(case, dtype):
 
 
 def assert_near(ours, exact):
-    """Equal but for the rounding of sums and of the result."""
+    """Assert equality up to the rounding of sums and of the result."""
     largest = exact.abs().max()
     limit = 2e-6 if ours.dtype == torch.float32 else 1e-3
     torch.testing.assert_close(ours / largest, exact / largest, rtol=0.0, atol=limit, check_dtype=False)

@@ -1,4 +1,4 @@
-"""The stacked runtime computes what the local one computes, on the CPU too, so that it is tested everywhere."""
+"""The stacked runtime computes the same as the local one; it also runs on a CPU, so it is tested everywhere."""
 
 import json
 import subprocess
@@ -21,19 +21,12 @@ from covey.model.layout import Layout
 from covey.probe.losses import Losses
 from covey.registries import models
 from covey.runtime import LocalRuntime, StackedRuntime
-from covey.runtime.stacked.autotune import nearest
-from covey.runtime.stacked.convolution import StackConv2d, candidate_algorithms, with_kernels
+from covey.runtime.stacked.convolution import candidate_algorithms, with_kernels
 from covey.runtime.stacked.engine import LaunchKind, _terms
-from covey.runtime.stacked.lane_schedule import (
-    COMPILING,
-    LaunchShape,
-    Segment,
-    pack,
-    suitable_lanes,
-    without_giants,
-)
+from covey.runtime.stacked.lane_schedule import COMPILING, LaunchShape
 from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, without_timings
+from tests.runtime.stacked.test_lane_schedule import of_steps
 
 STACKED = {"runtime": "stacked", "device": "cpu"}
 SKEWED = {**SMALL, "environment": {"name": "dirichlet", "alpha": 0.3}}
@@ -41,7 +34,7 @@ METHODS = covey.methods.names()
 
 
 def pair(given, model="mlp", precision="fp64", options=None):
-    """The two runtimes on the same federation and model."""
+    """Return both runtimes on the same federation and model, and a function that makes the model."""
     federation = build_federation(Config.of(given))
     dataset = federation.dataset
 
@@ -62,7 +55,7 @@ def both(given, work, clients, model="mlp", precision="fp64", probes=(), options
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_makes_the_same_run_in_five_rounds(method, tmp_path):
+def test_every_method_has_the_same_run_of_five_rounds(method, tmp_path):
     given = {**SKEWED, "cohort": 0.3, "rounds": 5, "precision": "fp64", "method": method}
     local = run(given, out=tmp_path / "local")
     stacked = run(given, **STACKED, out=tmp_path / "stacked")
@@ -91,13 +84,13 @@ def train_alike(model):
         "clients": 5,
         "cohort": 3,
     }
-    # A gentle rate: batch norm over a handful of values magnifies rounding where training is wild.
+    # A small rate: batch norm over a handful of values magnifies rounding in unstable training.
     start, local, stacked = both(given, Local(epochs=1, batch=8, rate=0.002, momentum=0.5), [0, 2, 4], model)
     assert (local.states - stacked.states).norm() <= 1e-7 * (local.states - start).norm()
     assert torch.allclose(local.losses, stacked.losses, rtol=1e-9)
 
 
-# The model of words has its data, and this same test, in test_lstm.py.
+# The LSTM has the same test in test_lstm.py, where its data is.
 @pytest.mark.parametrize("model", [name for name in models.names() if name != "lstm"])
 def test_every_model_trains_alike_on_both_runtimes(model):
     train_alike(model)
@@ -117,7 +110,7 @@ def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "mcmahan-cnn", "pfl-cnn"])
-def test_in_float32_one_steps_gradients_agree(model):
+def test_gradients_of_one_step_agree_in_float32(model):
     shape = (3, 16, 16)
     given = {
         "dataset": {"name": "synthetic", "shape": shape, "train": 60, "test": 20},
@@ -145,7 +138,7 @@ def test_in_float32_one_steps_gradients_agree(model):
     ],
     ids=str,
 )
-def test_every_option_of_local_training_is_in_the_stack(options):
+def test_every_option_of_local_training_has_the_same_result(options):
     work = Local(**{"epochs": 2, "batch": 7, "rate": 0.05, **options})
     start, local, stacked = both(SKEWED, work, [0, 1, 3, 6, 7])
     assert (local.states - stacked.states).norm() <= 1e-12 * (local.states - start).norm()
@@ -183,28 +176,6 @@ def test_fewer_lanes_than_clients_give_the_same_result(lanes):
     assert torch.allclose(one.losses, other.losses, rtol=1e-12)
 
 
-def test_unequal_clients_cost_their_own_steps_not_those_of_the_largest():
-    work = Local(epochs=1, batch=10)
-    sizes = [1000, 300, 200, 150, 100, 100, 50, 50, 30, 20]
-    segments = [Segment.of(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
-    lanes = suitable_lanes(segments, 100).lanes
-    visits = pack(segments, lanes)
-    computed = lanes * max(visit.end for visit in visits)
-    assert sum(one.steps for one in segments) == 200
-    assert computed <= 1.15 * 200
-    assert sorted(visit.segment.position for visit in visits) == list(range(10))
-    for one in visits:
-        others = [visit for visit in visits if visit.lane == one.lane and visit is not one]
-        assert all(visit.end <= one.begin or one.end <= visit.begin for visit in others)
-
-
-def test_others_do_not_wait_for_a_giant():
-    work = Local(epochs=1, batch=1)
-    segments = [Segment.of(0, place, place, size, work, 1, 0) for place, size in enumerate([10, 12, 11, 500])]
-    assert [[one.samples for one in part] for part in without_giants(segments)] == [[10, 12, 11], [500]]
-    assert len(without_giants(segments[:3])) == 1
-
-
 def test_a_comparison_in_lockstep_is_the_same_as_runs_by_themselves(tmp_path):
     given = {**SKEWED, "rounds": 3, "precision": "fp64", "devices": {"dropout": 0.3}}
     methods = ["fedavg", "fedprox", "iid", "central", "local-only"]
@@ -223,16 +194,16 @@ def test_a_sweep_trains_the_clients_of_all_its_runs_in_one_launch(tmp_path, monk
     launches = []
     original = covey.runtime.stacked.engine.Engine.execute
 
-    def counted(self, jobs):
-        launches.append(len(jobs))
-        return original(self, jobs)
+    def counted(self, requests):
+        launches.append(len(requests))
+        return original(self, requests)
 
     monkeypatch.setattr(covey.runtime.stacked.engine.Engine, "execute", counted)
     compare(["fedavg", "fedprox"], seeds=3, given={**SMALL, **STACKED, "rounds": 4}, out=tmp_path / "cmp")
     assert launches == [6, 6, 6, 6]
 
 
-def test_a_sweep_that_is_cut_off_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+def test_a_sweep_that_is_interrupted_resumes_and_ends_the_same(tmp_path, monkeypatch):
     given = {**SMALL, **STACKED, "rounds": 5}
     whole = compare(["fedavg", "iid"], seeds=2, given=given, out=tmp_path / "whole")
     monkeypatch.setattr("covey.job.runs.LOCKSTEP_CHECKPOINT", 0.0)
@@ -251,7 +222,7 @@ def test_a_sweep_that_is_cut_off_goes_on_and_ends_the_same(tmp_path, monkeypatch
             assert without_timings(one.metrics) == without_timings(other.metrics)
 
 
-def test_a_sweep_keeps_its_runs_only_now_and_then_and_loses_no_line_of_what_it_kept(tmp_path, monkeypatch):
+def test_a_sweep_writes_checkpoints_rarely_and_resumes_without_one(tmp_path, monkeypatch):
     given = {**SMALL, **STACKED, "rounds": 6}
     seen = []
 
@@ -267,7 +238,7 @@ def test_a_sweep_keeps_its_runs_only_now_and_then_and_loses_no_line_of_what_it_k
     assert [row["round"] for row in done.runs["iid"][0].metrics] == [1, 2, 3, 4, 5, 6]
 
 
-def test_without_a_gpu_the_local_runtime_steps_in_with_a_sentence(tmp_path):
+def test_without_a_gpu_the_local_runtime_is_used_with_a_warning(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.warns(UserWarning, match="There is no GPU here, so the local runtime takes the stacked one's place"):
@@ -280,7 +251,7 @@ def test_without_a_gpu_the_local_runtime_steps_in_with_a_sentence(tmp_path):
         run(SMALL, **STACKED, out=tmp_path / "cpu")
 
 
-def test_a_comparison_says_so_once(tmp_path):
+def test_a_comparison_warns_of_it_once(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     flags = ["--methods", "fedavg,fedprox", "--seeds", "2", "--rounds", "1", "--clients", "4", "--runtime", "stacked"]
@@ -303,116 +274,10 @@ def test_runs_with_another_memory_limit_do_not_share_an_engine():
     assert engines[0] is not engines[1]
 
 
-def test_memory_limits_are_read_as_people_write_them():
+def test_memory_limits_are_read_with_their_units():
     assert Config.of(memory_limit="8GiB").memory_bytes == 8 * 2**30
     assert Config.of(memory_limit="500 MB").memory_bytes == 500_000_000
     assert Config.of().memory_bytes == 0
-
-
-@pytest.mark.parametrize("algorithm", ["windows", "slices"])
-@pytest.mark.parametrize(
-    ("channels", "out", "kernel", "stride", "padding", "groups"),
-    [
-        (3, 6, 5, 1, 0, 1),
-        (6, 16, 5, 1, 2, 1),
-        (3, 8, 3, 2, 1, 1),
-        (4, 5, 1, 1, 0, 1),
-        (2, 3, (3, 5), (1, 2), (0, 1), 1),
-        (2, 3, 3, 1, "same", 1),
-        (4, 4, 3, 1, 1, 4),
-        (5, 5, (3, 5), (2, 1), "valid", 5),
-        (3, 3, 4, 1, "same", 3),
-    ],
-)
-def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, groups, algorithm):
-    layer = torch.nn.Conv2d(channels, out, kernel, stride, padding, groups=groups).double()
-    x = torch.randn(3, channels, 9, 11, dtype=torch.float64, requires_grad=True)
-    expected = layer(x)
-    patches = StackConv2d(layer, algorithm)(x)
-    assert torch.allclose(patches, expected, atol=1e-12)
-    weight = torch.randn_like(expected)
-    wanted = torch.autograd.grad((expected * weight).sum(), [x, layer.weight, layer.bias])
-    gotten = torch.autograd.grad((patches * weight).sum(), [x, layer.weight, layer.bias])
-    assert all(torch.allclose(one, other, atol=1e-11) for one, other in zip(wanted, gotten, strict=True))
-
-
-def test_candidate_algorithms_name_every_layer():
-    module = build_model("tutorial-cnn", {}, (3, 32, 32), 10, 0)
-    candidates = candidate_algorithms(module)
-    assert all(set(one) == {"conv1", "conv2"} for one in candidates)
-    assert {one["conv1"] for one in candidates} == {"windows", "grouped"}
-    for kernels in (False, True):
-        assert any("grouped" in one.values() for one in candidate_algorithms(module, kernels))
-        exact = candidate_algorithms(module, kernels, exact=True)
-        assert exact and not any("grouped" in one.values() for one in exact)
-    (deep,) = candidate_algorithms(build_model("vgg11", {}, (3, 32, 32), 10, 0), kernels=True)
-    assert list(deep.values()) == ["kernel", *["slices"] * 7]
-    (mobile,) = candidate_algorithms(build_model("mobilenetv2", {}, (3, 32, 32), 10, 0), kernels=True)
-    assert list(mobile.values()) == ["kernel", *["slices"] * 52]
-    layer = StackConv2d(module.conv1, "windows")
-    assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}
-
-
-def test_cached_decisions_are_used_for_nearly_as_many_lanes():
-    known = {"of 8": "few", "of 40": "some", "of 90": "many"}
-    place = "of {}".format
-    assert nearest(known, place, 40) == (40, "some")
-    assert nearest(known, place, 66) == (90, "many") and nearest(known, place, 64) == (40, "some")
-    assert nearest(known, place, 16) == (8, "few") and nearest(known, place, 4) == (8, "few")
-    assert nearest(known, place, 3) is nearest(known, place, 17) is nearest(known, place, 200) is None
-
-
-def of_steps(*steps):
-    work = Local(epochs=1, batch=1)
-    return [Segment.of(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "made", "expected", "lost"),
-    [
-        ([100] * 10, [], 10, 0),
-        # Clients that drop out leave lanes idle; nothing is compiled for the remaining ones.
-        ([100] * 9, [10], 10, 0),
-        ([100] * 7, [10], 10, 0),
-        ([100] * 2, [10], 10, 100 * 8 / 18),
-        ([100], [30], 30, 100 - 100 * 9 / 38),
-        # One client more than lanes: twice the steps, each with one lane less.
-        ([100] * 11, [10], 10, 200 - 100 * 19 / 18),
-        ([100] * 30, [5], 5, 600 - 100 * 38 / 13),
-        ([100] * 100, [10, 50], 50, 0),
-        ([100] * 100, [10, 20], 20, 500 - 100 * 108 / 28),
-        ([100] * 100, [90, 120], 120, 0),
-        # Ten clients of different sizes keep six lanes busy.
-        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [], 6, 0),
-        ([100, 90, 80, 70, 60, 50, 40, 30, 20, 10], [5, 10], 5, 0),
-        # Two clients of 70 steps in one lane would take 140, where the longest takes 100; two of 50 do not.
-        ([100, *[70] * 11], [], 12, 0),
-        ([100, *[50] * 11], [], 7, 0),
-        # Three lanes take 110 steps, four and five 100.
-        ([100, 90, 40, 40, 30], [], 4, 0),
-        # A client without a whole batch has nothing to do.
-        ([0], [], 1, 0),
-        ([0, 0], [2], 2, 0),
-    ],
-)
-def test_existing_lanes_are_used_if_they_are_nearly_as_fast(steps, made, expected, lost):
-    chosen = suitable_lanes(of_steps(*steps), 512, made)
-    assert chosen.lanes == expected
-    assert chosen.lost == pytest.approx(lost)
-
-
-def test_new_lanes_are_compiled_when_slower_ones_have_lost_as_much_as_compiling_costs():
-    lost, rounds = 0.0, 0
-    while (choice := suitable_lanes(of_steps(*[100] * 11), 512, [10], lost)).lanes == 10:
-        assert choice.lost > lost
-        lost, rounds = choice.lost, rounds + 1
-    assert choice == (11, 0)
-    assert rounds == COMPILING // (200 - 100 * 19 / 18)
-    # A lane for each of many at once, rather than one after another.
-    assert suitable_lanes(of_steps(*[100] * 400), 512, [1]) == (400, 0)
-    # A good number of lanes neither adds to the steps lost nor resets them.
-    assert suitable_lanes(of_steps(*[100] * 9), 512, [10], 70.0) == (10, 70)
-    assert suitable_lanes(of_steps(*[100] * 10), 512, [10], 70.0) == (10, 70)
 
 
 def test_an_engine_counts_the_steps_lost_by_slower_lanes(monkeypatch):
@@ -433,7 +298,7 @@ def test_an_engine_counts_the_steps_lost_by_slower_lanes(monkeypatch):
     assert engine._lanes_for(other, segments, []) == 10
 
 
-def test_stacked_runs_are_asked_for_on_the_command_line(covey_command, tmp_path):
+def test_the_command_line_runs_the_stacked_runtime(covey_command, tmp_path):
     where = ["--runtime", "stacked", "--device", "cpu", "--memory-limit", "1GiB"]
     flags = ["run", *where, "--clients", "6", "--cohort", "3", "--rounds", "2"]
     answer = covey_command(*flags, "--set", "environment.samples=10", "--out", tmp_path / "run", "--json")
@@ -471,7 +336,7 @@ def test_models_are_scored_together_in_bf16_too(model):
     federation = build_federation(Config.of(given))
     module = build_model(model, {}, (3, 16, 16), 10, 0)
     stacked = StackedRuntime(federation, module, precision="bf16", device="cpu")
-    # As on a GPU, where convolutions of few channels are our own operators, which cast for themselves.
+    # As on a GPU, where convolutions of few channels are custom operators, which do their own casts.
     with_kernels(stacked.engine.learner.module)
     start = Layout.of(module).read(module)
     models = torch.stack([start, 1.1 * start, 0.9 * start])

@@ -1,4 +1,4 @@
-"""Triton kernels in Triton's interpreter, on the CPU."""
+"""Runs Triton kernels in Triton's interpreter, on the CPU."""
 
 import importlib.util
 import os
@@ -12,17 +12,17 @@ import pytest
 
 
 def _works() -> bool:
-    """Triton is there, and its interpreter agrees with this NumPy: int() of an array of one element was withdrawn."""
+    """True if Triton is installed and works with this NumPy, which has withdrawn int() of one-element arrays."""
     if importlib.util.find_spec("triton") is None:
         return False
     return np.lib.NumpyVersion(np.__version__) < "2.4.0" or version("triton") >= "3.7"
 
 
-needs_interpreter = pytest.mark.skipif(not _works(), reason="Triton's interpreter is not there.")
+needs_interpreter = pytest.mark.skipif(not _works(), reason="Triton's interpreter is not available.")
 
 
 def run_interpreted(module: str) -> None:
-    """Run a module of tests as a program, every Triton kernel of it in the interpreter."""
+    """Run a test module as a program, with all its Triton kernels in the interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", module],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},

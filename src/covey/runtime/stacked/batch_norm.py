@@ -5,7 +5,7 @@ With weights w_s of the samples (1/b for b samples, 0 for padding) and P values 
     μ = Σ w_s x / P,  σ² = Σ w_s (x - μ)² / P,  x̂ = (x - μ) r,  r = 1/√(σ² + ε),  y = γ x̂ + β,
     ∂x = γ r (∂y - w_s/P · (Σ ∂y + x̂ Σ ∂y x̂)),  ∂γ = Σ ∂y x̂,  ∂β = Σ ∂y.
 
-These are operators of our own, each a Triton kernel on a GPU (`batch_norm_kernels`). PyTorch 2.11's compiler fuses the
+These are custom operators, each a Triton kernel on a GPU (`batch_norm_kernels`). PyTorch 2.11's compiler fuses the
 reductions into one kernel in which threads read what others have written, without a barrier: now and then, gradients
 were hundreds of times too large.
 """

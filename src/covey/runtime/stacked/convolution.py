@@ -52,7 +52,7 @@ class StackConv2d(nn.Module):
 
 
 def _cast(device: str, *tensors: Tensor | None) -> tuple[Any, ...]:
-    """Cast tensors as autocast would, where it is on: it does not know operators of our own."""
+    """Cast tensors as autocast would, where it is on: it does not know custom operators."""
     if not torch.is_autocast_enabled(device):
         return tensors
     return tuple(None if tensor is None else tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""How the Triton convolution cuts its work into tiles.
+"""Tiling of the Triton convolution.
 
 A *run* is `span` neighbouring output pixels of one row. It depends on a *window* of input columns in each of the
 `channels · kernel height` input *lines*. So a run is one row of a matrix product,

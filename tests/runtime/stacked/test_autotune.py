@@ -1,0 +1,61 @@
+"""Autotuning: the fastest number of lanes, and the cache of decisions."""
+
+import pytest
+
+from covey.runtime.stacked.autotune import cache_file, fastest_lanes, nearest, read_cache, write_cache
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_cached_decisions_are_used_for_nearly_as_many_lanes():
+    known = {"of 8": "few", "of 40": "some", "of 90": "many"}
+    place = "of {}".format
+    assert nearest(known, place, 40) == (40, "some")
+    assert nearest(known, place, 66) == (90, "many") and nearest(known, place, 64) == (40, "some")
+    assert nearest(known, place, 16) == (8, "few") and nearest(known, place, 4) == (8, "few")
+    assert nearest(known, place, 3) is nearest(known, place, 17) is nearest(known, place, 200) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fastest"),
+    [
+        ({400: 1.0, 200: 1.1}, 400),
+        # A gain of 3% or less is noise.
+        ({400: 1.0, 200: 0.98}, 400),
+        ({400: 1.0, 200: 0.9, 100: 0.95}, 200),
+        ({400: 1.0, 200: 0.9, 100: 0.8, 50: 0.7}, 50),
+    ],
+)
+def test_lanes_are_halved_while_the_launch_gets_faster(seconds, fastest):
+    timed = []
+
+    def time_launch(lanes):
+        timed.append(lanes)
+        return seconds[lanes]
+
+    assert fastest_lanes(400, str, time_launch) == fastest
+    assert timed == list(seconds)
+    assert read_cache("lanes") == {"400": fastest}
+    # Nearly as many lanes are cut into as many parts, without timing anything.
+    assert fastest_lanes(600, str, None) == 600 * fastest // 400
+
+
+def test_a_cache_is_read_back_and_one_that_cannot_be_read_is_empty():
+    assert read_cache("ways") == {}
+    write_cache("ways", {"a": {"conv1": "slices"}})
+    assert read_cache("ways") == {"a": {"conv1": "slices"}}
+    assert [file.name for file in cache_file("ways").parent.iterdir()] == ["ways.json"]
+    for text in ("{", "[]"):
+        cache_file("ways").write_text(text)
+        assert read_cache("ways") == {}
+
+
+def test_a_cache_that_cannot_be_written_is_skipped(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    write_cache("ways", {"a": 1})
+    assert read_cache("ways") == {}
