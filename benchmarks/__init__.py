@@ -1,1 +1,1 @@
-"""Speed of Covey and of its peers, side by side."""
+"""Speed benchmarks of Covey and other frameworks."""

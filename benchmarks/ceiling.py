@@ -1,11 +1,11 @@
-"""What the chip could do at best: its measured bandwidth and arithmetic against what a workload needs at least.
+"""Upper bound on a workload's speed: the GPU's measured bandwidth and arithmetic over the least work it takes.
 
-The bound counts no more than any implementation must do, with every element-wise operation fused into a neighbour:
+The bound counts only work that no implementation can avoid, with every element-wise operation fused into a neighbour:
 
-- arithmetic: forward, gradient of the weights, gradient of the inputs (not of the images themselves);
-- memory: weights are read forward and backward, their gradient is written and read, the parameters (float32), the
-  velocity and the low-precision copy are updated; of the input of every layer with weights, the values are
-  written and read forward, read backward, and their gradient is written once and read twice.
+- arithmetic: forward pass, gradient of the weights, gradient of the inputs (but not of the images);
+- memory: weights are read forward and backward, and their gradient is written and read; the parameters (float32), the
+  velocity and the low-precision copy are updated; the input of every layer with weights is written and read forward and
+  read backward, and its gradient is written once and read twice.
 """
 
 import time
@@ -20,19 +20,20 @@ from benchmarks.workloads import Workload, network
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one client-sample."""
+    """The least work of training one client-sample."""
 
     operations: float
     bytes: float
 
 
 def needs(workload: Workload, precision: str, momentum: bool) -> Needs:
+    """Count the least work of training one client-sample."""
     module = network(workload)
     operations, places = [], []
 
     def count(layer: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         if isinstance(layer, nn.LSTM):
-            # Every step multiplies with all weights; of every layer and step there is an input, and four gates.
+            # Every step multiplies by all weights; every layer has an input and four gates per step.
             weights = sum(value.numel() for value in layer.parameters() if value.dim() == 2)
             steps, gates = given[0].shape[1], 4 * layer.num_layers * layer.hidden_size
             operations.append(2.0 * weights * steps)
@@ -47,15 +48,15 @@ def needs(workload: Workload, precision: str, momentum: bool) -> Needs:
             layer.register_forward_hook(count)
     module(torch.zeros(1, *workload.shape, dtype=torch.int64 if workload.is_text else torch.float32))
     low = 2 if precision == "bf16" else 4
-    # Two reads, gradient written and read, parameters read and written, and (bf16) the copy written.
+    # Weights read twice, gradient written and read, parameters read and written, with bf16 the copy written.
     per_parameter = 4 * low + 8 + (2 if precision == "bf16" else 0) + (8 if momentum else 0)
     moved = sum(parameter.numel() for parameter in module.parameters())
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
-            # Only rows of words that occur must be read and changed.
+            # Only rows of words that occur are read and changed.
             moved += layer.embedding_dim * min(0, workload.shape[0] * workload.batch - layer.num_embeddings)
     parameters = moved * per_parameter / workload.batch
-    # Of images nobody needs the gradient; of embedded words, their embedding does.
+    # Images need no gradient; the embedding needs that of embedded words.
     first = 6 * places[0] if workload.is_text else 2 * places[0]
     spared = 0.0 if workload.is_text else operations[0]
     activations = low * (first + 6 * sum(places[1:]))
@@ -63,7 +64,7 @@ def needs(workload: Workload, precision: str, momentum: bool) -> Needs:
 
 
 def measured_ceiling() -> dict[str, float]:
-    """Bytes a second of a copy, and operations a second of large matrix products."""
+    """Measure bytes per second of a copy, and operations per second of large matrix products."""
     one = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
     other = torch.empty_like(one)
     found = {"bytes": 2 * one.numel() * 4 / _seconds(lambda: other.copy_(one))}
@@ -76,7 +77,7 @@ def measured_ceiling() -> dict[str, float]:
 
 
 def bound(workload: Workload, precision: str, momentum: bool, ceiling: dict[str, float]) -> tuple[float, str]:
-    """Client-samples a second at best, and what binds."""
+    """Return the highest possible client-samples per second, and the resource that limits them."""
     wanted = needs(workload, precision, momentum)
     by_memory = ceiling["bytes"] / wanted.bytes
     by_arithmetic = ceiling[precision] / wanted.operations
@@ -84,7 +85,7 @@ def bound(workload: Workload, precision: str, momentum: bool, ceiling: dict[str,
 
 
 def _seconds(call: Any) -> float:
-    """The best of some calls."""
+    """Return the seconds of the fastest of eight calls."""
     taken = []
     for _ in range(8):
         torch.cuda.synchronize()

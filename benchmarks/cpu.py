@@ -1,10 +1,10 @@
-"""Covey and its peers on a CPU, one after another on the same data, in one table.
+"""Benchmark Covey and other frameworks on a CPU, one after another on the same data, and print one table.
 
     python benchmarks/cpu.py --workloads W1,W2,W3 --seconds 30 --out results/cpu.json
 
-Every contender is a process of its own, and nothing else runs beside it. Contenders run there and back
-(A B C, then C B A), so that a machine that slowly becomes slower or faster favours nobody. The first
-round of each run is warm-up; the figure is the median over all other rounds of both passes.
+Every contender is a process of its own, with nothing else running. Contenders run there and back (A B C, then C B A),
+so a machine whose speed drifts favours none. The first round of each run is warm-up; the result is the median over all
+other rounds of both passes.
 """
 
 import argparse
@@ -31,15 +31,15 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import processes  # noqa: E402
-from benchmarks.choosing import names_of  # noqa: E402
+from benchmarks.name_list import names_of  # noqa: E402
 from benchmarks.workloads import WORKLOADS, Workload, prepare  # noqa: E402
 
 TOLERANCE = 0.1
-"""How far the plain loop may fall below its known speed, or drift within a run, before figures are void; and how
-much of a core everything else on the machine may use meanwhile."""
+"""Results are void if the plain loop is slower than its known speed, or drifts, by more than this share, or if other
+programs use more than this share of a core."""
 
 _PATIENCE = 1800.0
-"""Seconds after which a contender is given up."""
+"""Seconds after which a contender is stopped."""
 
 _NOT_INSTALLED = "not installed"
 
@@ -57,9 +57,9 @@ class Contender:
     workers: int = 1
     precision: str = "fp32"
     launcher: tuple[str, ...] = ()
-    """Module and arguments that start it, where it does not start itself."""
+    """Module and arguments that start it, if it is not started directly."""
     needs: tuple[str, ...] = ()
-    """Packages beside Covey's own."""
+    """Packages it needs besides Covey's dependencies."""
 
     def command(self) -> list[str]:
         launch = ["-m", *self.launcher] if self.launcher else []
@@ -93,16 +93,16 @@ class Outcome:
     workload: str
     contender: str
     passage: int
-    """0 on the way there, 1 on the way back."""
+    """0 there, 1 back."""
     seconds: tuple[float, ...] = ()
-    """What each measured round took."""
+    """Duration of each measured round."""
     startup: float = math.nan
-    """Seconds from the start of the process to when the first round would have begun, had it been an ordinary one."""
+    """Seconds from the start of the process to the end of the first round, less the median round."""
     peak_bytes: int | None = None
     loss: float = math.nan
-    """Of the trained model on held-out images."""
+    """Loss of the trained model on held-out images."""
     others: float | None = None
-    """Cores that everything else on the machine used meanwhile, on average."""
+    """Mean number of cores that other programs used meanwhile."""
     failure: str | None = None
 
     @classmethod
@@ -118,7 +118,7 @@ class Outcome:
         ready: float | None = None,
         others: float | None = None,
     ) -> "Outcome":
-        """From the moments at which rounds ended, and the one at which the first began where it was no ordinary one."""
+        """Make an outcome from the ends of rounds; `ready` is the start of the first if that does more than train."""
         seconds = tuple(end - begin for begin, end in pairwise(ends))
         startup = (ends[0] - statistics.median(seconds) if ready is None else ready) - began
         guess = math.log(WORKLOADS[workload].classes)
@@ -129,27 +129,27 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of one contender on one workload."""
+    """One contender on one workload: a row of the table."""
 
     workload: str
     contender: str
     rate: float
-    """Client-samples trained per second: those of a round over the median round's seconds."""
+    """Client-samples trained per second, from the median round."""
     passages: tuple[float, ...]
-    """The same from each passage alone."""
+    """The same for each passage."""
     round_seconds: float
     rounds: int
     startup: float
     peak_bytes: int | None
     ratios: dict[str, float]
-    """Peer → how many times faster than it."""
+    """Peer → this contender's rate over the peer's."""
     others: float | None = None
-    """The most cores that everything else used during one of its runs."""
+    """Largest mean number of cores that other programs used during one of its runs."""
     failure: str | None = None
 
 
 def rows(workload: Workload, outcomes: Iterable[Outcome]) -> list[Row]:
-    """A row for each contender, in the order of their first runs."""
+    """Return a row for each contender, in the order of their first runs."""
     by_contender: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_contender.setdefault(outcome.contender, []).append(outcome)
@@ -184,7 +184,7 @@ def rows(workload: Workload, outcomes: Iterable[Outcome]) -> list[Row]:
 
 
 def verdict(workload: Workload, table: Sequence[Row]) -> str:
-    """Whether the machine was free and the plain loop ran as it should, and so whether the figures count."""
+    """Say if the results are valid: the machine was idle and the plain loop ran at its known speed."""
     crowded = max(table, key=lambda row: row.others or 0.0)
     if crowded.others is not None and crowded.others > TOLERANCE:
         beside = f"beside '{CONTENDERS[crowded.contender].title}'"
@@ -206,7 +206,7 @@ def verdict(workload: Workload, table: Sequence[Row]) -> str:
 
 
 def table_of(results: Sequence[Row]) -> Table:
-    """All workloads in one table."""
+    """Return one table of all workloads."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -234,7 +234,7 @@ def table_of(results: Sequence[Row]) -> Table:
 
 
 def race(workload: Workload, contenders: Sequence[Contender], seconds: float, passes: int, say: Any) -> list[Outcome]:
-    """Run the contenders there and back, each `seconds` in all, one at a time on the same data."""
+    """Run contenders there and back, one at a time on the same data, each for `seconds` in total."""
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="covey-benchmark-") as folder:
         data = Path(folder) / "data"
@@ -257,22 +257,22 @@ def _run(contender: Contender, workload: Workload, passage: int, seconds: float,
     if ended.code != 0 or not answer.exists():
         how = f"took longer than {_PATIENCE:.0f} s" if ended.code is None else f"exit code {ended.code}"
         return Outcome(workload.name, contender.name, passage, failure=f"failed ({how})\n{ended.log}")
-    said = json.loads(answer.read_text(encoding="utf-8"))
+    result = json.loads(answer.read_text(encoding="utf-8"))
     return Outcome.of(
         workload.name,
         contender.name,
         passage,
         ended.began,
-        said["ends"],
+        result["ends"],
         ended.peak_bytes,
-        float(said["loss"]),
-        said["ready"],
+        float(result["loss"]),
+        result["ready"],
         ended.others,
     )
 
 
 def _environment() -> dict[str, str]:
-    """One thread in every process, nothing sent home, and this folder's packages importable."""
+    """Return the environment: one thread per process, no telemetry, and this repository's packages importable."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "PFL_PYTORCH_DEVICE": "cpu"}
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -280,7 +280,7 @@ def _environment() -> dict[str, str]:
 
 
 def describe() -> dict[str, object]:
-    """Commit, machine and versions."""
+    """Return commit, machine and versions."""
     from covey.core.records import describe_machine
 
     machine = describe_machine()
@@ -332,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.out:
             _write(given, results, outcomes, verdicts)
     console.print("\nClient-samples trained per second, median of rounds after warm-up", style="bold")
-    # Rather wrapped by a narrow terminal than cut off.
+    # A narrow terminal wraps the table instead of truncating it.
     Console(width=max(console.width, 138)).print(table_of(results))
     for name, text in verdicts.items():
         console.print(f"{name}  {WORKLOADS[name].about}; {text}")
@@ -358,7 +358,7 @@ def _write(
 
 
 def _finite(value: Any) -> Any:
-    """`value` with numbers that JSON has no word for as null."""
+    """Replace NaN and infinities, which JSON lacks, by null."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,11 +1,11 @@
-"""Covey's own part of a round on Flower: making and reading messages, selection, checks, aggregation.
+"""Measure Covey's share of a round on Flower: messages, selection, checks, aggregation.
 
     python benchmarks/flower_overhead.py --out results/flower.json
     python benchmarks/flower_overhead.py --simulation        # and whole rounds on Flower's engine, for comparison
 
-A round has 10 clients. Server: the method's order, its messages, reading the replies, checks and the method's learning.
-Clients: reading the order and making the reply, summed over the ten as if one after another; on Flower's engine they
-run beside each other. Training, measuring, Flower's and Ray's own time are not in these figures. Medians over rounds.
+A round has 10 clients. The server's share is selection, making messages, reading replies, checks and aggregation. The
+clients' share is reading the order and making the reply, summed over the ten; on Flower's engine they run in parallel.
+Training, probes, and the time of Flower and Ray are not included. All figures are medians over rounds.
 """
 
 import argparse
@@ -46,16 +46,17 @@ CASES: dict[str, Mapping[str, Any]] = {
 
 
 class Laps(dict[str, list[float]]):
-    """Seconds by name."""
+    """Part of a round → seconds, one entry per round."""
 
     def add(self, name: str, since: float) -> float:
+        """Note the seconds since a moment; return the present one."""
         now = time.perf_counter()
         self.setdefault(name, []).append(now - since)
         return now
 
 
 class Grid(InProcessGrid):
-    """Hands over messages as they are: bytes are Flower's matter."""
+    """Passes messages as objects: serialisation is Flower's share."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []
@@ -67,13 +68,13 @@ class Grid(InProcessGrid):
 
 
 def timed_app(laps: list[float]) -> ClientApp:
-    """A client app that answers with what it received, and notes what reading and answering took."""
+    """Return a client app that sends back the model it received, and notes the seconds of reading and replying."""
     app = ClientApp()
 
     def work(message: Message, context: Context) -> Message:
         begin = time.perf_counter()
-        told = order_instructions(message.content)
-        task = unpack_order(message.content, Memory(context.state, told["run"]).find, None, told)
+        instructions = order_instructions(message.content)
+        task = unpack_order(message.content, Memory(context.state, instructions["run"]).find, None, instructions)
         read = time.perf_counter() - begin
         client = client_of(task.job, task.client)
         assert task.start is not None
@@ -111,7 +112,7 @@ def configured(case: Mapping[str, Any], **more: Any) -> Config:
 
 
 def measured(case: Mapping[str, Any], rounds: int) -> dict[str, float]:
-    """Milliseconds of a round, by part."""
+    """Return the milliseconds of a round by part."""
     config = configured(case)
     experiment = Experiment.of(config)
     clients: list[float] = []
@@ -140,14 +141,14 @@ def measured(case: Mapping[str, Any], rounds: int) -> dict[str, float]:
     finally:
         over.close()
         experiment.runtime.close()
-    # The first round loads what later ones find in place.
+    # The first round is warm-up.
     parts = {name: 1_000 * statistics.median(values[1:]) for name, values in laps.items()}
     server = sum(value for name, value in parts.items() if name != "clients")
     return {**parts, "server": server, "all": server + parts["clients"]}
 
 
 def simulated(case: Mapping[str, Any], rounds: int) -> float:
-    """Milliseconds of a whole round on Flower's engine, client work included."""
+    """Return the milliseconds of a whole round on Flower's engine, training included."""
     config = configured(case, workers=2)
     experiment = Experiment.of(config)
     over = FlowerRuntime.of(experiment.federation, experiment.module, config)
@@ -176,8 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows[name] = measured(case, given.rounds)
         if given.simulation:
             rows[name]["whole round on Flower's engine"] = simulated(case, given.rounds)
-        said = ", ".join(f"{part} {value:.2f}" for part, value in rows[name].items())
-        print(f"{name}: {said} (milliseconds a round of {CLIENTS} clients)")
+        text = ", ".join(f"{part} {value:.2f}" for part, value in rows[name].items())
+        print(f"{name}: {text} (milliseconds per round of {CLIENTS} clients)")
     if given.out:
         about = {"cores": os.cpu_count(), "processor": platform.processor(), "torch": torch.__version__}
         given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Covey's stacked runtime on one GPU beside a plain PyTorch loop and pfl-research, in one run.
+"""Benchmark Covey's stacked runtime, a plain PyTorch loop and pfl-research on one GPU.
 
     python benchmarks/gpu.py --out results/gpu.jsonl            # every row that the file does not hold yet
     python benchmarks/gpu.py --rows plain-W1,pfl-W1,covey-W1-bf16-1 --out results/gpu.jsonl
     python benchmarks/gpu.py --table results/gpu.jsonl
 
-A row is kept as soon as it is measured, so a run that is cut off goes on where it was. Covey's rows are
-`covey compare` as a user types it: selection, training, aggregation, evaluation every five rounds, records.
+A row is written as soon as it is measured, so an interrupted benchmark resumes where it stopped. Covey's rows are
+`covey compare` as users run it: selection, training, aggregation, evaluation every five rounds, records.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.ceiling import bound, measured_ceiling
-from benchmarks.choosing import names_of
+from benchmarks.name_list import names_of
 from benchmarks.workloads import WORKLOADS, Workload, dataset_options, network, normalised
 
 ROWS = [
@@ -42,7 +42,7 @@ ROWS = [
 
 
 def federated_data(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalised images (or words) and labels on the GPU, and each client's part `[clients, samples]`."""
+    """Return normalised images (or words) and labels on the GPU, and the clients' samples `[clients, samples]`."""
     generator = torch.Generator(device="cuda").manual_seed(0)
     values, dtype = (workload.classes, torch.int64) if workload.is_text else (256, torch.uint8)
     whole = (workload.images, *workload.shape)
@@ -52,27 +52,27 @@ def federated_data(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, torc
     return normalised(x), y, torch.from_numpy(parts).cuda()
 
 
-def measure(play_round: Any, seconds: float) -> list[float]:
-    """Seconds of each round after one for warm-up, for about that long."""
+def measure(run_round: Any, seconds: float) -> list[float]:
+    """Run rounds for about `seconds`; return the seconds of each but the first, which is warm-up."""
     taken: list[float] = []
     begin = time.perf_counter()
     while len(taken) < 3 or time.perf_counter() - begin < seconds:
         torch.cuda.synchronize()
         at = time.perf_counter()
-        play_round()
+        run_round()
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - at)
     return taken[1:]
 
 
 def plain(workload: Workload, seconds: float) -> dict[str, Any]:
-    """FedAvg by hand, one client after another, tf32, the data on the GPU."""
+    """Measure a plain FedAvg loop: one client after another, tf32, data on the GPU."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     x, y, parts = federated_data(workload)
     module, server = network(workload).cuda(), network(workload).cuda()
 
-    def play_round() -> None:
+    def run_round() -> None:
         total = {name: torch.zeros_like(value) for name, value in server.state_dict().items()}
         for client in torch.randperm(workload.clients)[: workload.cohort].tolist():
             module.load_state_dict(server.state_dict())
@@ -89,11 +89,11 @@ def plain(workload: Workload, seconds: float) -> dict[str, Any]:
                 total[name] += value / workload.cohort
         server.load_state_dict(total)
 
-    return summary(workload, measure(play_round, seconds))
+    return summary(workload, measure(run_round, seconds))
 
 
 def pfl(workload: Workload, seconds: float) -> dict[str, Any]:
-    """pfl-research in one process; the data on the GPU."""
+    """Measure pfl-research in one process, data on the GPU."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -147,7 +147,7 @@ def pfl(workload: Workload, seconds: float) -> dict[str, Any]:
 
 
 def covey_compare(workload: Workload, precision: str, runs: int, seconds: float) -> dict[str, Any]:
-    """`covey compare` over so many seeds in lockstep, end to end."""
+    """Measure `covey compare` end to end, over `runs` seeds in lockstep."""
     import covey
 
     folder = Path(tempfile.mkdtemp())
@@ -167,9 +167,9 @@ def covey_compare(workload: Workload, precision: str, runs: int, seconds: float)
         "local": local,
     }
     if workload.name == "W2":
-        # FedACS's own recipe: what its runs really compute.
+        # FedACS's local training, as its experiments have it.
         given["local"] = {**local, "momentum": 0.5, "weight_decay": 5e-4, "crop": 4, "flip": True, "decay": 0.9993}
-    # Two passes: the first compiles and says how long a round is.
+    # Two passes: the first compiles and shows how long a round takes.
     for number, wanted in enumerate((12, None)):
         if wanted is None:
             each = (ends[-1] - ends[runs * 6 - 1]) / (rounds - 6)
@@ -226,7 +226,7 @@ def one_row(name: str, seconds: float) -> dict[str, Any]:
 
 
 def settings() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
+    """Return device, PyTorch version and commit."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit or None}
 
@@ -239,7 +239,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def table(path: Path) -> None:
-    """All rows that were measured, with their ratio to the peers on the same workload."""
+    """Print all measured rows, with their ratio to the peers on the same workload."""
     rows = read(path)
     ceiling = rows.pop("ceiling", None)
     heads = f"{'x pfl':>7} {'x plain':>8} {'outside':>8} {'GB':>6} {'of the ceiling':>18}"

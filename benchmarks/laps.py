@@ -1,4 +1,4 @@
-"""When rounds ended, and how a contender is called and answers."""
+"""Timing of rounds, and the command line and result file of a contender."""
 
 import argparse
 import json
@@ -14,44 +14,46 @@ class Laps:
     """Ends of rounds on the machine's monotonic clock. The first round is warm-up, the others are measured."""
 
     seconds: float
-    """Measured rounds shall take at least this long together."""
+    """Measured rounds take at least this long in total."""
     rounds: int = 1
-    """Measured rounds there shall be at least."""
+    """Least number of measured rounds."""
     ends: list[float] = field(default_factory=list)
     ready: float | None = None
-    """When the first round began; only from those whose first round does more than train."""
+    """Time at which the first round began; set only if that round does more than train."""
 
     def lap(self) -> None:
+        """Note the end of a round."""
         self.ends.append(time.monotonic())
 
     @property
     def enough(self) -> bool:
+        """True once enough rounds are measured."""
         return len(self.ends) > self.rounds and self.ends[-1] - self.ends[0] >= self.seconds
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a contender is asked to do."""
+    """The task of one contender process."""
 
     workload: Workload
     data: Path
     """Folder with the workload's data."""
     result: Path
-    """File to write the answer to."""
+    """File to write the result to."""
     laps: Laps
     workers: int
     """Processes that train at the same time."""
     precision: str
 
     def finish(self, loss: float) -> None:
-        """Answer: when rounds ended, and the trained model's loss on held-out images."""
+        """Write the result: ends of rounds, and the trained model's loss on held-out images."""
         self.result.write_text(
             json.dumps({"ends": self.laps.ends, "ready": self.laps.ready, "loss": loss}), encoding="utf-8"
         )
 
 
 def job() -> Job:
-    """The job that this process was started for."""
+    """Read this process's job from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", required=True)
     parser.add_argument("--data", type=Path, required=True)

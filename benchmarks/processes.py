@@ -1,4 +1,4 @@
-"""A program and all its descendants: run it, watch its memory and what else runs, stop it where it takes too long."""
+"""Runs a program with a time limit, and watches its memory and the load of other programs."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ _LOG_LINES = 15
 
 
 class Process(NamedTuple):
-    """A process that a later one with the same number is not taken for."""
+    """A process, identified by number and start time, as numbers are reused."""
 
     number: int
     born: str
@@ -23,27 +23,27 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """What the system says of one process."""
+    """A snapshot of one process."""
 
     parent: int
     seconds: float
-    """Processor time that it used itself."""
+    """Processor time used so far, without its children's."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended."""
+    """The end of a program, and what was observed while it ran."""
 
     code: int | None
-    """Its exit code; None where it was stopped for taking too long."""
+    """Exit code; None if it ran past its time limit."""
     began: float
-    """When it was started, on the monotonic clock."""
+    """Start time on the monotonic clock."""
     peak_bytes: int | None
-    """The most that it and its descendants held at once, shared pages counted once; None where nobody can say."""
+    """Peak memory of it and its descendants, shared pages counted once; None if unknown."""
     others: float | None
-    """Cores that other programs used meanwhile, on average; None where nobody can say."""
+    """Mean number of cores that other programs used meanwhile; None if unknown."""
     log: str
-    """The last lines that it wrote."""
+    """The last lines of its output."""
 
 
 class Neighbours:
@@ -56,12 +56,13 @@ class Neighbours:
         self._stolen = _stolen_seconds()
 
     def look(self, seen: Mapping[Process, Look], family: Sequence[Process]) -> None:
+        """Update from a snapshot of all processes; `family` are the program and its descendants."""
         self._ours.update(family)
         self._last.update((process, look.seconds) for process, look in seen.items())
 
     @property
     def seconds(self) -> float | None:
-        """So far; with the time that a hypervisor gave to other machines."""
+        """Processor time so far, including time that a hypervisor gave to other machines; None if unknown."""
         if not self._first:
             return None
         used = {process: last - self._first.get(process, 0.0) for process, last in self._last.items()}
@@ -99,7 +100,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], folder: Path, lo
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a program that still runs, and whatever it started."""
+    """End a program that still runs, and its descendants."""
     if process.poll() is not None:
         return
     started = family(process.pid, looks())
@@ -116,7 +117,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def family(number: int, seen: Mapping[Process, Look]) -> list[Process]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     children: dict[int, list[Process]] = {}
     for process, look in seen.items():
         children.setdefault(look.parent, []).append(process)
@@ -127,14 +128,14 @@ def family(number: int, seen: Mapping[Process, Look]) -> list[Process]:
 
 
 def looks() -> dict[Process, Look]:
-    """All processes, as far as the system tells (Linux); those that ended and wait for their parents left out."""
+    """Return a snapshot of all processes but zombies; empty where there is no /proc."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        # The second field is a name in parentheses that may hold anything; the third is the state.
+        # The second field is a name in parentheses that may contain anything; the third is the state.
         fields = text.rpartition(")")[2].split()
         if fields[0] != "Z":
             ticks = sum(map(int, fields[11:13]))
@@ -143,7 +144,7 @@ def looks() -> dict[Process, Look]:
 
 
 def held_bytes(process: Process) -> int | None:
-    """Memory of one process, pages that it shares with others divided among them (PSS)."""
+    """Return the memory of one process, shared pages divided among those that share them (PSS); None if unknown."""
     try:
         for line in Path(f"/proc/{process.number}/smaps_rollup").read_text(encoding="utf-8").splitlines():
             if line.startswith("Pss:"):

@@ -1,9 +1,9 @@
-"""What the server's own part costs: selection among very many clients, an agent's decision, aggregation.
+"""Measure the server's share of a round: selection among a million clients, an agent's decision, aggregation.
 
     python benchmarks/server.py --out results/server.json
 
-Every figure is the median and the worst of several repeats, and the memory that was taken on top of the state (that of
-NumPy and Python; torch keeps its own). Aggregation is set against a copy of the same bytes.
+Each case reports the median and the worst of several calls, and the memory allocated beyond the state (by NumPy and
+Python; torch's is not traced). Aggregation is compared to a copy of the same bytes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.choosing import names_of
+from benchmarks.name_list import names_of
 from covey.aggregation import FedDRL, FedDRLSet, weighted_sum
 from covey.aggregation.impact_factors import LossReports
 from covey.config.sections import Local
@@ -42,7 +42,7 @@ def setting(clients: int, cohort: int) -> Setting:
 
 
 def fedacs() -> Callable[[int], object]:
-    """Ten of a million clients that all have a history."""
+    """Select ten of a million clients that all have a history."""
     selector = FedACS()
     selector.begin(setting(MILLION, 10))
     rng = np.random.default_rng(0)
@@ -53,11 +53,11 @@ def fedacs() -> Callable[[int], object]:
 
 
 STATE_BYTES: dict[str, float] = {}
-"""Case → bytes of state for each client, where a case has looked."""
+"""Case → bytes of state per client; only for contextual selectors."""
 
 
 def contextual(name: str, selector: ContextSelector) -> Callable[[int], object]:
-    """Five of a million clients, all known by 64 bits, none in a cluster that is still to be explored."""
+    """Select five of a million clients, all with known 64-bit contexts, none in an unexplored cluster."""
     selector.begin(setting(MILLION, 5))
     selector.contexts = np.random.default_rng(0).integers(0, 256, (MILLION, 8), dtype=np.uint8)
     selector.known[:] = True
@@ -72,13 +72,13 @@ def contextual(name: str, selector: ContextSelector) -> Callable[[int], object]:
 
 
 VGG_11 = 9_797_092
-"""Parameters for CIFAR-100."""
+"""Parameters of VGG-11 for CIFAR-100."""
 
 COHORT = 10
 
 
 def decision(aggregator: FedDRL | FedDRLSet) -> Callable[[int], object]:
-    """From what clients report to impact factors; the agent does not learn."""
+    """Turn clients' reports into impact factors; the agent does not learn."""
     aggregator.begin(setting(100, COHORT))
     rng = np.random.default_rng(0)
     everyone = np.arange(COHORT)
@@ -90,7 +90,7 @@ def decision(aggregator: FedDRL | FedDRLSet) -> Callable[[int], object]:
 
 
 def learning(aggregator: FedDRL | FedDRLSet) -> Callable[[int], object]:
-    """An agent's training after a round, with a thousand experiences: 32 steps on batches."""
+    """Train an agent after a round, with a thousand experiences: 32 steps on batches."""
     aggregator.begin(setting(100, COHORT))
     rng = np.random.default_rng(0)
     agent = aggregator.policy.agent
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[str, Callable[[], Callable[[int], object]]]] = {
 
 
 def measured(make: Callable[[], Callable[[int], object]], repeats: int) -> dict[str, float]:
-    """Seconds of a call, and the highest memory that it took beyond what was there."""
+    """Return the seconds of a call, and the peak of the memory it allocated."""
     call = make()
     call(1)
     taken = []
@@ -169,7 +169,7 @@ def main() -> None:
         print(
             f"{about}: {row['median_seconds'] * 1e3:.2f} ms (worst {row['worst_seconds'] * 1e3:.2f}), "
             f"{row['extra_bytes'] / 1e6:.0f} MB"
-            + (f"; {STATE_BYTES[name]:.0f} bytes of state a client" if name in STATE_BYTES else ""),
+            + (f"; {STATE_BYTES[name]:.0f} bytes of state per client" if name in STATE_BYTES else ""),
             flush=True,
         )
     if given.out:

@@ -1,11 +1,12 @@
-"""Does a fleet last? Hundreds of rounds on real processes, with nodes killed at random and brought back.
+"""Soak test of a fleet: hundreds of rounds on real processes, with nodes killed and restarted at random.
 
     make soak                                          # 200 rounds, about ten minutes
     python benchmarks/soak.py --rounds 50 --out results/soak.json
 
-Five SuperNodes with TLS and keys on the loopback interface; each round a node may be killed (SIGKILL, often at work),
-and one that is gone may be brought back. At the end: the memory of the server's processes (Covey's and the SuperLink)
-must be flat within 10 %, no process left unburied, no file handle leaked, every round done, and the model finite.
+Five SuperNodes with TLS and keys run on the loopback interface. In each round a node may be killed (SIGKILL, often
+while it works), and one that was killed may be restarted. The test passes if the memory of the server's processes
+(Covey's and the SuperLink) grows by at most 10 %, no zombie process is left and no file handle leaks, every round is
+done, and the model is finite.
 """
 
 import argparse
@@ -48,18 +49,18 @@ SETTINGS: dict[str, Any] = {
 }
 
 FLAT = 0.10
-"""Growth of memory that is still flat."""
+"""Growth of memory that still counts as flat."""
 
 LEAK = 0.1
-"""Handles a round that are a leak. A pool of connections fills up and stays; a leak goes on."""
+"""New handles per round that count as a leak. A connection pool fills up and stops growing; a leak does not."""
 
 _COMES_UP = 20.0
-"""Seconds within which a node has come up."""
+"""Seconds that a node may take to start."""
 
 
 @dataclass
 class Watch:
-    """What the server's processes hold, round by round, and what happens to the nodes."""
+    """Records memory and handles of the server's processes after each round, and kills and restarts nodes."""
 
     fleet: Loopback
     kills: float
@@ -70,7 +71,7 @@ class Watch:
     killed: int = 0
     returned: int = 0
     starting: dict[str, float] = field(default_factory=dict)
-    """Nodes that were brought back, and when: they take seconds to come up."""
+    """Restarted nodes, and when: starting takes seconds."""
 
     def __call__(self, record: dict[str, Any]) -> None:
         processes = {"server": os.getpid(), "superlink": self.fleet.superlink}
@@ -88,7 +89,7 @@ class Watch:
         there = [name for name in sites if self.fleet.node(name) is not None]
         now = time.monotonic()
         gone = [name for name in sites if name not in there and now - self.starting.get(name, 0.0) > _COMES_UP]
-        # Two stay, so that rounds have somebody to invite.
+        # Two nodes are left alone, so that every round has clients to invite.
         if len(there) > 2 and self.rng.random() < self.kills:
             self.killed += 1
             threading.Timer(self.rng.uniform(0, 2), self.fleet.kill_node, [self.rng.choice(there)]).start()
@@ -100,13 +101,13 @@ class Watch:
 
 
 def resident(process: int) -> int:
-    """Megabytes of memory that a process holds."""
+    """Return the resident memory of a process in megabytes."""
     words = Path(f"/proc/{process}/statm").read_text().split()
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") // 1_000_000
 
 
 def handles(process: int) -> int:
-    """Open files and connections of a process."""
+    """Count the open files and connections of a process."""
     return len(list(Path(f"/proc/{process}/fd").iterdir()))
 
 
@@ -122,7 +123,7 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def zombies() -> int:
-    """Processes below this one that ended and were not buried."""
+    """Count zombie processes among this one's descendants."""
     count = 0
     for process in descendants(os.getpid()):
         try:
@@ -133,7 +134,7 @@ def zombies() -> int:
 
 
 def growth(rows: list[dict[str, Any]], name: str) -> float:
-    """How much more a figure is at the end than after the first quarter: medians over a tenth of the rounds."""
+    """Return the relative growth of a figure from the first quarter to the end: medians over a tenth of the rounds."""
     tenth = max(3, len(rows) // 10)
     quarter = len(rows) // 4
     early = statistics.median(row[name] for row in rows[quarter : quarter + tenth])
@@ -142,7 +143,7 @@ def growth(rows: list[dict[str, Any]], name: str) -> float:
 
 
 def leak(rows: list[dict[str, Any]], name: str) -> float:
-    """How many more of something there are after each round of the second half."""
+    """Return the growth of a figure per round, over the second half of the rounds."""
     half = rows[len(rows) // 2 :]
     return float(np.polyfit([row["round"] for row in half], [row[name] for row in half], 1)[0])
 

@@ -1,4 +1,4 @@
-"""Made-up texts as a data set of Covey's."""
+"""Synthetic texts as a Covey dataset."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from covey.data import Dataset
 
 
 def made_up_texts(data_dir: Path | None, *, words: int, length: int, train: int, test: int) -> Dataset:
-    """Words are Zipf's, and three of four next words follow from the last one."""
+    """Make texts of Zipf-distributed words, in which three of four next words follow from the last one."""
     rng = np.random.default_rng(0)
     popularity = 1 / np.arange(1, words + 1)
     drawn = rng.choice(words, size=(train + test, length + 1), p=popularity / popularity.sum())

@@ -1,4 +1,4 @@
-"""What is trained: federations known from papers, and the made-up data that all contenders share."""
+"""Workloads: federations as in papers, with synthetic data that all contenders share."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 CLASSES = 10
 MEAN, DEVIATION = 128.0, 48.0
-"""What pixels are normalised with."""
+"""Pixels are normalised with these."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Workload:
     samples: int
     """Images that each client holds."""
     shape: tuple[int, ...]
-    """Of an image, or the number of words of a text."""
+    """Shape of an image, or the number of words of a text."""
     images: int
-    """Different images there are; clients share them where they hold more than that together."""
+    """Number of distinct images; clients share them if they hold more in total."""
     cohort: int
     epochs: int
     batch: int
@@ -36,9 +36,9 @@ class Workload:
     model: str
     parameters: int
     classes: int = CLASSES
-    """Of images; for texts, the words there are."""
+    """Classes of images; for texts, the size of the vocabulary."""
     yardstick: float | None = None
-    """Samples per second of the plain loop on the two-core machine that published figures come from."""
+    """Samples per second of the plain loop on the two-core reference machine."""
 
     @property
     def samples_per_round(self) -> int:
@@ -55,7 +55,7 @@ WORKLOADS = {
     for workload in (
         Workload(
             name="W0",
-            about="a toy, to see that the harness works",
+            about="a toy, to test the benchmark itself",
             clients=12,
             samples=20,
             shape=(3, 32, 32),
@@ -146,7 +146,7 @@ WORKLOADS = {
 
 
 def dataset_options(workload: Workload, test: int) -> dict[str, Any]:
-    """The workload's data as a setting of Covey's."""
+    """Return the workload's data as Covey's `dataset` options."""
     if workload.is_text:
         about: dict[str, Any] = {"words": workload.classes, "length": workload.shape[0]}
         return {"name": "benchmarks.texts:made_up_texts", **about, "train": workload.images, "test": test}
@@ -161,8 +161,8 @@ def prepare(workload: Workload, folder: Path) -> None:
     made = load_dataset(options.pop("name"), None, options)
     rng = np.random.default_rng(0)
     needed = workload.clients * workload.samples
-    decks = [rng.permutation(workload.images) for _ in range(math.ceil(needed / workload.images))]
-    parts = np.concatenate(decks)[:needed].reshape(workload.clients, workload.samples)
+    permutations = [rng.permutation(workload.images) for _ in range(math.ceil(needed / workload.images))]
+    parts = np.concatenate(permutations)[:needed].reshape(workload.clients, workload.samples)
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in (
         ("x", made.x.numpy()),
@@ -185,15 +185,15 @@ class Data:
     test_x: Tensor
     test_y: Tensor
     parts: Tensor
-    """Who holds what: numbers of images `[clients, samples]`."""
+    """Split among clients: indices of images `[clients, samples]`."""
 
     def client(self, number: int) -> tuple[Tensor, Tensor]:
-        """A client's normalised images and labels."""
+        """Return a client's normalised images and labels."""
         part = self.parts[number]
         return normalised(self.x[part]), self.y[part]
 
     def loss(self, module: nn.Module) -> float:
-        """Mean cross-entropy on images that nobody trained on."""
+        """Return the mean cross-entropy on held-out images."""
         module.eval()
         with torch.inference_mode():
             return float(functional.cross_entropy(module(normalised(self.test_x)), self.test_y))
@@ -201,21 +201,21 @@ class Data:
 
 @cache
 def load(folder: Path) -> Data:
-    """The data that `prepare` wrote, once per process."""
-    # Mode c: writable as far as torch can see, and nothing is ever written back.
+    """Load the data that `prepare` wrote, once per process."""
+    # Mode c is copy-on-write: torch needs writable arrays, and nothing is written back.
     names = ("x", "y", "test_x", "test_y", "parts")
     return Data(*(torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")) for name in names))
 
 
 def normalised(x: Tensor) -> Tensor:
-    """Images as models take them; words stay as they are."""
+    """Normalise images; return words unchanged."""
     if x.dtype == torch.int64:
         return x
     return (x.float() - MEAN) / DEVIATION
 
 
 class NextWord(nn.Module):
-    """Words embedded, torch's own LSTM over them, the next word from its last output."""
+    """Covey's `lstm` with torch's own layers."""
 
     def __init__(self, words: int, width: int = 200) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ class NextWord(nn.Module):
 
 
 def network(workload: Workload) -> nn.Module:
-    """The workload's model in plain PyTorch, layer by layer what Covey's model of that name is."""
+    """Return the workload's model in plain PyTorch, layer by layer the same as Covey's."""
     if workload.model == "lstm":
         return NextWord(workload.classes)
     channels = workload.shape[0]

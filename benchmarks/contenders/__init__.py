@@ -1,1 +1,1 @@
-"""What is compared: each module is a program of its own that plays rounds of one workload until told to stop."""
+"""Contenders: each module is a program that runs rounds of one workload for a given time."""

@@ -1,4 +1,4 @@
-"""Covey's local runtime, as a user runs it: the whole round loop, with bytes counted and every round on disk."""
+"""Covey's local runtime as users run it: the whole round loop, with every round counted and recorded."""
 
 import signal
 import tempfile
@@ -28,7 +28,7 @@ def main(job: Job) -> None:
         assert not record["dropped"], record["dropped"]
         job.laps.lap()
         if job.laps.enough and not stopped:
-            # As Ctrl-C would: Covey finishes the round and keeps its state.
+            # Like Ctrl-C: Covey finishes the round and writes a checkpoint.
             stopped = True
             signal.raise_signal(signal.SIGINT)
 
@@ -46,7 +46,9 @@ def main(job: Job) -> None:
             out=Path(folder) / "run",
             on_round=on_round,
         )
-        job.finish(float(str(run.evaluate()["loss"])))
+        loss = run.evaluate()["loss"]
+        assert isinstance(loss, float)
+        job.finish(loss)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks.workloads import Workload, load, network
 
 
 class StrictFedAvg(FedAvg):
-    """Flower's FedAvg, except that a client that fails ends the run instead of making rounds shorter."""
+    """Flower's FedAvg, except that a failed client ends the run instead of shortening rounds."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

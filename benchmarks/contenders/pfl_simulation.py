@@ -1,4 +1,4 @@
-"""pfl-research, in one process or, started by torchrun, in several that share the cohort."""
+"""pfl-research, in one process, or in several that share the cohort if started by torchrun."""
 
 # mypy: disable-error-code="import-not-found,import-untyped", allow-subclassing-any, no-warn-return-any
 
@@ -30,7 +30,7 @@ _FOREVER = 1_000_000
 
 
 class Task(nn.Module):
-    """A network with the two functions that pfl asks for."""
+    """A network with the two methods that pfl requires."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class Task(nn.Module):
 
 
 class Stopwatch(TrainingProcessCallback):
-    """Counts rounds, and stops all processes after the same one."""
+    """Times rounds, and stops all processes after the same round."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
-        # The first round evaluates every user as well, before and after training.
+        # The first round also evaluates every user, before and after training.
         self.job.laps.ready = time.monotonic()
         return Metrics()
 
@@ -100,7 +100,7 @@ def main(job: Job) -> None:
     if get_framework_module().distributed.global_rank == 0:
         job.finish(data.loss(task.network))
     if torch.distributed.is_initialized():
-        # At an ordinary exit the back end's threads now and then abort the process, and torchrun then ends the other.
+        # On a normal exit the back end's threads sometimes abort the process, and torchrun then kills the other.
         torch.distributed.barrier()
         sys.stdout.flush()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""The yardstick: FedAvg by hand in plain PyTorch, one process and one thread."""
+"""The yardstick: a plain FedAvg loop in PyTorch, one process and one thread."""
 
 import copy
 
@@ -29,7 +29,7 @@ def main(job: Job) -> None:
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor, workload: Workload) -> None:
-    """A client's local epochs."""
+    """Train a client's local epochs."""
     optimiser = torch.optim.SGD(module.parameters(), lr=workload.rate)
     loss_of = nn.CrossEntropyLoss()
     module.train()

@@ -1,11 +1,11 @@
-"""Flags of the benchmarks that take names out of a list."""
+"""Command-line flags that take a list of names."""
 
 import argparse
 from collections.abc import Callable, Iterable
 
 
 def names_of(known: Iterable[str], what: str) -> Callable[[str], list[str]]:
-    """What makes `A,B` a list of names, for `add_argument(type=...)`; names that are not known are refused."""
+    """Return a parser of `A,B` into a list of known names, for `add_argument(type=...)`."""
     allowed = list(known)
 
     def chosen(text: str) -> list[str]:
