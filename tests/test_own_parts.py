@@ -131,7 +131,7 @@ def test_a_model_that_is_not_finite_is_not_taken_and_no_client_is_blamed(tmp_pat
         return model.double() + beyond.pop(0)
 
     monkeypatch.setattr(Found, "answer", staticmethod(combine))
-    with pytest.warns(UserWarning, match="The aggregator Found came to NaN or infinity in round") as told:
+    with pytest.warns(UserWarning, match="The aggregator Found returned NaN or infinity in round") as told:
         run = covey.run(SMALL, aggregator=own("Found"), rounds=4, out=tmp_path / "run")
     assert [str(one.message).split("round ")[1][0] for one in told] == ["1", "4"]
     assert not any(row["dropped"] for row in run.metrics)

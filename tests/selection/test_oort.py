@@ -17,7 +17,7 @@ from covey.core.replies import Replies, Timing
 from covey.model.layout import Layout
 from covey.randomness import generator
 from covey.selection import Uniform
-from covey.selection.oort import Oort, drawn
+from covey.selection.oort import Oort, weighted_draw
 from covey.selection.oort_simple import OortSimple
 from tests.conftest import SMALL, without_timings
 
@@ -186,7 +186,7 @@ def test_weighted_draws_have_no_doubles_and_take_clients_of_weight_zero_last():
     rng = generator(0, "draws")
     clients = np.arange(6)
     for _ in range(50):
-        chosen = drawn(rng, clients, np.array([0.0, 1.0, 0.0, 2.0, 1e-200, 0.0]), 4)
+        chosen = weighted_draw(rng, clients, np.array([0.0, 1.0, 0.0, 2.0, 1e-200, 0.0]), 4)
         assert len(set(chosen.tolist())) == 4
         assert set(chosen[:3].tolist()) == {1, 3, 4}
 
@@ -194,7 +194,7 @@ def test_weighted_draws_have_no_doubles_and_take_clients_of_weight_zero_last():
 def test_weighted_draws_follow_the_law_of_drawing_one_after_another():
     rng = generator(1, "draws")
     weights = np.array([0.5, 0.3, 0.2])
-    pairs = Counter(tuple(drawn(rng, np.arange(3), weights, 2).tolist()) for _ in range(6000))
+    pairs = Counter(tuple(weighted_draw(rng, np.arange(3), weights, 2).tolist()) for _ in range(6000))
     for (first, second), times in pairs.items():
         expected = weights[first] * weights[second] / (1 - weights[first])
         assert times / 6000 == pytest.approx(expected, abs=0.025)

@@ -1,4 +1,4 @@
-"""Aggregators: how much each update counts."""
+"""Aggregators: how replies become the next model, and how much each reply counts."""
 
 from covey.aggregation.average import Average, weighted_sum
 from covey.aggregation.cmfl import CMFL, ServerCMFL

@@ -83,7 +83,7 @@ def _require_same_objective(path: Path, about: Mapping[str, Any], objective: Map
     differing = [f"aggregator.{name}={trained[name]}" for name in objective if _differs(trained, name, objective[name])]
     require(
         not differing,
-        f"The agent {path} has learned for another reward, and cannot go on with this one; set {', '.join(differing)}, "
+        f"The agent {path} has learned for another reward, and cannot learn on for this one; set {', '.join(differing)}, "
         "or aggregator.learn=false to use it as it is.",
     )
 

@@ -9,15 +9,16 @@ from covey.probe.losses import Utility
 from covey.registries import aggregators
 
 _BLOCK = 1 << 18
-"""Values that are summed over all clients before the next: they and their sum stay in a cache."""
+"""Parameters that are summed over all clients at a time, so that they and their sum stay in a cache."""
 
 
 @aggregators.add("average")
 class Average(Aggregator):
-    """Mean of the clients' models, weighted by their numbers of samples (or plainly, with `weighted=false`).
+    """Averages the clients' models, weighted by their numbers of samples (FedAvg).
 
-    fairness: whether clients also measure the loss of the model that they receive, so that records and reports say
-        how evenly it serves them. It takes them a pass over their samples, and the server learns the losses.
+    weighted: false takes the plain mean.
+    fairness: true lets clients also measure the loss of the model that they receive, so that records and reports show
+        how evenly it serves them. It costs each client a pass over its samples, and the server learns the losses.
     """
 
     def __init__(self, *, weighted: bool = True, fairness: bool = False) -> None:
@@ -33,9 +34,9 @@ class Average(Aggregator):
 
 
 def weighted_sum(states: Tensor, weights: Tensor) -> Tensor:
-    """Σ_k weights_k · states_k over `[k, d]`; on CPUs in the clients' order, to the same bits on every machine."""
+    """Return Σ_k weights_k · states_k over `[k, d]`; on CPUs in order, with the same bits on every machine."""
     if states.is_cuda:
-        # A matrix times a vector: one pass over the states, and never in tf32, as a matrix product would be.
+        # A matrix-vector product takes one pass over the states and never uses tf32, unlike a matrix product.
         return torch.mv(states.t(), weights.to(states.device, states.dtype))
     total = torch.empty_like(states[0])
     first, *others = weights.tolist()

@@ -1,6 +1,6 @@
 """CMFL (Wang, Wang and Li, "CMFL: Mitigating Communication Overhead for Federated Learning", ICDCS 2019).
 
-An update is relevant if its signs agree with those of the whole federation's update in enough coordinates.
+An update is relevant if enough of its signs agree with those of the global update.
 """
 
 import math
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @probes.add("relevance")
 @dataclass(frozen=True, eq=False)
 class Relevance(CohortProbe):
-    """The share of parameters in which a client's update has the sign of the last global update."""
+    """Measures the share of parameters in which a client's update has the sign of the last global update."""
 
     update: Tensor
     """ū, the last global update of the trainable parameters: `[parameters]`."""
@@ -50,19 +50,19 @@ class Relevance(CohortProbe):
 
 @aggregators.add("cmfl")
 class CMFL(Average):
-    """Clients upload only updates that agree in sign with the last global update; the server averages those.
+    """Averages the models of clients whose updates agree in sign with the last global update; others upload nothing.
 
-    The last global update ū travels to the clients with the model. A client with update u sends its model if
+    The server sends the last global update ū along with the model. A client with update u sends its model if
 
         e = (1/d) Σ_j 1[sgn u_j = sgn ū_j] ≥ v_t,
 
-    and otherwise only e, with what a selector asks for. As long as there is no global update, everyone is relevant.
-    Where nobody is relevant, the model and ū stay as they are.
+    and otherwise only e and what a selector asks for. Before the first global update everyone is relevant. If nobody
+    is relevant, the model and ū stay as they are.
 
     threshold: v_0. Updates of clients that differ, or of a model that has nearly converged, agree in little more than
-        half of the coordinates: a constant threshold above what they reach ends the training.
+        half of the coordinates: a constant threshold above that ends the training.
     decay: none keeps v_t = v_0; sqrt is v_t = v_0/√t.
-    weighted: whether the average weighs clients by their samples.
+    weighted: true weighs clients by their samples.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class CMFL(Average):
         return None if self.update is None else Gate(Relevance.name, "share", self.threshold_at(t))
 
     def threshold_at(self, t: int) -> float:
-        """v_t."""
+        """Return v_t."""
         return self.threshold / math.sqrt(t) if self.decay == "sqrt" else self.threshold
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
@@ -104,13 +104,13 @@ class CMFL(Average):
 
 @aggregators.add("cmfl-server")
 class ServerCMFL(Average):
-    """The server averages only updates that agree in sign with this round's mean update: CMFL as FedACS compared it.
+    """Averages only updates that agree in sign with the round's mean update: CMFL as FedACS compares with it.
 
-    Every client uploads. With ū the mean update of the round, those of whose coordinates at least `threshold` have the
-    sign of ū are averaged; where none reaches it, the model of the one that agrees most is taken.
+    Every client uploads. With ū the mean update of the round, updates are averaged if at least the share `threshold` of
+    their coordinates has the sign of ū; if none does, the model of the client that agrees most is taken.
 
     threshold: v, constant.
-    weighted: whether both averages weigh clients by their samples.
+    weighted: true weighs clients by their samples in both averages.
     """
 
     def __init__(self, *, threshold: float = 0.7, weighted: bool = True) -> None:
@@ -126,13 +126,13 @@ class ServerCMFL(Average):
         return super().combine(t, model, replies.take(keep))
 
     def relevance(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        """How far each client's update agrees with the mean of all: `[k]`."""
+        """Return the agreement of each client's update with the mean of all: `[k]`."""
         before = model.to(replies.states.device)
         mean = (super().combine(t, model, replies) - before)[: self.setting.layout.trainable]
         return torch.stack([sign_agreement(state - before, mean) for state in replies.states]).cpu()
 
 
 def sign_agreement(update: Tensor, reference: Tensor) -> Tensor:
-    """The share of `reference`'s coordinates `[p]` in which `update` (`[p]`, or longer) has the same sign; float64."""
+    """Return the share of coordinates of `reference` `[p]` in which `update` (`[p]` or longer) has the same sign."""
     agree = (update[: len(reference)].sign() == reference.sign()).sum()
     return agree.double() / len(reference)

@@ -1,4 +1,4 @@
-"""On-Demand FL's average (Jeong and Lee 2024, section 4): models count by the ratios of a composed mix."""
+"""On-Demand FL's average (Jeong and Lee 2024, section 4): models weighted by the ratios of a composed mix."""
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ from covey.registries import aggregators
 
 @aggregators.add("ratios")
 class Ratios(Aggregator):
-    """Mean of the clients' models, weighted by given ratios, renormalised over those that replied.
+    """Averages the clients' models by given ratios, renormalised over the clients that replied.
 
-    w ← Σ_c ρ_c·w_c with ρ_c = r_c/Σ r. The paper prints r_c·n_c/n, which does not sum to one; which numbers are
-    coherent as ratios is decided where they are composed (`covey.job.on_demand.composition`).
+    w ← Σ_c ρ_c·w_c with ρ_c = r_c/Σ r. The paper prints r_c·n_c/n, which does not sum to one; `covey ondemand`, which
+    composes the ratios, accounts for n_c.
 
-    clients: whose ratios are given.
-    ratios: r, as many, not negative.
+    clients: the clients with a ratio; others count 0.
+    ratios: r, one for each of them, not negative.
     """
 
     def __init__(self, *, clients: tuple[int, ...] = (), ratios: tuple[float, ...] = ()) -> None:
@@ -39,5 +39,5 @@ class Ratios(Aggregator):
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         found = [self.ratios.get(client, 0.0) for client in replies.clients.tolist()]
         weights = torch.tensor(found, dtype=torch.float64)
-        # Nobody of the set replied, only clients that count nothing: there is nothing to learn from.
+        # If only clients with ratio 0 replied, the model stays as it is.
         return weighted_sum(replies.states, weights / weights.sum()) if weights.sum() > 0 else model

@@ -1,6 +1,6 @@
-"""On-Demand FL's base method (Jeong and Lee 2024, Algorithm 1): any average, and a predictor trained beside it.
+"""On-Demand FL's base method (Jeong and Lee 2024, Algorithm 1): any aggregator, and a class-share predictor beside it.
 
-Predictors are averaged like models, by their numbers of gradients, batch-norm statistics and all.
+Predictors are averaged like models, weighted by their numbers of gradients; batch-norm statistics too.
 """
 
 import warnings
@@ -39,27 +39,27 @@ NOT_THE_PREDICTOR = (
 
 @aggregators.add("ondemand")
 class WithPredictor(Aggregator):
-    """Averages models as another aggregator does, and beside them trains On-Demand FL's class distribution predictor.
+    """Aggregates models as another aggregator does, and trains On-Demand FL's predictor of class shares beside them.
 
     It keeps an estimate of every client's class shares, from the client's latest participation; uniform for clients
-    that never took part. `covey ondemand` composes clients by it.
+    that never took part. `covey ondemand` composes clients by these estimates.
 
-    inner: the aggregator that makes the model.
-    epochs: E_p, epochs of predictor training; the authors take 10 on Fashion-MNIST, 1 on CIFAR.
-    batch: b_p, gradients of a step; the last incomplete batch of an epoch is dropped. 10 on Fashion-MNIST, 5 on CIFAR.
+    inner: the aggregator of the model.
+    epochs: E_p, epochs of predictor training; the authors use 10 on Fashion-MNIST, 1 on CIFAR.
+    batch: b_p, gradients per step; the last incomplete batch of an epoch is dropped. 10 on Fashion-MNIST, 5 on CIFAR.
     rate, momentum: of the predictor's SGD.
     hidden: width of the predictor.
-    sends: gradient, then clients send their mean gradient, and the server applies its latest predictor to it; or
-        shares, then clients apply the predictor that they received to each of their mini-batches, and send the mean.
-    gradients: received, then they are taken at the model that a client received; or training, then at every step of
-        local training from it, as in the paper. That is a second training, so clients take about twice as long. In a
-        trial (a mixture of Gaussians, 20 rounds, three seeds) n·MAE was 0.81 by received and 0.96 by training.
-    insight_dp: epsilon and delta, such as 1,1e-5: the estimate is made of the mean gradient with noise, each sample's
-        gradient cut to `clip`. It protects what is sent for the estimate, for each time that a client takes part, and
-        neither the model nor the predictor that the client trains. Records tell what the client that was asked most
-        often has spent so far, as `epsilon_spent`: answers that were lost or thrown away count, as privacy is spent
-        when an answer leaves the client, and of one that did not arrive nobody knows whether it has.
-    clip: longest gradient of a sample under `insight_dp`.
+    sends: gradient: clients send their mean gradient, and the server applies its latest predictor to it. shares:
+        clients apply the predictor that they received to each of their mini-batches, and send the mean (eq. 6).
+    gradients: received: they are taken at the model that a client received. training: at every step of local training
+        from it, as in the paper. That is a second training, so clients take about twice as long. In a trial (a mixture
+        of Gaussians, 20 rounds, three seeds) n·MAE was 0.81 for received and 0.96 for training.
+    insight_dp: epsilon and delta, such as 1,1e-5: the estimate uses the mean gradient with noise, each sample's
+        gradient clipped to `clip`. It protects what is sent for the estimate, each time that a client takes part, but
+        neither the model nor the predictor that the client trains. Records show the epsilon spent by the client that
+        was asked most often, as `epsilon_spent`. Lost and rejected answers count too: privacy is spent when an answer
+        leaves the client, and nobody knows whether a missing one did.
+    clip: largest norm of a sample's gradient under `insight_dp`.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class WithPredictor(Aggregator):
         self._known = Estimates.unknown(setting.clients, setting.classes)
         self._gradients = torch.zeros(setting.clients if self.sends == "gradient" else 0, weight.size)
         """`[clients, h]`: mean gradients of the latest participation."""
-        self.told_errors: FloatArray = np.full(setting.clients, np.nan)
-        """`[clients]`: n·MAE of the latest estimate as clients themselves found it; NaN is untold."""
+        self.reported_errors: FloatArray = np.full(setting.clients, np.nan)
+        """`[clients]`: n·MAE of the latest estimate, as measured by the client; NaN is unknown."""
         self.answers = np.zeros(setting.clients, dtype=np.int32)
-        """`[clients]`: how often each has told something for its estimate, or may have."""
+        """`[clients]`: answers that each has given for its estimate, or may have given."""
 
     def probes(self, t: int) -> tuple[Probe, ...]:
         return (*self.inner.probes(t), self.query(t, self.epochs))
 
     def query(self, t: int, epochs: int = 0) -> Probe:
-        """What to ask of clients: an estimate, and so many epochs of predictor training."""
+        """Return the probe that measures an estimate, after `epochs` epochs of predictor training."""
         probe = PredictorProbe(
             predictor=self.predictor,
             hidden=self.hidden,
@@ -155,7 +155,7 @@ class WithPredictor(Aggregator):
         return self.inner.joint_work()
 
     def learn(self, t: int, replies: Replies) -> None:
-        """Average the predictors by their numbers of gradients, where any were trained, and keep the estimates."""
+        """Average the trained predictors by their numbers of gradients, and keep the estimates."""
         rows = replies.observed(PredictorProbe.name)
         if not len(rows):
             return
@@ -172,17 +172,17 @@ class WithPredictor(Aggregator):
             shares = self._known.shares[clients]
         else:
             shares = found["shares"].double().numpy().clip(min=0)
-            # Shares of nothing say nothing, whoever sent them.
-            told = shares.sum(axis=1) > 0
-            clients, sizes, shares = clients[told], sizes[told], shares[told]
+            # Shares that are all zero carry no information.
+            usable = shares.sum(axis=1) > 0
+            clients, sizes, shares = clients[usable], sizes[usable], shares[usable]
             shares /= shares.sum(axis=1, keepdims=True)
-            found = {name: values[torch.from_numpy(told)] for name, values in found.items()}
+            found = {name: values[torch.from_numpy(usable)] for name, values in found.items()}
         self._known.learn(t, clients, shares, sizes)
         if "error" in found:
-            self.told_errors[clients] = found["error"].double().numpy()
+            self.reported_errors[clients] = found["error"].double().numpy()
 
     def class_estimates(self) -> Estimates:
-        """What is known of all clients, by the latest predictor where the server applies it."""
+        """Return the estimates of all clients, by the latest predictor if the server applies it."""
         known = self._known
         shares = known.shares.copy()
         heard = np.flatnonzero(known.seen)
@@ -194,23 +194,25 @@ class WithPredictor(Aggregator):
 
     @property
     def untrained(self) -> bool:
-        """Whether the predictor is as it began."""
+        """True if the predictor is still the initial one."""
         return torch.equal(self.predictor.cpu(), self._initial)
 
     @property
     def too_few(self) -> str:
-        """Why the predictor has not learned, where it has not."""
+        """The reason why the predictor has not been trained."""
         return (
             f"no client had the {self.batch} mini-batches that a step of the predictor takes a gradient of each from, "
             "so the predictor has learned nothing: set a smaller local.batch, or aggregator.batch."
         )
 
     def figures(self) -> dict[str, object]:
-        told = {} if np.isnan(self.told_errors).all() else {"predictor_error": float(np.nanmean(self.told_errors))}
+        figures = {**self.inner.figures(), "clients_estimated": int((self._known.seen > 0).sum())}
+        if not np.isnan(self.reported_errors).all():
+            figures["predictor_error"] = float(np.nanmean(self.reported_errors))
         if self.privacy is not None and self.answers.any():
-            # Of the client that was asked most: its answers add up, and so does what they say of its samples.
-            told = {**told, "epsilon_spent": self.privacy.after(int(self.answers.max()))}
-        return {**self.inner.figures(), "clients_estimated": int((self._known.seen > 0).sum()), **told}
+            # A client's answers add up; this is the client with the most.
+            figures["epsilon_spent"] = self.privacy.after(int(self.answers.max()))
+        return figures
 
     def state_dict(self) -> State:
         known = self._known
@@ -221,7 +223,7 @@ class WithPredictor(Aggregator):
             "seen": known.seen.copy(),
             "sizes": known.sizes.copy(),
             "gradients": self._gradients.clone(),
-            "told_errors": self.told_errors.copy(),
+            "told_errors": self.reported_errors.copy(),
             "answers": self.answers.copy(),
         }
 
@@ -230,5 +232,5 @@ class WithPredictor(Aggregator):
         self.predictor = state["predictor"]
         self._known = Estimates(*(np.array(state[name]) for name in ("shares", "seen", "sizes")))
         self._gradients = state["gradients"].clone()
-        self.told_errors = np.array(state["told_errors"])
+        self.reported_errors = np.array(state["told_errors"])
         self.answers = np.array(state.get("answers", self.answers), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Recipes: how a named method is put together."""
+"""Recipes: the parts and settings of a named method."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,25 +12,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a method is made.
-
-    `local` prescribes values of local SGD that differ from the defaults, and `weighing` options of the aggregator;
-    `reshape` replaces the federation (references do that); `many` names a method with many models, instead of
-    `OneModel`.
-    """
+    """The parts and settings of a method."""
 
     summary: str
+    """One sentence for `covey list methods`."""
     selector: str | None = "uniform"
     aggregator: str | None = "average"
     weighing: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the aggregator that differ from its defaults."""
     local: Mapping[str, Any] = field(default_factory=dict)
+    """Values of local SGD that differ from the defaults."""
     reshape: Callable[["Federation", int], "Federation"] | None = None
+    """Replaces the federation, given the seed; for references such as IID."""
     resident: bool = False
+    """True if trained models stay with the clients."""
     many: str | None = None
+    """A method with many models, in place of selector and aggregator."""
 
 
 def recipe_of(name: str) -> Recipe:
-    """The recipe called `name`; `fedacs+feddrl` is a selector and an aggregator by their names."""
+    """Return the recipe `name`; `fedacs+feddrl` names a selector and an aggregator."""
     if name not in methods.names() and "+" in name:
         selector, _, aggregator = name.partition("+")
         return Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator)

@@ -1,4 +1,4 @@
-"""A method with one global model: a selector invites, an aggregator combines."""
+"""Methods with one global model."""
 
 import warnings
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class OneModel:
         self.selector = selector
         self.aggregator = aggregator
         self.resident = resident
-        self._kept = False
+        self._model_kept = False
         _require_role(selector, Selector)
         _require_role(aggregator, Aggregator)
         selector.begin(setting)
@@ -53,20 +53,20 @@ class OneModel:
     def absorb(self, t: int, replies: Replies) -> None:
         self.selector.observe(t, replies.everyone())
         self.aggregator.observe(t, replies)
-        kept_before, self._kept = self._kept, False
+        kept_before, self._model_kept = self._model_kept, False
         if len(replies):
             found = self._sound(self.aggregator.combine(t, self.model, replies))
-            self._kept = not bool(torch.isfinite(found).all())
-            self.model = self.model if self._kept else found
-        if self._kept and not kept_before:
+            self._model_kept = not bool(torch.isfinite(found).all())
+            self.model = self.model if self._model_kept else found
+        if self._model_kept and not kept_before:
             name = type(self.aggregator).__name__
             warnings.warn(
-                f"The aggregator {name} came to NaN or infinity in round {t}: the model stays as it was.",
+                f"The aggregator {name} returned NaN or infinity in round {t}: the model stays as it was.",
                 stacklevel=2,
             )
 
     def _cohort(self, chosen: Any, candidates: IntArray) -> IntArray:
-        """What the selector answered, ascending; refused where it is no choice among the candidates."""
+        """Return the selector's answer, ascending; refuse it if it is not a choice among the candidates."""
         name, most = type(self.selector).__name__, self.setting.cohort
         try:
             numbers = np.asarray(chosen)
@@ -90,7 +90,7 @@ class OneModel:
         return clients
 
     def _sound(self, found: Any) -> Tensor:
-        """What the aggregator answered, in the model's precision; refused where it is no model."""
+        """Return the aggregator's answer in the model's precision; refuse it if it is not a model."""
         name, shape = type(self.aggregator).__name__, tuple(self.model.shape)
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             raise Refusal(
@@ -102,7 +102,7 @@ class OneModel:
         return (*self.selector.joint_work(), *self.aggregator.joint_work())
 
     def figures(self) -> dict[str, object]:
-        kept = {"model_kept": True} if self._kept else {}
+        kept = {"model_kept": True} if self._model_kept else {}
         return {**self.selector.figures(), **self.aggregator.figures(), **kept}
 
     def models(self) -> Tensor:
@@ -131,7 +131,7 @@ def _require_role(part: object, role: type) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A part's answer in a refusal."""
+    """Describe a part's answer for a refusal."""
     if isinstance(value, Tensor):
         return f"one of the shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}" if value is not None else "None"

@@ -33,7 +33,7 @@ class TrainingStopped(Interrupted):
     """The workers were stopped before their last round."""
 
     def __init__(self, folder: Path) -> None:
-        Exception.__init__(self, f"Stopped. The same command goes on with the workers in {folder}.")
+        Exception.__init__(self, f"Stopped. The same command resumes the workers in {folder}.")
         self.folder = folder
 
 
@@ -42,7 +42,7 @@ class Offline:
     """Settings of the main agent's offline training."""
 
     epochs: int = 50
-    """How often each experience is drawn, on average. Priorities are recomputed in each epoch."""
+    """Average number of times that each experience is drawn. Priorities are recomputed in each epoch."""
     batch: int = 16
     """Experiences per step."""
     actor_rate: float = 1e-3

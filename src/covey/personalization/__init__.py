@@ -1,4 +1,4 @@
-"""Methods that keep a model per client or per group of clients."""
+"""Methods with a model for each client or each group of clients."""
 
 from covey.personalization.cfl import CFL
 from covey.personalization.fedfomo import FedFomo

@@ -1,8 +1,8 @@
 """Clustered federated learning (Sattler, Müller and Samek, "Clustered Federated Learning: Model-Agnostic Distributed
 Multi-Task Optimization under Privacy Constraints", 2019).
 
-All clients begin as one cluster with one model. Where a cluster's model has come to rest although single clients still
-pull at it, its clients want different models: it is cut in two by the directions of their updates, and so on.
+All clients start in one cluster with one model. If a cluster's model has become stationary while single clients still
+have large updates, its clients need different models: it is split in two by the directions of their updates, and so on.
 """
 
 import math
@@ -18,36 +18,36 @@ from covey.core.interfaces import Setting
 from covey.core.messages import Order
 from covey.core.replies import Replies
 from covey.errors import require
-from covey.personalization.per_client import ManyModel, Participation, brought_back
+from covey.personalization.per_client import ManyModel, Participation, on_saved_device
 from covey.registries import manymodels
 
 _COLUMNS = 1 << 18
-"""Parameters whose products are summed at a time, in double precision."""
+"""Parameters that are multiplied at a time, in double precision."""
 
 
 @manymodels.add("cfl")
 class CFL(ManyModel):
-    """Clusters of clients, each with a model; one whose clients pull apart is cut in two.
+    """Trains one model per cluster of clients, and splits clusters whose clients' updates disagree (CFL).
 
-    Every round clients train from their cluster's model θ_c, and Δθ_i is what they change. A cluster c is cut if
+    Every round clients train from their cluster's model θ_c, and Δθ_i are their updates. A cluster c is split if
     ‖Σ_{i∈c} (n_i/n_c) Δθ_i‖ < ε1 and max_{i∈c} ‖Δθ_i‖ > ε2 (eq. 31, 32), by complete linkage on minus the cosines of
     the updates, into the two clusters at the top. Then each cluster's model takes the mean update of its members.
 
-    A cluster is trained by those of its members that took part in the round, by what they have just sent. Only the
-    test and the cut look at the last update of members that were absent, and wait until every member has sent one
-    since the cluster came to be. With everyone in every round this is the original.
+    A cluster's model takes the updates of those members that took part in the round. Only the test and the split use
+    the last updates of absent members, and wait until every member has sent one since the cluster was formed. With
+    everyone in every round this is the original.
 
-    epsilon1, epsilon2: the thresholds; 0.4 and 1.6 where not given. They are norms of whole updates and so belong to
-        one model, one learning rate and one number of local steps (the authors' convolutional net): look at the norms
-        in the records' figures before you believe them.
+    epsilon1, epsilon2: the thresholds; 0.4 and 1.6 if not given. They are norms of whole updates and so belong to one
+        model, one learning rate and one number of local steps (the authors' convolutional net): compare them with the
+        norms in the records' figures first.
     relative: thresholds without a unit, which carry over from model to model: ε1 as a share of the cluster's largest
-        ‖Δθ_i‖, and ε2 as a share of the largest that anybody has ever sent; 0.25 and 0.5 where not given. Clients of
-        one kind come to rest together, so that all their updates become small, and those of different kinds never.
-    gamma: cut only where √((1 - α)/2) > γ, α the largest cosine between members on different sides (Algorithm 2).
-    min_size: clusters with fewer members are not cut.
-    warm_up: rounds before the first cut.
-    weighted: whether means weigh clients by their samples, as in the paper; the authors' code takes plain means.
-    participation: all who can be reached, or a cohort of them.
+        ‖Δθ_i‖, and ε2 as a share of the largest so far of any client; 0.25 and 0.5 if not given. The updates of clients
+        of one kind all become small with time, those of different kinds never do.
+    gamma: split only if √((1 - α)/2) > γ, α the largest cosine between members on different sides (Algorithm 2).
+    min_size: clusters with fewer members are not split.
+    warm_up: rounds before the first split.
+    weighted: true weighs clients by their samples in means, as in the paper; the authors' code takes plain means.
+    participation: all reachable clients, or a cohort of them.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class CFL(ManyModel):
         self.warm_up = warm_up
         self.weighted = weighted
         self.cluster = np.zeros(setting.clients, dtype=np.int64)
-        """`[clients]`: which cluster each belongs to."""
+        """`[clients]`: the cluster of each client."""
         self.centres = model[None]
         """`[clusters, d]`: θ_c."""
         self.updates = model.new_zeros(setting.clients, setting.layout.trainable)
-        """`[clients, parameters]`: the last Δθ_i of each, of parameters and not of batch-norm statistics."""
+        """`[clients, parameters]`: the last Δθ_i, without batch-norm statistics."""
         self.samples = np.zeros(setting.clients, dtype=np.int64)
-        """`[clients]`: n_i as last reported; 0 for those without an update since their cluster came to be."""
+        """`[clients]`: n_i as last reported; 0 without an update since the client's cluster was formed."""
         self.scale = 0.0
         """The largest norm of an update so far."""
         self.norms: list[dict[str, float | None]] = []
@@ -105,16 +105,16 @@ class CFL(ManyModel):
         self.updates[clients] = changes[:, : self.setting.layout.trainable]
         self.scale = max(self.scale, float(self.updates[clients].norm(dim=1).max()))
         self.samples[replies.clients] = replies.samples.numpy()
-        self._part(t)
-        # A new tensor, as orders hold on to the old one.
+        self._split_clusters(t)
+        # A new tensor, as orders still refer to the old one.
         self.centres = self.centres.clone()
         for cluster in np.unique(self.cluster[replies.clients]).tolist():
             present = np.flatnonzero(self.cluster[replies.clients] == cluster)
             weights = self._weights(replies.samples.numpy()[present])
             self.centres[cluster] += weighted_sum(changes[torch.from_numpy(present)], torch.from_numpy(weights))
 
-    def _part(self, t: int) -> None:
-        """Test every cluster of which all members have sent an update, and cut it where it fails."""
+    def _split_clusters(self, t: int) -> None:
+        """Test every cluster whose members have all sent an update (eq. 31, 32), and split it if it is torn."""
         self.norms = []
         for cluster in range(len(self.centres)):
             members = np.flatnonzero(self.cluster == cluster)
@@ -129,15 +129,15 @@ class CFL(ManyModel):
             units = (largest, self.scale) if self.relative else (1.0, 1.0)
             torn = mean < self.epsilon1 * units[0] and largest > self.epsilon2 * units[1]
             if torn and len(members) >= self.min_size and t > self.warm_up:
-                self._cut(cluster, members)
+                self._split(cluster, members)
 
-    def _cut(self, cluster: int, members: IntArray) -> None:
-        """Cut a cluster in two, unless its halves are alike; the half without its first client is a new cluster."""
+    def _split(self, cluster: int, members: IntArray) -> None:
+        """Split a cluster in two, unless its halves are alike; the half without its first client is a new cluster."""
         similarity = cosines(self.updates[torch.from_numpy(members)])
         stay, leave = bipartition(similarity)
         if math.sqrt(max(0.0, 1 - similarity[np.ix_(stay, leave)].max()) / 2) <= self.gamma:
             return
-        # Positions within the cluster are clients only by way of its members.
+        # `stay` and `leave` are positions within the cluster.
         self.cluster[members[leave]] = len(self.centres)
         self.centres = torch.cat([self.centres, self.centres[cluster][None]])
         self.samples[members] = 0
@@ -148,7 +148,7 @@ class CFL(ManyModel):
         return weights
 
     def figures(self) -> dict[str, object]:
-        """Clusters and their sizes, and the norms that the test looked at (of the clusters before a cut)."""
+        """Return the clusters, their sizes, and the norms of the test (of the clusters before a split)."""
         sizes = np.bincount(self.cluster, minlength=len(self.centres))
         return {"clusters": len(self.centres), "sizes": sizes.tolist(), "norms": self.norms}
 
@@ -171,14 +171,14 @@ class CFL(ManyModel):
 
     def load_state_dict(self, state: State) -> None:
         self.cluster = np.array(state["cluster"], dtype=np.int64)
-        self.centres = brought_back(state["centres"], state)
-        self.updates = brought_back(state["updates"], state)
+        self.centres = on_saved_device(state["centres"], state)
+        self.updates = on_saved_device(state["updates"], state)
         self.samples = np.array(state["samples"], dtype=np.int64)
         self.scale = float(state["scale"])
 
 
 def cosines(updates: Tensor) -> FloatArray:
-    """Cosines of the angles between updates `[k, p]`: `[k, k]`."""
+    """Return the cosines between updates `[k, p]`: `[k, k]`."""
     products = np.zeros((len(updates), len(updates)))
     for at in range(0, updates.shape[1], _COLUMNS):
         part = updates[:, at : at + _COLUMNS].double()
@@ -189,7 +189,7 @@ def cosines(updates: Tensor) -> FloatArray:
 
 
 def bipartition(similarity: FloatArray) -> tuple[IntArray, IntArray]:
-    """The two clusters at the top of complete linkage on minus the similarity `[k, k]`: positions, ascending.
+    """Return the two top clusters of complete linkage on minus the similarity `[k, k]`: positions, ascending.
 
     The first holds position 0.
     """

@@ -1,5 +1,5 @@
 """FedFomo (Zhang, Sapra, Fidler, Yeung and Alvarez, "Personalized Federated Learning with First Order Model
-Optimization", ICLR 2021): each client mixes the models of others that do better on its own validation samples.
+Optimization", ICLR 2021): each client mixes the models that do better on its own validation samples.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from covey.core.messages import Order
 from covey.core.replies import Replies
 from covey.data.dataset import Samples
 from covey.errors import require
-from covey.personalization.per_client import Participation, PersonalModels, brought_back
+from covey.personalization.per_client import Participation, PersonalModels, on_saved_device
 from covey.randomness import generator
 from covey.registries import manymodels, probes
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Gains(Probe):
-    """What each model offered would gain a client, per step towards it: (L_i(θ_i) - L_i(θ_n)) / ‖θ_n - θ_i‖.
+    """Measures a client's gain per distance from each model offered to it: (L_i(θ_i) - L_i(θ_n)) / ‖θ_n - θ_i‖ (eq. 4).
 
-    L_i is the mean loss on the client's validation samples and θ_i the model it received. `value` `[slots]` has the
-    models in the order of `offers`, and 0 in the slots that are left.
+    L_i is the mean loss on the client's validation samples and θ_i the model it received. `value` `[slots]` follows the
+    order of `offers`, with 0 in unused slots.
     """
 
     personal: Tensor
-    """`[clients, d]`: everyone's model; a client is sent those it is offered."""
+    """`[clients, d]`: all models; a client is sent those offered to it."""
     offers: dict[int, tuple[int, ...]]
-    """Client → whose models it is offered. Its own, which may be among them, it holds."""
+    """Client → owners of the models offered to it, possibly including itself."""
     slots: int
     holdout: int
 
@@ -60,7 +60,7 @@ class Gains(Probe):
 @probes.add("gains")
 @dataclass(frozen=True, eq=False)
 class Offer(Probe):
-    """The models that one client is offered."""
+    """The gains probe of one client, with the models offered to it."""
 
     client: int
     owners: tuple[int, ...]
@@ -81,7 +81,7 @@ class Offer(Probe):
             again = Samples(*(torch.cat([held] * len(models)) for held in (part.x, part.y)))
             losses = learner.own_losses(models, again, counts)
             apart = (models[1:] - received)[:, : learner.layout.trainable].double().norm(dim=1)
-            # The model that it holds already gains it nothing, whatever rounding says.
+            # The gain from its own model is 0, not 0/0.
             gains = torch.where(apart > 0, (losses[0] - losses[1:]) / apart.clamp_min(1e-12), 0.0)
             values[: len(gains)] = gains.cpu()
         return {"value": values}
@@ -91,7 +91,7 @@ class Offer(Probe):
         return {f"model{owner}": model for owner, model in offered if owner != self.client}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To worker processes as plain bytes: torch would pass whole models through /dev/shm, which may be small.
+        # Pickled as plain bytes: torch would pass whole models through /dev/shm, which may be small.
         plain = [model.cpu().numpy() for model in self.models]
         return _offer, (self.client, self.owners, plain, self.slots, self.holdout)
 
@@ -102,27 +102,27 @@ def _offer(client: int, owners: tuple[int, ...], models: list[NDArray[Any]], slo
 
 @manymodels.add("fedfomo")
 class FedFomo(PersonalModels):
-    """Each client is sent a few models of others, and goes on from a mix of those that serve it best.
+    """Sends each client a few models of others, which it mixes by their gain on its validation samples (FedFomo).
 
-    A round: a client is sent models θ_n, as their owners last trained them. With θ_i the model that its last local
-    training began from, it weighs them by w_n = max(0, (L_i(θ_i) - L_i(θ_n)) / ‖θ_n - θ_i‖), normalised, L_i its loss
-    on samples that it keeps out of its training (eq. 3, 4). From the mix of them it trains, and sends back its model
-    and the weights before clipping, which the server adds up (each round's scaled to absolute values that sum to 1)
-    in P `[clients, clients]`: whose models a client is sent next is ε-greedy on its row of P.
+    In a round, a client receives models θ_n, as their owners last trained them. With θ_i the model that its last local
+    training started from, it weighs them by w_n = max(0, (L_i(θ_i) - L_i(θ_n)) / ‖θ_n - θ_i‖), normalised, L_i its loss
+    on samples held out of its training (eq. 3, 4). It trains from their mix, and sends its model and the weights before
+    clipping. The server adds these (each round's scaled so that absolute values sum to 1) to P `[clients, clients]`;
+    the models that a client receives next are ε-greedy on its row of P.
 
-    The client mixes by itself, so the mix is not sent; neither is its own model. What it is sent is `models` models.
+    The client mixes by itself, so neither the mix nor its own model is sent: it receives `models` models.
 
     form: delta is the paper's θ_i ← θ_i + Σ w_n (θ_n - θ_i): a client's own trained model is always weighed, beside
-        `models` others, and where none is better than θ_i it returns to θ_i. weighted is θ_i ← Σ w_n θ_n, as others
-        compare with it: the `models` highest of P, which starts as the identity, its own being one of them as long as
-        it is among the highest; where none is better, it keeps what it trained. As weights are normalised, the two
-        sums are the same model for the same weights; what differs is which models are weighed, and the way out.
-    models: M, how many models a client is sent. 0 leaves it to its own.
+        `models` others, and if none is better than θ_i it returns to θ_i. weighted is θ_i ← Σ w_n θ_n, as others
+        compare with it: the `models` highest of P, which starts as the identity, so that its own is one of them while
+        it is among the highest; if none is better, it keeps its trained model. As weights are normalised, the two sums
+        are the same model for the same weights; the forms differ in the models that are weighed and in the fallback.
+    models: M, the number of models that a client receives; 0 leaves it with its own.
     epsilon: probability that a model is drawn at random, in the second round (the first with models to send). None is
         0.3 for delta, as in the paper, and 0 for weighted.
-    decay: by how much ε falls every round, down to 0.
-    holdout: one of so many of a client's samples validates models; 5 is the paper's 80/20 split.
-    participation: all who can be reached, or a cohort of them.
+    decay: decrease of ε per round, down to 0.
+    holdout: one in this many of a client's samples validates models; 5 is the paper's 80/20 split.
+    participation: all reachable clients, or a cohort of them.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class FedFomo(PersonalModels):
         self.decay = decay
         self.holdout = holdout
         self.before = self.personal.clone()
-        """`[clients, d]`: θ_i, what each client's last training began from; `personal` is what it came to."""
+        """`[clients, d]`: θ_i, the start of each client's last training; `personal` is its result."""
         self.preference = np.eye(setting.clients)
         """`[clients, clients]`: P."""
         self.known = np.zeros(setting.clients, dtype=bool)
-        """`[clients]`: whose models the server has."""
+        """`[clients]`: True if the server has the client's model."""
         self.offers: dict[int, tuple[int, ...]] = {}
         self.starts: dict[int, Tensor] = {}
         self.began: dict[int, Tensor] = {}
@@ -173,22 +173,22 @@ class FedFomo(PersonalModels):
         return Order(t, clients, start, self.setting.work, (probe,), resident=True, train=False)
 
     def _offered(self, t: int, client: int) -> tuple[int, ...]:
-        """Whose models a client weighs: ε-greedy on P, ties at random, in the delta form after its own."""
+        """Return the owners of the models that a client weighs: ε-greedy on P, ties at random; delta adds its own."""
         rng = generator(self.setting.seed, t, client, "models")
         pool = np.flatnonzero(self.known)
         if self.form == "delta":
             pool = pool[pool != client]
         best_last = np.lexsort((rng.random(len(pool)), self.preference[client, pool]))
-        waiting = pool[best_last].tolist()
+        remaining = pool[best_last].tolist()
         epsilon = max(0.0, self.epsilon - self.decay * (t - 2))
         chosen = [client] if self.form == "delta" and self.known[client] else []
-        for _ in range(min(self.sent, len(waiting))):
+        for _ in range(min(self.sent, len(remaining))):
             explores = rng.random() < epsilon
-            chosen.append(waiting.pop(int(rng.integers(len(waiting))) if explores else -1))
+            chosen.append(remaining.pop(int(rng.integers(len(remaining))) if explores else -1))
         return tuple(chosen)
 
     def surveyed(self, t: int, replies: Replies) -> None:
-        """Do what the clients do themselves: mix the models that gain them something."""
+        """Mix the models with positive gain, as each client does (eq. 3, 4), and update P."""
         for position in replies.observed(Gains.name).tolist():
             client = int(replies.clients[position])
             owners = self.offers[client]
@@ -229,7 +229,7 @@ class FedFomo(PersonalModels):
         self.began = {}
 
     def figures(self) -> dict[str, object]:
-        """How many clients found a model better than theirs, and how much they took from their own training."""
+        """Return how many clients mixed models, and the mean weight of their own."""
         own = [
             float(weights[self.offers[client].index(client)]) if client in self.offers[client] else 0.0
             for client, weights in self.weights.items()
@@ -246,6 +246,6 @@ class FedFomo(PersonalModels):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.before = brought_back(state["before"], state)
+        self.before = on_saved_device(state["before"], state)
         self.preference = np.array(state["preference"], dtype=np.float64)
         self.known = np.array(state["known"], dtype=bool)

@@ -1,4 +1,4 @@
-"""Local-only training: every client for itself. What federation has to beat."""
+"""Local-only training: every client for itself; the reference that federation has to beat."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from covey.registries import manymodels
 
 @manymodels.add("local-only")
 class LocalOnly(PersonalModels):
-    """All clients train every round, each its own model; nothing is sent."""
+    """Trains each client's own model on its own samples, every round; nothing is sent."""
 
     resident = True
 

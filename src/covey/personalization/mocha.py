@@ -1,8 +1,8 @@
 """MOCHA (Smith, Chiang, Sanjabi and Talwalkar, "Federated Multi-Task Learning", NeurIPS 2017): a convex model for each
-client, and how clients are related, learned in the dual.
+client and the relation between clients, learned in the dual.
 
-Convex is the last layer alone: the features below it are those of the initial model (or of one that was trained
-before) and stay as they are. A model without hidden layers (`model.hidden=`) is linear in its inputs.
+Only the last layer is convex: the features below it are those of the initial model (or of a trained one) and stay
+fixed. A model without hidden layers (`model.hidden=`) is linear in its inputs.
 """
 
 from collections.abc import Mapping
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 Loss = Literal["hinge", "logistic"]
 
 _RIDGE = 1e-6
-"""What is added to WᵀW before its root, so that no direction is closed to all tasks for ever."""
+"""Added to WᵀW before its root, so that no direction is closed to all tasks for ever."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subproblem(Probe):
-    """Every client's part of the dual problem, given the models of this round."""
+    """All clients' parts of the dual problem, for the models of this round."""
 
     weights: FloatArray
     """W: `[clients, classes, features]`."""
     steepness: FloatArray
     """σ'_t·K_tt: `[clients]`."""
     duals: dict[int, FloatArray]
-    """Client → `[samples, classes]`; none are zeros."""
+    """Client → `[samples, classes]`; zeros for a client without."""
     loss: Loss
     passes: int
 
@@ -69,11 +69,11 @@ class Subproblem(Probe):
 @probes.add("subproblem")
 @dataclass(frozen=True, eq=False)
 class LocalSubproblem(Probe):
-    """One client's part, eq. 4: min over Δα of Σ_i ℓ*(-α_i - Δα_i) + ⟨w_t, X_tΔα⟩ + (σ'K_tt/2) ‖X_tΔα‖².
+    """One client's part of the dual (eq. 4): min over Δα of Σ_i ℓ*(-α_i - Δα_i) + ⟨w_t, X_tΔα⟩ + (σ'K_tt/2) ‖X_tΔα‖².
 
-    It is solved inexactly, by passes of dual coordinate ascent over the samples in random order. Sent: `change` X_tΔα
-    `[classes, features]`, `loss` Σ_i ℓ(w_tᵀx_i) of the model received, `conjugates` Σ_i ℓ*(-α_i) before and after
-    `[2]`. The dual variables `duals` stay on the client.
+    It is solved inexactly, by passes of dual coordinate ascent over the samples in random order. The client sends
+    `change` X_tΔα `[classes, features]`, `loss` Σ_i ℓ(w_tᵀx_i) of the received model, and `conjugates` Σ_i ℓ*(-α_i)
+    before and after `[2]`. The dual variables `duals` stay on the client.
     """
 
     weights: FloatArray
@@ -93,12 +93,12 @@ class LocalSubproblem(Probe):
         classes = len(self.weights)
         signs = 2 * np.eye(classes)[samples.y.cpu().numpy()] - 1
         before = np.zeros_like(signs) if self.duals is None else self.duals
-        after = ascended(features, signs, before, self.weights, self.steepness, self.loss, self.passes, key)
+        after = ascend_dual(features, signs, before, self.weights, self.steepness, self.loss, self.passes, key)
         margins = signs * (features @ self.weights.T)
-        conjugates = [conjugate(duals, self.loss) for duals in (before, after)]
+        conjugates = [total_conjugate(duals, self.loss) for duals in (before, after)]
         return {
             "change": torch.from_numpy((signs * (after - before)).T @ features),
-            "loss": torch.tensor(losses(margins, self.loss), dtype=torch.float64),
+            "loss": torch.tensor(total_loss(margins, self.loss), dtype=torch.float64),
             "conjugates": torch.tensor(conjugates, dtype=torch.float64),
             "duals": torch.from_numpy(after),
         }
@@ -112,34 +112,34 @@ class LocalSubproblem(Probe):
 
 @manymodels.add("mocha")
 class Mocha(ManyModel):
-    """A last layer for each client, fitted in the dual, and pulled together by how clients are related.
+    """Fits a last layer for each client in the dual, pulled together by the relation between clients (MOCHA).
 
-    min over W, Ω of Σ_tΣ_i ℓ(w_tᵀx_i, y_i) + λ1 tr(WΩWᵀ) + λ2 ‖W‖² (eq. 1), one column of W for each client t; a
-    column has the weights of all classes, each against the rest, and ℓ is summed over them. A bias is one more feature.
-    With K = (2(λ1Ω + λ2I))⁻¹ and v_t = X_tα_t, the models are w_t = Σ_s K_ts v_s, and the dual (eq. 2) is
+    It solves min over W, Ω of Σ_tΣ_i ℓ(w_tᵀx_i, y_i) + λ1 tr(WΩWᵀ) + λ2 ‖W‖² (eq. 1), one column of W for each client
+    t; a column has the weights of all classes, each against the rest, and ℓ is summed over them. A bias is one more
+    feature. With K = (2(λ1Ω + λ2I))⁻¹ and v_t = X_tα_t, the models are w_t = Σ_s K_ts v_s, and the dual (eq. 2) is
     min over α of D(α) = Σ_tΣ_i ℓ*(-α_i) + ½ Σ_st K_st ⟨v_s, v_t⟩. Each round every client improves its own α_t with
-    local.epochs passes of dual coordinate ascent (eq. 4), with σ'_t = Σ_s |K_ts| / K_tt over those who take part,
-    which makes D fall for whatever they send (all other settings of local SGD have no meaning here). A client that is
-    slow or absent leaves its α_t as it was.
+    local.epochs passes of dual coordinate ascent (eq. 4), with σ'_t = Σ_s |K_ts| / K_tt over the participants, so that
+    D falls whatever they send (all other settings of local SGD have no effect here). A slow or absent client keeps its
+    α_t.
 
-    On the wire: w_t and one number down; X_tΔα_t, its loss and its part of D up. The dual variables are one for each
-    sample and class, belong to the client and never leave it: a simulation keeps them with the server's state so that
-    runs can be resumed, and nothing but the client's own computation reads them. The features' weights are the initial
-    model's, which every client can make from the seed.
+    On the wire: w_t and one number down; X_tΔα_t, the loss and the client's part of D up. The dual variables, one for
+    each sample and class, never leave the client: a simulation stores them with the server's state so that runs can be
+    resumed, and only the client's own computation reads them. The features' weights are the initial model's, which
+    every client can generate from the seed.
 
-    Records have D after the round (`objective`) and, where everybody took part, the primal objective (eq. 1) of the
-    models that the round began with, and how far it is from its minimum at most (`gap`, both for the Ω of the round).
-    D falls while Ω stays as it is. A new estimate of Ω is another problem: what D is in that with the same α is in the
-    records too (`restated`), and from there it falls again.
+    Records show D after the round (`objective`) and, if everybody took part, the primal objective (eq. 1) of the
+    round's initial models and a bound of its distance from the minimum (`gap`), both for the Ω of the round. D falls
+    while Ω is constant. A new estimate of Ω is another problem: records show the new D for the same α (`restated`), and
+    from there it falls again.
 
-    lambda1: λ1, how strongly clients are pulled together. 0 fits every client alone. A learned Ω⁻¹ has trace 1, which
-        makes λ1 about as many times stronger as there are clients: divide it by their number.
+    lambda1: λ1, the strength of the pull. 0 fits every client alone. A learned Ω⁻¹ has trace 1, which makes λ1 stronger
+        by a factor of about the number of clients: divide it by that number.
     lambda2: λ2.
     omega: mean is Ω = (I - 11ᵀ/m)², a pull towards the mean model; learned is Ω⁻¹ = (WᵀW)^½ / tr (WᵀW)^½.
-    omega_every: rounds between two estimates of Ω, where it is learned.
+    omega_every: rounds between two estimates of a learned Ω.
     loss: hinge (a support vector machine, as in the paper) or logistic.
-    features: file of a trained model (`covey export`) whose features to take, instead of the initial model's.
-    participation: all who can be reached, or a cohort of them.
+    features: file of a trained model (`covey export`) whose features replace the initial model's.
+    participation: all reachable clients, or a cohort of them.
     """
 
     def __init__(
@@ -172,21 +172,21 @@ class Mocha(ManyModel):
         self.loss: Loss = loss
         given = features is not None and not setting.resumed
         self.body = read_state(Path(str(features)), setting.layout, model) if given else model
-        """`[d]`: the model whose features are taken; its own last layer is not used."""
+        """`[d]`: the model of the features; its own last layer is not used."""
         classes, width = head[0].shape
         clients = setting.clients
         self.sums = np.zeros((clients, classes, width + len(head) - 1))
         """v_t: `[clients, classes, features]`."""
         self.duals: dict[int, FloatArray] = {}
-        """Client → α_t, as (0, 1)-valued y·α: `[samples, classes]`. Client-resident, see above."""
+        """Client → α_t, as y·α in [0, 1]: `[samples, classes]`. They belong to the clients, see above."""
         self.conjugates = np.zeros(clients)
         """`[clients]`: Σ_i ℓ*(-α_i)."""
-        self.relation = relation(self.sums, omega)
+        self.relation = relation_eigen(self.sums, omega)
         """Eigenvalues and eigenvectors of Ω⁻¹ (learned), or of Ω (mean)."""
-        self._said: dict[str, object] = {}
+        self._figures: dict[str, object] = {}
 
     def kernel(self) -> FloatArray:
-        """K = (2(λ1Ω + λ2I))⁻¹: `[clients, clients]`."""
+        """Return K = (2(λ1Ω + λ2I))⁻¹: `[clients, clients]`."""
         values, vectors = self.relation
         if self.omega == "mean":
             inverse = 0.5 / (self.lambda1 * values + self.lambda2)
@@ -196,7 +196,7 @@ class Mocha(ManyModel):
         return kernel
 
     def columns(self) -> FloatArray:
-        """W: w_t = Σ_s K_ts v_s, `[clients, classes, features]`."""
+        """Return W, with w_t = Σ_s K_ts v_s: `[clients, classes, features]`."""
         return np.tensordot(self.kernel(), self.sums, axes=1)
 
     def order(self, t: int, candidates: IntArray) -> Order:
@@ -212,27 +212,27 @@ class Mocha(ManyModel):
         answered = replies.observed(Subproblem.name)
         fields = {name: values.numpy()[answered] for name, values in replies.probes.get(Subproblem.name, {}).items()}
         clients = replies.clients[answered]
-        self._said = {}
+        self._figures = {}
         if len(clients):
             self.sums = sums.copy()
             self.sums[clients] += fields["change"]
             self.conjugates[clients] = fields["conjugates"][:, 1]
             for client in clients.tolist():
                 self.duals[client] = replies.kept[Subproblem.name][client]["duals"].numpy()
-        self._said["objective"] = self.dual(kernel)
+        self._figures["objective"] = self.dual(kernel)
         if len(clients) == self.setting.clients:
             primal = float(fields["loss"].sum()) + self.penalty(columns)
-            self._said |= {"primal": primal, "gap": float(primal + before)}
+            self._figures |= {"primal": primal, "gap": float(primal + before)}
         if self.omega == "learned" and t % self.omega_every == 0:
-            self.relation = relation(self.columns(), self.omega)
-            self._said["restated"] = self.dual(self.kernel())
+            self.relation = relation_eigen(self.columns(), self.omega)
+            self._figures["restated"] = self.dual(self.kernel())
 
     def dual(self, kernel: FloatArray) -> float:
-        """D(α) for some K."""
+        """Return D(α) for a given K (eq. 2)."""
         return float(self.conjugates.sum() + 0.5 * (np.tensordot(kernel, self.sums, axes=1) * self.sums).sum())
 
     def penalty(self, columns: FloatArray) -> float:
-        """λ1 tr(WΩWᵀ) + λ2 ‖W‖² for models W = VK, `[clients, classes, features]`."""
+        """Return λ1 tr(WΩWᵀ) + λ2 ‖W‖² for models W `[clients, classes, features]`."""
         flat = columns.reshape(len(columns), -1)
         values, vectors = self.relation
         turned = (vectors.T @ flat) ** 2
@@ -240,10 +240,10 @@ class Mocha(ManyModel):
         return float(self.lambda1 * (strengths[:, None] * turned).sum() + self.lambda2 * turned.sum())
 
     def figures(self) -> dict[str, object]:
-        return self._said
+        return self._figures
 
     def models(self) -> Tensor:
-        """The body with each client's last layer: `[clients, d]`."""
+        """Return the body with each client's last layer: `[clients, d]`."""
         columns = torch.from_numpy(self.columns()).to(self.body)
         models = self.body.repeat(self.setting.clients, 1)
         weight, *bias = self.setting.layout.head
@@ -270,8 +270,8 @@ class Mocha(ManyModel):
         self.duals = {int(client): np.array(duals) for client, duals in state["client_resident"].items()}
 
 
-def relation(columns: FloatArray, omega: str) -> tuple[FloatArray, FloatArray]:
-    """Eigenvalues `[m]` and eigenvectors `[m, m]` of Ω = (I - 11ᵀ/m)², or of Ω⁻¹ = (WᵀW + εI)^½ / tr (…)."""
+def relation_eigen(columns: FloatArray, omega: str) -> tuple[FloatArray, FloatArray]:
+    """Return eigenvalues `[m]` and eigenvectors `[m, m]` of Ω = (I - 11ᵀ/m)², or of Ω⁻¹ = (WᵀW + εI)^½ / tr (…)."""
     count = len(columns)
     if omega == "mean":
         centring = np.eye(count) - 1 / count
@@ -283,7 +283,7 @@ def relation(columns: FloatArray, omega: str) -> tuple[FloatArray, FloatArray]:
     return roots / roots.sum(), vectors
 
 
-def ascended(
+def ascend_dual(
     features: FloatArray,
     signs: FloatArray,
     duals: FloatArray,
@@ -293,9 +293,9 @@ def ascended(
     passes: int,
     key: int,
 ) -> FloatArray:
-    """Dual variables after passes of coordinate ascent on the subproblem (SDCA, Shalev-Shwartz and Zhang 2013).
+    """Return the dual variables after passes of coordinate ascent (SDCA, Shalev-Shwartz and Zhang 2013).
 
-    Classes do not meet in the subproblem, so those of a sample `[classes]` move at once.
+    Classes are independent in the subproblem, so those of a sample `[classes]` are updated at once.
     """
     duals, model = duals.copy(), weights.copy()
     curvature = steepness * (features**2).sum(axis=1).clip(min=1e-12)
@@ -310,41 +310,41 @@ def ascended(
 
 
 def _hinge_step(margin: FloatArray, old: FloatArray, curvature: float) -> FloatArray:
-    """Where -β + margin·(β - old) + ½ curvature·(β - old)² is least for β in [0, 1]."""
+    """Return the minimum over β in [0, 1] of -β + margin·(β - old) + ½ curvature·(β - old)²."""
     return (old + (1 - margin) / curvature).clip(0, 1)
 
 
 def _logistic_step(margin: FloatArray, old: FloatArray, curvature: float) -> FloatArray:
-    """A step from `old` towards u = -ℓ'(margin), as long as makes the dual fall the most for certain.
+    """Step from `old` towards u = -ℓ'(margin) by the length with the largest guaranteed decrease of the dual.
 
-    That of SDCA for smooth losses: the logistic loss has conjugates that are 4-strongly convex.
+    This is SDCA's step for smooth losses: the conjugate of the logistic loss is 4-strongly convex.
     """
-    goal = 1 / (1 + np.exp(margin.clip(-40, 40))) - old
-    square = (goal**2).clip(min=1e-300)
+    direction = 1 / (1 + np.exp(margin.clip(-40, 40))) - old
+    square = (direction**2).clip(min=1e-300)
     gap = np.logaddexp(0, -margin) + _entropy(old) + margin * old
-    new: FloatArray = old + goal * ((gap + 2 * square) / ((4 + curvature) * square)).clip(0, 1)
+    new: FloatArray = old + direction * ((gap + 2 * square) / ((4 + curvature) * square)).clip(0, 1)
     return new
 
 
 def _entropy(duals: FloatArray) -> FloatArray:
-    """β ln β + (1 - β) ln(1 - β)."""
+    """Return β ln β + (1 - β) ln(1 - β)."""
     inner, outer = duals.clip(1e-300, 1), (1 - duals).clip(1e-300, 1)
     entropy: FloatArray = inner * np.log(inner) + outer * np.log(outer)
     return entropy
 
 
-def losses(margins: FloatArray, loss: Loss) -> float:
-    """Σ ℓ over samples and classes, from y·wᵀx."""
+def total_loss(margins: FloatArray, loss: Loss) -> float:
+    """Return Σ ℓ over samples and classes, from margins y·wᵀx."""
     return float((1 - margins).clip(min=0).sum() if loss == "hinge" else np.logaddexp(0, -margins).sum())
 
 
-def conjugate(duals: FloatArray, loss: Loss) -> float:
-    """Σ ℓ*(-α) over samples and classes, from β = y·α in [0, 1]."""
+def total_conjugate(duals: FloatArray, loss: Loss) -> float:
+    """Return Σ ℓ*(-α) over samples and classes, from β = y·α in [0, 1]."""
     return -float(duals.sum()) if loss == "hinge" else float(_entropy(duals).sum())
 
 
 def features_of(learner: "Learner", state: Tensor, samples: "Samples") -> FloatArray:
-    """What the last layer takes, in evaluation mode, and 1 where it has a bias: float64 `[n, features]`."""
+    """Return the last layer's inputs in evaluation mode, and a 1 if it has a bias: float64 `[n, features]`."""
     learner.place(state)
     head = learner.module.get_submodule(learner.layout.head[0].name.rpartition(".")[0])
     caught: list[Tensor] = []
@@ -361,7 +361,7 @@ def features_of(learner: "Learner", state: Tensor, samples: "Samples") -> FloatA
 
 
 def read_state(path: Path, layout: Layout, like: Tensor) -> Tensor:
-    """A model's state from a file of its tensors by name."""
+    """Read a model's state `[d]` from a file of its tensors by name."""
     try:
         tensors = load_file(str(path))
     except (OSError, SafetensorError) as error:

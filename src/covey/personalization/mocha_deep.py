@@ -1,7 +1,7 @@
 """MOCHA's mean-regularised objective for models that are not convex.
 
 Smith, Chiang, Sanjabi and Talwalkar ("Federated Multi-Task Learning", NeurIPS 2017) solve it in the dual, which needs
-convex losses (see `mocha`). This is the same objective by local SGD: what comparisons with deep models call MOCHA.
+convex losses (see `mocha`). Here local SGD minimises the same objective, which comparisons with deep models call MOCHA.
 """
 
 from dataclasses import replace
@@ -14,21 +14,21 @@ from covey.core.interfaces import Setting
 from covey.core.messages import Order
 from covey.core.replies import Replies
 from covey.errors import require
-from covey.personalization.per_client import Participation, PersonalModels, brought_back
+from covey.personalization.per_client import Participation, PersonalModels, on_saved_device
 from covey.registries import manymodels
 
 
 @manymodels.add("mocha-deep")
 class DeepMocha(PersonalModels):
-    """Each client trains its own model, pulled towards the mean of all clients' models.
+    """Trains each client's own model with a pull towards the mean of all clients' models (MOCHA for deep models).
 
     min over w_1 … w_m of Σ_t F_t(w_t) + (λ/2) Σ_t ‖w_t - w̄‖², F_t the client's mean loss and w̄ the mean of all w_t.
-    Its gradient for w_t is ∇F_t(w_t) + λ(w_t - w̄): every local step takes it, with w̄ as of the round's beginning.
-    A client starts from its own model, which it holds; it is sent w̄ and sends back what it trained. Clients that do
-    not take part count in w̄ with the model that they had.
+    Every local step follows its gradient for w_t, ∇F_t(w_t) + λ(w_t - w̄), with the w̄ of the round's start. A client
+    starts from its own model, which it holds; it receives w̄ and sends its trained model. Clients that do not take part
+    count in w̄ with their last model.
 
     coupling: λ. 0 is local-only training.
-    participation: all who can be reached, or a cohort of them.
+    participation: all reachable clients, or a cohort of them.
     """
 
     def __init__(
@@ -64,4 +64,4 @@ class DeepMocha(PersonalModels):
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.mean = brought_back(state["mean"], state)
+        self.mean = on_saved_device(state["mean"], state)

@@ -1,4 +1,4 @@
-"""What methods with many models have in common, and the registry of them."""
+"""Base classes of methods with many models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from covey.core.replies import Replies
 from covey.randomness import generator
 
 Participation = Literal["all", "cohort"]
-"""Who takes part in a round: everyone who can be reached, or a cohort of them drawn uniformly."""
+"""Clients that take part in a round: all reachable ones, or a cohort of them drawn uniformly."""
 
 
 class ManyModel(ABC):
-    """A method that keeps a model per client or per group of clients; options are keyword-only parameters."""
+    """A method with a model for each client or each group of clients; options are keyword-only parameters."""
 
     resident = False
-    """Whether trained models stay with the clients."""
+    """True if trained models stay with the clients."""
 
     def __init__(self, setting: Setting, participation: Participation) -> None:
         self.setting = setting
         self.participation = participation
 
     def invited(self, t: int, candidates: IntArray) -> IntArray:
-        """Who takes part in this round, ascending; the same however often it is asked."""
+        """Return the clients that take part in round `t`, ascending; repeated calls return the same."""
         if self.participation == "all":
             return candidates
         rng = generator(self.setting.seed, t, "cohort")
@@ -40,7 +40,7 @@ class ManyModel(ABC):
         return None
 
     def surveyed(self, t: int, replies: Replies) -> None:
-        """Nothing is asked."""
+        """Ignore: these methods send no survey unless they override `survey`."""
 
     def joint_work(self) -> Sequence[JointWork]:
         return ()
@@ -59,7 +59,7 @@ class ManyModel(ABC):
 
     @property
     def model_of_client(self) -> IntArray:
-        """Each client its own model; groups say otherwise."""
+        """`[clients]`: by default each client has its own model."""
         return np.arange(self.setting.clients)
 
     @abstractmethod
@@ -70,7 +70,7 @@ class ManyModel(ABC):
 
 
 class PersonalModels(ManyModel):
-    """A method that keeps one model for each client."""
+    """A method with one model for each client."""
 
     def __init__(self, setting: Setting, model: Tensor, participation: Participation) -> None:
         super().__init__(setting, participation)
@@ -78,7 +78,7 @@ class PersonalModels(ManyModel):
         """`[clients, d]`"""
 
     def absorb(self, t: int, replies: Replies) -> None:
-        """Keep what those who took part have trained."""
+        """Store the models that clients have trained."""
         if len(replies):
             self.personal = self.personal.to(replies.states.device)
             self.personal[torch.from_numpy(replies.clients)] = replies.states
@@ -90,10 +90,10 @@ class PersonalModels(ManyModel):
         return {"personal": self.personal, "device": str(self.personal.device)}
 
     def load_state_dict(self, state: State) -> None:
-        self.personal = brought_back(state["personal"], state)
+        self.personal = on_saved_device(state["personal"], state)
 
 
-def brought_back(tensor: Tensor, state: State) -> Tensor:
-    """A tensor of a checkpoint where it was before, as devices differ in rounding, or here if that does not exist."""
+def on_saved_device(tensor: Tensor, state: State) -> Tensor:
+    """Move a checkpoint's tensor to the device it was saved from, as devices round differently; if it exists here."""
     device = torch.device(state.get("device", "cpu"))
     return tensor.to(device) if device.type == "cpu" or torch.cuda.is_available() else tensor

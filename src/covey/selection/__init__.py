@@ -1,4 +1,4 @@
-"""Selectors: whom to invite."""
+"""Selectors: which clients to invite to a round."""
 
 from covey.core.interfaces import Selector
 from covey.selection.composed import ComposedSelector

@@ -1,4 +1,4 @@
-"""On-Demand FL's selection (Jeong and Lee 2024, section 4.1): only clients that together make the target mix."""
+"""On-Demand FL's selection (Jeong and Lee 2024, section 4.1): only clients that together have the target class mix."""
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from covey.registries import selectors
 
 @selectors.add("composed")
 class ComposedSelector(Selector):
-    """Each round some of a chosen set of clients, uniformly at random without replacement.
+    """Invites clients of a given set, uniformly at random without replacement.
 
-    Eq. 10 would sample by the ratios and a share f of the set, which is one client. As in the authors' runs, it is as
-    many as in any round (all of them where the set is smaller), sampled uniformly: the ratios are in the average.
-    `covey ondemand` finds the set.
+    Eq. 10 would sample a share f of the set by the ratios, which is a single client. As in the authors' runs, a round
+    invites a full cohort (or the whole set if it is smaller) uniformly, and the ratios weigh the average (`ratios`).
+    `covey ondemand` composes the set.
 
     clients: the composed set S.
     """

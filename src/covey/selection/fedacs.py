@@ -1,9 +1,9 @@
 """FedACS's dueling bandit (Wang, Zhu, Wang and Han, "Federated Analytics Informed Distributed Industrial IoT Learning
-with Non-IID Data", IEEE TNSE 2022): invite clients whose data resemble everyone's.
+with Non-IID Data", IEEE TNSE 2022): invite clients whose data resemble those of all.
 
-Each round's clients send an insight, what one full-batch step would change in their last layer. How far it lies from
-the mean insight says how skewed a client is (eq. 13). That number drifts as the model learns, so clients are only
-compared with each other, in duels, and a Beta distribution of each client's wins and losses is what is sampled from.
+Each round's clients send an insight: the change of their last layer in one full-batch step. Its distance from the mean
+insight measures the client's skew (eq. 13). The measure drifts as the model learns, so clients are only compared with
+each other, in duels, and selection samples from a Beta distribution of each client's wins and losses.
 """
 
 from collections.abc import Mapping
@@ -22,43 +22,43 @@ from covey.randomness import generator
 from covey.registries import selectors
 
 LITERAL_CLIENTS = 500
-"""Up to this many clients `draws="auto"` follows Algorithm 2 to the letter (about 10 ms a round)."""
+"""Up to this many clients `draws="auto"` is the literal Algorithm 2 (about 10 ms a round)."""
 
 _TIE = 1e-6
-"""Rewards that agree to this relative precision are a tie: what is left is the rounding of the insights."""
+"""Rewards that agree to this relative precision are a tie: the rest is rounding of the insights."""
 
 _COLUMNS = 1 << 18
-"""Insight values that are looked at together, which bounds the memory for insights of a whole model."""
+"""Insight values that are processed at once, which bounds the memory for insights of a whole model."""
 
 
 @selectors.add("fedacs")
 class FedACS(Selector):
-    """FlexSelfSparring: duels between insights find a pool of little-skewed clients, cohorts come from the pool.
+    """Finds a pool of clients with little skew by duels between their insights, and invites from it (FedACS).
 
-    Clients that answered without a usable insight in a round are not judged in it; their last record can still be
-    duelled against. A single insight lies on its own mean and says nothing, so it is not used either. A client that was
-    invited and did not answer, where others did, counts as beaten by everyone: nothing would ever be known of one that
-    never answers, and fresh draws for each place in the pool would invite it again and again.
+    A client that answers without a usable insight takes no part in the round's duels; its last record stays an
+    opponent. A single insight equals its own mean and carries no information, so it is not used either. An invited
+    client that does not answer, while others do, counts as beaten by everyone: otherwise a client that never answers
+    would stay unknown, and fresh draws for each place in the pool would invite it again and again.
 
-    pool: λ, the share of the clients in reach that the pool holds (Algorithm 2), at least a cohort. κ/N always uses the
-        least skewed, 1 is uniform selection.
+    pool: λ, the share of the reachable clients that the pool holds (Algorithm 2), at least a cohort. κ/N always takes
+        the least skewed, 1 is uniform selection.
     history: h, for how many rounds a client's record stays an opponent (Algorithm 3).
-    step: η, what a duel adds to the wins or losses. None is 1/h (1 without history), as in the authors' code: 0.2 for
-        the paper's five rounds.
-    early_stop: number of rounds after which clients are no longer asked for insights and the Betas stay as they are.
-        The paper's tables are made without it (None); its section VII-C stops after 200 of 1,000 rounds.
+    step: η, the amount that a duel adds to wins or losses. None is 1/h (1 without history), as in the authors' code:
+        0.2 for the paper's five rounds.
+    early_stop: number of rounds after which clients are no longer asked for insights and the Betas are frozen. The
+        paper's tables do without it (None); its section VII-C stops after 200 of 1,000 rounds.
     insight: head (last layer), full (all parameters) or package.module:function.
-    norm: joint is eq. 13; per-tensor adds up the norms of the weight and the bias, as the authors' code does.
-    weighted: whether the mean insight weighs clients by their samples (eq. 14); the authors' code does not.
-    draws: literal draws every remaining client's Beta afresh for each place in the pool, as Algorithm 2 has it, in
-        O(λN²); once draws each client's Beta once and takes the highest, in O(N); auto is literal up to 500 clients.
-        These are two laws. They agree for a pool of one and for clients with equal Betas. Else fresh draws favour
-        clients with little evidence, who get a new chance for every place: with one client at Beta(1, 1) and two
-        settled at 0.5 and 0.4, a pool of two holds the first with probability 0.8 instead of 0.6. In a simulation
-        with 200 clients and the paper's values, clients never invited were in the literal pool with probability 1
-        after 25 rounds and in the other with 0.46 (the mean difference over all clients was 0.13, and 0.03 after 200
-        rounds); literal had tried everyone after 50 rounds, once after 90, and the cohorts' mean skew was the same
-        from round 50 on. Where clients are too many to try them all, once learns sooner.
+    norm: joint is eq. 13; per-tensor adds the norms of the weight and the bias, as the authors' code does.
+    weighted: true weighs clients by their samples in the mean insight (eq. 14); the authors' code does not.
+    draws: literal draws every remaining client's Beta afresh for each place in the pool, as in Algorithm 2, in O(λN²);
+        once draws each client's Beta once and takes the highest, in O(N); auto is literal up to 500 clients. The two
+        distributions agree for a pool of one and for clients with equal Betas. Otherwise fresh draws favour clients
+        with little evidence, who get a new chance for every place: with one client at Beta(1, 1) and two settled at
+        0.5 and 0.4, a pool of two holds the first with probability 0.8 instead of 0.6. In a simulation with 200
+        clients and the paper's values, clients never invited were in the literal pool with probability 1 after 25
+        rounds and in the other with 0.46 (the mean difference over all clients was 0.13, and 0.03 after 200 rounds);
+        literal had tried everyone after 50 rounds, once after 90, and the cohorts' mean skew was the same from round
+        50 on. If there are too many clients to try them all, once learns sooner.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class FedACS(Selector):
         return (self.probe,) if self._learns(t) else ()
 
     def select(self, t: int, candidates: IntArray) -> IntArray:
-        """Algorithm 2: the pool S', then κ clients uniformly from it."""
+        """Algorithm 2: compute the pool S', then draw κ clients uniformly from it."""
         pool = self.pool_of(t, candidates)
         rng = generator(self.setting.seed, t, "cohort")
         self._cohort = np.asarray(rng.choice(pool, size=min(self.setting.cohort, len(pool)), replace=False))
         return self._cohort
 
     def pool_of(self, t: int, candidates: IntArray) -> IntArray:
-        """S' of Algorithm 2, the share λ of the candidates by Thompson sampling; ascending."""
+        """Return S' of Algorithm 2, the share λ of the candidates by Thompson sampling; ascending."""
         places = max(self.setting.cohort, int(np.rint(self.pool * len(candidates))))
         if places >= len(candidates):
             return candidates
@@ -133,22 +133,20 @@ class FedACS(Selector):
         """Score this round's clients (eq. 16) and let them duel (Algorithm 3)."""
         if not self._learns(t):
             return
-        rows = replies.observed(self.probe.name)
-        if len(rows) >= 2:
-            index = torch.from_numpy(rows)
-            fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
-            self.duel(t, replies.clients[rows], -self._skewness(fields, replies.samples[index]))
+        clients, samples, fields = usable_insights(replies, self.probe.name)
+        if len(clients):
+            self.duel(t, clients, -self._skewness(fields, samples))
         answered = np.union1d(replies.clients, replies.withheld)
         if len(answered):
             self.losses[np.setdiff1d(self._cohort, answered)] += self.step * len(self.record_clients)
 
     def duel(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
-        """Algorithm 3: each of the round's clients against all others of it and the last h rounds' records.
+        """Algorithm 3: the round's clients duel with each other and with the records of the last h rounds.
 
         Only the round's clients win or lose; a tie, such as that of a client with itself, changes nothing.
         """
         recent = self.record_rounds >= t - self.history
-        # This round's records come first, so that they are the ones that are kept of a client with two.
+        # `unique` keeps the first record of a client, so this round's come first.
         everyone = np.concatenate([clients, self.record_clients[recent]])
         self.record_clients, latest = np.unique(everyone, return_index=True)
         rounds = np.full(len(clients), t, dtype=np.int64)
@@ -190,18 +188,28 @@ class FedACS(Selector):
         return total
 
 
+def usable_insights(replies: Replies, probe: str) -> tuple[IntArray, Tensor, dict[str, Tensor]]:
+    """Return clients `[k]`, samples `[k]` and fields `[k, ...]` of usable insights; k = 0 if there is only one."""
+    rows = replies.observed(probe)
+    if len(rows) < 2:
+        return np.empty(0, dtype=np.int64), replies.samples[:0], {}
+    index = torch.from_numpy(rows)
+    fields = {name: values[index.to(values.device)] for name, values in replies.probes[probe].items()}
+    return replies.clients[rows], replies.samples[index], fields
+
+
 def skewness_scores(insights: Tensor, samples: Tensor, *, weighted: bool = True) -> FloatArray:
-    """How skewed clients are, in comparison with each other: Q_i = √M_i · ‖Δw_i - mean Δw‖ (eq. 13, 34).
+    """Return the clients' skew relative to each other: Q_i = √M_i · ‖Δw_i - mean Δw‖ (eq. 13, 34).
 
     `insights` `[k, h]` are the clients' Δw_i, `samples` `[k]` their numbers of samples M_i, and the mean weighs clients
-    by them (eq. 14, 35) unless `weighted` is false. Higher is more skewed; one model's scores are comparable.
+    by them (eq. 14, 35) unless `weighted` is false. Higher is more skewed; only scores of one model are comparable.
     """
     counts = samples.cpu().numpy().astype(np.float64)
     weights = counts / counts.sum() if weighted else np.full(len(counts), 1 / len(counts))
     squares = np.zeros(len(counts))
     for start in range(0, insights.shape[1], _COLUMNS):
         values = insights[:, start : start + _COLUMNS].detach().to("cpu", torch.float64).numpy()
-        # einsum and sum add in one order on any number of threads.
+        # einsum and sum add in the same order on any number of threads.
         deviations = values - np.einsum("k,kh->h", weights, values)
         squares += np.square(deviations).sum(axis=1)
     scores: FloatArray = np.sqrt(counts * squares)
@@ -209,9 +217,9 @@ def skewness_scores(insights: Tensor, samples: Tensor, *, weighted: bool = True)
 
 
 def literal_pool(rng: np.random.Generator, wins: FloatArray, losses: FloatArray, places: int) -> IntArray:
-    """Algorithm 2, lines 3-10: for each place all who remain draw from Beta(A + 1, B + 1), and the highest goes in.
+    """Fill each place with the highest of fresh draws from all remaining Beta(A + 1, B + 1) (Algorithm 2, lines 3-10).
 
-    Positions in `wins` and `losses` `[candidates]`, ascending: `[places]`.
+    Returns positions in `wins` and `losses` `[candidates]`, ascending: `[places]`.
     """
     a, b = wins + 1, losses + 1
     remaining = np.arange(len(a))
@@ -223,10 +231,10 @@ def literal_pool(rng: np.random.Generator, wins: FloatArray, losses: FloatArray,
 
 
 def quick_pool(rng: np.random.Generator, wins: FloatArray, losses: FloatArray, places: int) -> IntArray:
-    """The `places` highest of one draw from Beta(A + 1, B + 1) each; positions, ascending."""
-    draws = rng.random(len(wins))  # Beta(1, 1), which is what clients without a duel have
+    """Return the positions of the `places` highest of one draw from each Beta(A + 1, B + 1), ascending."""
+    draws = rng.random(len(wins))  # Beta(1, 1), that of clients without a duel
     known = np.flatnonzero(wins + losses)
     draws[known] = rng.beta(wins[known] + 1, losses[known] + 1)
-    # By the lowest value that is in and not by argpartition, whose order differs between processors.
+    # Compared with the lowest value in the pool; argpartition's order differs between processors.
     lowest = np.partition(draws, len(draws) - places)[len(draws) - places]
     return np.flatnonzero(draws >= lowest)[:places]

@@ -15,7 +15,7 @@ from covey.registries import selectors
 
 @selectors.add("oort")
 class Oort(Selector):
-    """Invites clients whose loss is high and that answer fast, and keeps exploring those it has not seen (Oort).
+    """Invites clients with high loss that answer fast, and keeps exploring clients not seen yet (Oort).
 
     A client's utility is U_i = |D_i|·√(mean of loss² over its samples), of the model it received (section 4.2). In
     round t an explored client scores
@@ -25,34 +25,33 @@ class Oort(Selector):
     with t_i the round in which it was last invited, d_i its seconds, T the preferred duration, and low (times
     0.999) and high the least and greatest clipped utility. n = ⌊κ(1-ε)⌋ clients are drawn in proportion to their
     score from those that reach `cut_off` times the n-th highest; the others are clients not explored yet, drawn in
-    proportion to size and speed where `register` was told them, else uniformly. The first cohort is uniform.
+    proportion to size and speed if `register` gave them, else uniformly. The first cohort is uniform.
 
-    A client that was invited and whose utility did not arrive gets the mean utility of those of its cohort that
-    did, and if it has never answered, the time that the server waited is its duration. Where no time is kept,
-    nobody is slow and the pacer rests. Two things differ from the code that the authors published. It knows all
-    durations beforehand; here T is taken over those known so far. And it divides clipped utilities by their range
-    before clipping, so that one outlier makes all others alike; here the range is that of the clipped ones.
+    An invited client whose utility did not arrive gets the mean utility of the others of its cohort, and if it has
+    never answered, its duration is the time that the server waited. If no times are measured, nobody is slow and the
+    pacer does nothing. Two things differ from the authors' published code. It knows all durations beforehand; here T
+    is taken over those known so far. And it divides clipped utilities by their range before clipping, so that one
+    outlier makes all others alike; here the range is that of the clipped ones.
 
-    Left out is overcommitment (inviting 1.1·κ clients and dropping the last to answer): a cohort has the size that
-    the user gave, and every reply that arrives counts. `devices.deadline` ends rounds early instead.
+    Overcommitment (inviting 1.1·κ clients and dropping the last to answer) is left out: a cohort has the size that the
+    user gave, and every reply counts. `devices.deadline` ends rounds early instead.
 
     exploration: ε of the first round.
     exploration_decay: factor on ε from round to round.
-    exploration_floor: the least ε, as long as there are unexplored clients; without any, all of the cohort is
-        exploited.
+    exploration_floor: the least ε while there are unexplored clients; after that the whole cohort is exploited.
     clip: the quantile at which utilities are clipped, so that one outlier does not decide the range.
     cut_off: how far below the last exploited rank a score may lie and still be drawn.
     staleness: the factor in the bonus of clients that were not invited for long.
     penalty: α, the exponent on the speed of clients that take longer than T; 0 ignores speed.
     percentile: T is this percentile of the known durations at the start; 100 prefers no duration.
-    pacer_step: every so many rounds the utility of the exploited clients in that window is compared with the window
-        before. Changed by at most 10 %, slower clients are worth trying and the percentile grows by pacer_delta;
-        changed fivefold or more, it shrinks by as much.
-    pacer_delta: percentage points; 0 leaves the percentile where it is.
-    window: exploration draws from this many times as many unexplored clients as are needed, of the highest prior.
+    pacer_step: length of the pacer's window in rounds. At its end the utility of the exploited clients is compared with
+        that of the window before. If it changed by at most 10 %, slower clients are worth trying, and the percentile
+        grows by pacer_delta; if it changed fivefold or more, it shrinks by as much.
+    pacer_delta: percentage points; 0 keeps the percentile.
+    window: exploration draws from this many times as many unexplored clients as needed, those of the highest prior.
     blacklist: clients invited more often than this are left out; 0 is never.
-    blacklist_share: at most this share of all clients, those invited most often, is left out. Where nobody else can
-        be reached, they are invited all the same.
+    blacklist_share: at most this share of all clients, those invited most often, is left out. If nobody else can be
+        reached, they are invited all the same.
     """
 
     def __init__(
@@ -119,14 +118,14 @@ class Oort(Selector):
         self.last: IntArray = np.zeros(clients, dtype=np.int64)
         """`[clients]`: the round of the last invitation, t_i."""
         self.invitations: IntArray = np.zeros(clients, dtype=np.int64)
-        """`[clients]`: how often each was invited."""
+        """`[clients]`: number of invitations."""
         self.history: list[float] = []
         """Mean utility of the exploited clients in each of the last two windows' rounds."""
         self._cohort: IntArray = np.empty(0, dtype=np.int64)
         self._exploited: IntArray = np.empty(0, dtype=np.int64)
 
     def register(self, clients: IntArray, sizes: FloatArray | None = None, seconds: FloatArray | None = None) -> None:
-        """What is known of clients before they take part: samples and seconds per round; call it after `begin`."""
+        """Tell the selector clients' samples and seconds per round before they take part; call it after `begin`."""
         if sizes is not None:
             self.sizes[clients] = sizes
         if seconds is not None:
@@ -156,11 +155,11 @@ class Oort(Selector):
         return self._cohort
 
     def exploring_share(self, t: int) -> float:
-        """ε in a round, as long as there are clients to explore."""
+        """Return ε of a round with unexplored clients."""
         return max(self.exploration * self.exploration_decay ** (t - 1), self.exploration_floor)
 
     def scores(self, t: int, clients: IntArray) -> FloatArray:
-        """How much explored clients are worth inviting: `[clients]`."""
+        """Return the scores of explored clients: `[clients]`."""
         utilities = self.utilities[clients]
         ordered = np.sort(utilities)
         clipped = np.minimum(utilities, ordered[min(int(len(ordered) * self.clip), len(ordered) - 1)])
@@ -171,14 +170,14 @@ class Oort(Selector):
         return scores
 
     def preferred_duration(self) -> float:
-        """T: the percentile of the known durations that the pacer has come to; infinite where none is known."""
+        """Return T, the pacer's percentile of the known durations; infinite if none is known."""
         known = np.sort(self.durations[np.isfinite(self.durations)])
         if self.percentile >= 100 or not len(known):
             return math.inf
         return float(known[min(int(len(known) * self.percentile / 100), len(known) - 1)])
 
     def speed_factors(self, clients: IntArray) -> FloatArray:
-        """(T/d_i)^α for clients that take longer than T, 1 for the others and the unknown: `[clients]`."""
+        """Return (T/d_i)^α for clients that take longer than T, 1 for others and unknown ones: `[clients]`."""
         preferred = self.preferred_duration()
         durations = self.durations[clients]
         slow = durations > preferred
@@ -187,7 +186,7 @@ class Oort(Selector):
         return factors
 
     def blacklisted(self) -> IntArray:
-        """The clients that were invited too often, those invited most often first."""
+        """Return the clients that were invited too often, those invited most often first."""
         if not self.blacklist:
             return np.empty(0, dtype=np.int64)
         often = np.argsort(-self.invitations, kind="stable")
@@ -236,25 +235,25 @@ class Oort(Selector):
         self.percentile = float(state["percentile"])
 
     def _exploit(self, rng: np.random.Generator, t: int, explored: IntArray, count: int) -> IntArray:
-        """`count` explored clients in proportion to their score, from those above the cut-off."""
+        """Draw `count` explored clients in proportion to their score, from those above the cut-off."""
         if not count:
             return np.empty(0, dtype=np.int64)
         scores = self.scores(t, explored)
         above = scores >= self.cut_off * np.sort(scores)[-count]
-        return drawn(rng, explored[above], scores[above], count)
+        return weighted_draw(rng, explored[above], scores[above], count)
 
     def _explore(self, rng: np.random.Generator, unexplored: IntArray, count: int) -> IntArray:
-        """`count` unexplored clients in proportion to size and speed; one whose size is unknown counts as average."""
+        """Draw `count` unexplored clients in proportion to size and speed; unknown sizes count as average."""
         known = self.sizes[np.isfinite(self.sizes)]
         average = float(known.mean()) if len(known) else 1.0
         shuffled = rng.permutation(unexplored)
         prior = np.where(np.isfinite(self.sizes[shuffled]), self.sizes[shuffled], average)
         prior = prior * self.speed_factors(shuffled)
         best = np.argsort(-prior, kind="stable")[: int(self.window * count)]
-        return drawn(rng, shuffled[best], prior[best], count)
+        return weighted_draw(rng, shuffled[best], prior[best], count)
 
     def _pace(self, t: int, exploited: FloatArray) -> None:
-        """The pacer: relax or tighten the preferred duration at the end of every window."""
+        """Relax or tighten the preferred duration at the end of every window (the pacer)."""
         step = self.pacer_step
         self.history = [*self.history, float(exploited.mean()) if len(exploited) else 0.0][-2 * step :]
         if t < 2 * step or t % step or not np.isfinite(self.durations).any():
@@ -266,8 +265,8 @@ class Oort(Selector):
             self.percentile = max(self.pacer_delta, self.percentile - self.pacer_delta)
 
 
-def drawn(rng: np.random.Generator, clients: IntArray, weights: FloatArray, count: int) -> IntArray:
-    """`count` different clients, one after another in proportion to `weights`; those of weight 0 come last.
+def weighted_draw(rng: np.random.Generator, clients: IntArray, weights: FloatArray, count: int) -> IntArray:
+    """Draw `count` different clients, one after another in proportion to `weights`; those of weight 0 come last.
 
     The greatest of ln w_i + Gumbel noise is client i with probability w_i / Σw, the next greatest is such a draw
     from those that are left, and so on.

@@ -1,4 +1,4 @@
-"""The plain form of Oort that FedACS (Wang et al. 2022, section VII) and NCCB compared themselves with."""
+"""The plain form of Oort that FedACS (Wang et al. 2022, section VII) and NCCB compare with."""
 
 import math
 
@@ -11,25 +11,25 @@ from covey.core.replies import Replies
 from covey.errors import require
 from covey.randomness import generator
 from covey.registries import selectors
-from covey.selection.oort import drawn
+from covey.selection.oort import weighted_draw
 
 
 @selectors.add("oort-simple")
 class OortSimple(Selector):
-    """Invites clients whose training loss is high: Oort as the FedACS and NCCB papers ran it.
+    """Invites clients with high training loss: Oort as the FedACS and NCCB papers run it.
 
-    Everyone is invited once, in random order. From then on, in round t, client i is worth
+    Everyone is invited once, in random order. From then on, in round t, client i has the utility
 
         u_i = training loss + √(staleness · ln t / t_i),
 
-    the loss that of round t_i, in which it last answered, and the cohort is drawn in proportion to u_i from a pool of
-    the highest. There is no clipping, no exploration beyond the bonus, no speed and no pacer. A client that never
-    answered has loss 0 and t_i = 1, as in the code of FedACS's authors.
+    with the loss of round t_i, in which it last answered. The cohort is drawn in proportion to u_i from a pool of the
+    highest. There is no clipping, no exploration beyond the bonus, no speed and no pacer. A client that never answered
+    has loss 0 and t_i = 1, as in the code of FedACS's authors.
 
     pool: the share of all clients to draw from, at least a cohort.
     staleness: the factor in the bonus of clients that have not answered for long.
-    ban: a client that answered so often is not invited again, unless nobody else can be reached; 0 never bans.
-    keep: nobody is banned while no more than this many clients, or a cohort, are left.
+    ban: a client with this many answers is not invited again, unless nobody else can be reached; 0 never bans.
+    keep: nobody is banned if only this many clients, or a cohort, are left.
     """
 
     def __init__(self, *, pool: float = 0.2, staleness: float = 0.1, ban: int = 100, keep: int = 10) -> None:
@@ -50,9 +50,9 @@ class OortSimple(Selector):
         self.last: IntArray = np.ones(clients, dtype=np.int64)
         """`[clients]`: the round of the last answer, t_i."""
         self.answers: IntArray = np.zeros(clients, dtype=np.int64)
-        """`[clients]`: how often each has answered."""
+        """`[clients]`: number of answers."""
         self.visited: NDArray[np.bool_] = np.zeros(clients, dtype=np.bool_)
-        """`[clients]`: whether each was ever invited."""
+        """`[clients]`: True if the client was ever invited."""
         self.banned: NDArray[np.bool_] = np.zeros(clients, dtype=np.bool_)
         """`[clients]`"""
         self._cohort: IntArray = np.empty(0, dtype=np.int64)
@@ -74,11 +74,11 @@ class OortSimple(Selector):
         utilities = self.utilities(t, allowed)
         pool = max(int(self.pool * self.setting.clients), size)
         best = np.argsort(-utilities, kind="stable")[:pool]
-        self._cohort = drawn(rng, allowed[best], utilities[best], size)
+        self._cohort = weighted_draw(rng, allowed[best], utilities[best], size)
         return self._cohort
 
     def utilities(self, t: int, clients: IntArray) -> FloatArray:
-        """u_i: `[clients]`."""
+        """Return u_i: `[clients]`."""
         utilities: FloatArray = self.losses[clients] + np.sqrt(self.staleness * math.log(t) / self.last[clients])
         return utilities
 

@@ -15,17 +15,17 @@ from covey.registries import selectors
 
 @selectors.add("power-of-choice")
 class PowerOfChoice(Selector):
-    """Asks d clients for the loss of the present model on their samples and invites those where it is highest.
+    """Asks d clients for the loss of the present model on their samples, and invites those with the highest loss.
 
     The d clients are drawn without replacement in proportion to their numbers of samples. The server learns a number
     when a client first answers; until then the client counts as one of average size, so that the first draws are
-    uniform. As sizes decide who is drawn, they shall not weigh the models again: the method of this name takes their
-    plain mean (`aggregator.weighted=false`), as the paper does. Ties are broken at random. Where fewer than a cohort
-    answer, others that were not asked take the places. What the answers cost is in the bytes and on the clock: a round
-    asks, waits, and then trains.
+    uniform. Since sizes decide who is drawn, they must not weigh the models again: the method of this name takes the
+    plain mean (`aggregator.weighted=false`), as the paper does. Ties are broken at random. If fewer clients than a
+    cohort answer, others that were not asked fill the places. Bytes and time of the answers are counted: a round asks,
+    waits, and then trains.
 
-    candidates: d, at least the cohort (uniform selection by size) and at most all clients (always the highest losses).
-        None is twice the cohort, or all clients where there are fewer.
+    candidates: d, from the cohort (selection by size) to all clients (always the highest losses). None is twice the
+        cohort, or all clients if there are fewer.
     """
 
     def __init__(self, *, candidates: int | None = None) -> None:
@@ -41,13 +41,13 @@ class PowerOfChoice(Selector):
             f"{setting.clients}, not {self.asking}.",
         )
         self.sizes: FloatArray = np.full(setting.clients, np.nan)
-        """`[clients]`: numbers of samples; NaN is unknown."""
+        """`[clients]`: number of samples; NaN is unknown."""
         self._asked: IntArray = np.empty(0, dtype=np.int64)
         self._losses: FloatArray = np.empty(0)
         self._answered: IntArray = np.empty(0, dtype=np.int64)
 
     def survey(self, t: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]]:
-        """The candidate set of size d, and the loss that each shall report."""
+        """Draw the candidate set of size d, and ask it for its losses."""
         rng = generator(self.setting.seed, t, "candidates")
         known = np.isfinite(self.sizes)
         sizes = np.where(known, self.sizes, self.sizes[known].mean() if known.any() else 1.0)[candidates]

@@ -1,12 +1,11 @@
 """Rexp3 (Besbes, Gur and Zeevi, "Stochastic Multi-Armed-Bandit Problem with Non-stationary Rewards", NeurIPS 2014).
 
-FedACS's paper feeds it with its own rewards (section VII), so that what remains of a difference is the bandit's.
+FedACS's paper runs it on FedACS's rewards (section VII), so that any difference is due to the bandit.
 """
 
 import math
 
 import numpy as np
-import torch
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Probe, Selector, Setting
@@ -15,37 +14,36 @@ from covey.errors import require
 from covey.probe.insight import Insight, vectors
 from covey.randomness import generator
 from covey.registries import selectors
-from covey.selection.fedacs import skewness_scores
+from covey.selection.fedacs import skewness_scores, usable_insights
 
 
 @selectors.add("rexp3")
 class Rexp3(Selector):
-    """Exp3 on FedACS's skewness rewards, begun afresh every `batch` rounds because rewards drift.
+    """Runs Exp3 on FedACS's skewness rewards, restarted every `batch` rounds because rewards drift (Rexp3).
 
     Clients are arms with weights w_i = 1 at the start of each batch. A cohort is drawn without replacement, one client
     after another, by
 
         p_i = (1-γ) w_i / Σ w + γ/N,
 
-    over those that can be reached. Each client of the cohort whose insight arrived has the reward R_i = -Q_i (FedACS,
-    eq. 16), brought to r_i in [0, 1] by the least and the greatest reward seen in this batch, and its weight becomes
-    w_i · exp(γ r_i / (p_i N)). A single insight lies on its own mean and says nothing, so it is not used.
+    over the reachable clients. Each client of the cohort with an insight has the reward R_i = -Q_i (FedACS, eq. 16),
+    scaled to r_i in [0, 1] by the least and the greatest reward of this batch, and its weight becomes
+    w_i · exp(γ r_i / (p_i N)). A single insight equals its own mean and carries no information, so it is not used.
 
     batch: Δ, rounds between two restarts. 250 is FedACS's value; its authors' code never advances the counter and so
         never restarts.
     exploration: γ, the share of invitations that is uniform.
-    variation: V_T, by how much the best mean reward may change over the run (at most its number of rounds). Where
-        given, it decides both of the above: Δ = ⌈(N ln N)^(1/3) (T/V_T)^(2/3)⌉ and
-        γ = min(1, √(N ln N / ((e-1) Δ))). They are made for T rounds, so a run that is gone on with beyond its rounds
-        is tuned anew from there, and differs from one that was begun with as many; `batch` and `exploration` do not
-        depend on T.
+    variation: V_T, by how much the best mean reward may change over the run (at most its number of rounds). If given,
+        it decides both of the above: Δ = ⌈(N ln N)^(1/3) (T/V_T)^(2/3)⌉ and γ = min(1, √(N ln N / ((e-1) Δ))). They
+        depend on T, so a run that is resumed with more rounds is tuned anew from there, and differs from one that
+        started with as many; `batch` and `exploration` do not depend on T.
     insight: head (last layer), full (all parameters) or package.module:function.
     """
 
     log_weights: FloatArray
-    """`[clients]`: ln w_i, since the weights themselves may grow beyond any float."""
+    """`[clients]`: ln w_i, since the weights themselves may overflow."""
     least: float | None
-    """The least reward of the present batch, None before the first."""
+    """The least reward of the present batch; None before the first."""
     greatest: float | None
 
     def __init__(
@@ -70,7 +68,7 @@ class Rexp3(Selector):
             self.batch, self.exploration = tuned(setting.clients, setting.rounds, self.variation)
         self.probe = Insight(rate=setting.work.rate, kind=self.insight)
         self._reach = 1.0
-        """The chances, with everyone in reach, of those that the last cohort was drawn from."""
+        """Sum of p_i over the clients that the last cohort was drawn from."""
         self._restart(0)
 
     def probes(self, t: int) -> tuple[Probe, ...]:
@@ -85,27 +83,24 @@ class Rexp3(Selector):
         return np.asarray(rng.choice(candidates, size=size, replace=False, p=chances / self._reach))
 
     def probabilities(self) -> FloatArray:
-        """p_i of each client to be drawn first, with everyone in reach: `[clients]`, adding up to 1."""
+        """Return p_i, the probability of each client to be drawn first if all are reachable: `[clients]`."""
         weights = np.exp(self.log_weights - self.log_weights.max())
         mixed: FloatArray = (1 - self.exploration) * weights / weights.sum() + self.exploration / len(weights)
         return mixed
 
     def observe(self, t: int, replies: Replies) -> None:
-        rows = replies.observed(self.probe.name)
-        if len(rows) < 2:
-            return
-        index = torch.from_numpy(rows)
-        fields = {name: values[index.to(values.device)] for name, values in replies.probes[self.probe.name].items()}
-        self.learn(t, replies.clients[rows], -skewness_scores(vectors(fields), replies.samples[index]))
+        clients, samples, fields = usable_insights(replies, self.probe.name)
+        if len(clients):
+            self.learn(t, clients, -skewness_scores(vectors(fields), samples))
 
     def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
-        """Exp3's update with any rewards of clients that were invited, each divided by its chance."""
+        """Update the weights by rewards `[k]` of invited clients, each divided by its probability (Exp3)."""
         self._enter(t)
         self.least = float(rewards.min()) if self.least is None else min(self.least, float(rewards.min()))
         self.greatest = float(rewards.max()) if self.greatest is None else max(self.greatest, float(rewards.max()))
-        reach = self.greatest - self.least
-        # As long as all rewards were equal, each is neither good nor bad.
-        scaled = (rewards - self.least) / reach if reach > 0 else np.full(len(rewards), 0.5)
+        span = self.greatest - self.least
+        # While all rewards are equal, each is neither good nor bad.
+        scaled = (rewards - self.least) / span if span > 0 else np.full(len(rewards), 0.5)
         estimates = scaled / (self.probabilities()[clients] / self._reach)
         self.log_weights[clients] += self.exploration * estimates / len(self.log_weights)
 
@@ -124,7 +119,7 @@ class Rexp3(Selector):
         self.batches = int(state["batches"])
 
     def _enter(self, t: int) -> None:
-        """Restart where the round is the first one of a batch."""
+        """Restart if the round is the first of a batch."""
         batches = (t - 1) // self.batch
         if batches != self.batches:
             self._restart(batches)
@@ -136,7 +131,7 @@ class Rexp3(Selector):
 
 
 def tuned(clients: int, rounds: int, variation: float) -> tuple[int, float]:
-    """Δ and γ for N clients, T rounds and the variation V_T (Besbes et al., Theorem 2)."""
+    """Return Δ and γ for N clients, T rounds and the variation V_T (Besbes et al., Theorem 2)."""
     arms = clients * math.log(clients)
     batch = max(1, math.ceil(arms ** (1 / 3) * (rounds / variation) ** (2 / 3)))
     return batch, min(1.0, math.sqrt(arms / ((math.e - 1) * batch)))

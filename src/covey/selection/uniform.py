@@ -10,7 +10,7 @@ from covey.registries import selectors
 
 @selectors.add("uniform")
 class Uniform(Selector):
-    """Each round a fresh cohort, uniformly at random without replacement."""
+    """Invites a new cohort each round, uniformly at random without replacement."""
 
     def select(self, t: int, candidates: IntArray) -> IntArray:
         rng = generator(self.setting.seed, t, "cohort")

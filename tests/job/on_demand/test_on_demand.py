@@ -593,7 +593,7 @@ def test_the_predictor_keeps_estimates_that_a_job_can_read(base):
     _, state = read_checkpoint(base.folder)
     experiment.method.load_state_dict(state)
     assert isinstance(experiment.method.aggregator, WithPredictor)
-    told = experiment.method.aggregator.told_errors
+    told = experiment.method.aggregator.reported_errors
     assert base.metrics[-1]["figures"]["predictor_error"] == np.nanmean(told) < 1
     assert np.isfinite(told).sum() == base.metrics[-1]["figures"]["clients_estimated"]
 
