@@ -87,7 +87,7 @@ def answer(method, gains):
     values = torch.tensor([gains] * 8, dtype=torch.float64)
     count = torch.full((8,), 5)
     silent = torch.zeros(8, dtype=torch.float64)
-    sent = covey.core.messages.Replies(order.clients, torch.empty(8, 0), count, silent, {"gains": {"value": values}})
+    sent = covey.core.replies.Replies(order.clients, torch.empty(8, 0), count, silent, {"gains": {"value": values}})
     method.surveyed(2, sent)
     return method.order(2, np.arange(8)).start
 

@@ -83,8 +83,8 @@ def _require_same_objective(path: Path, about: Mapping[str, Any], objective: Map
     differing = [f"aggregator.{name}={trained[name]}" for name in objective if _differs(trained, name, objective[name])]
     require(
         not differing,
-        f"The agent {path} has learned for another reward, and cannot learn on for this one; set {', '.join(differing)}, "
-        "or aggregator.learn=false to use it as it is.",
+        f"The agent {path} has learned for another reward, and cannot learn on for this one; set "
+        f"{', '.join(differing)}, or aggregator.learn=false to use it as it is.",
     )
 
 
