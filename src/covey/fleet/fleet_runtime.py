@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from covey.arrays import FloatArray, IntArray
@@ -33,6 +32,7 @@ from covey.fleet.site import about
 from covey.fleet.superlink import FleetGrid, Link
 from covey.flower.exchange import Post
 from covey.flower.live_method import require_live
+from covey.flower.private_api import TaskNumbers, set_task_identity, task_identity
 from covey.flower.roster import Roster
 from covey.runtime.local import LocalRuntime
 from covey.storage import replace_file
@@ -278,7 +278,7 @@ class _Session:
     key: tuple[Path, str]
     grid: FleetGrid
     stack: ExitStack
-    identity: tuple[Any, Any, Any]
+    identity: TaskNumbers
     users: int = 0
 
     @classmethod
@@ -297,15 +297,14 @@ class _Session:
             except BaseException:
                 stack.close()
                 raise
-            identity = (TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id)
-            _sessions[key] = cls(key, grid, stack, identity)
+            _sessions[key] = cls(key, grid, stack, task_identity())
         session = _sessions[key]
         session.users += 1
         return session
 
     def act(self) -> None:
         """Send messages as this run's server."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.identity
+        set_task_identity(*self.identity)
 
     def leave(self) -> None:
         self.users -= 1

@@ -25,36 +25,41 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.proto.message_pb2 import Message as WireMessage
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli.flower_supernode import flower_supernode
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.fleet_http_connection import http_request_response
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from covey.errors import Refusal, require
 from covey.fleet.fleet_folder import Site
 from covey.fleet.processes import end_with_parent, free_port
 from covey.fleet.site import protection
 from covey.fleet.superlink import ACQUIRE
+from covey.flower.private_api import (
+    AcquireTaskRequest,
+    DeactivateNodeRequest,
+    ErrorCode,
+    FleetHttpClient,
+    HeartbeatSender,
+    NodeAuthHttpInterceptor,
+    ProtobufClientInterceptor,
+    ProtoMessage,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SubStatus,
+    SuperExecAuthHttpInterceptor,
+    TaskType,
+    flower_supernode,
+    http_request_response,
+    make_simple_http_retry_invoker,
+    make_task_heartbeat_fn_http,
+    message_from_proto,
+    message_to_proto,
+    pull_task_input,
+    push_message,
+    push_task_output,
+    remove_content_from_message,
+    set_task_identity,
+    start_client_internal,
+)
 from covey.registry import import_path
 
 PID = "node.pid"
@@ -311,10 +316,10 @@ def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
 def answer_for_dead(address: str, token: str, slip: Path, code: int) -> int:
     """Say that the process which should have answered an order died. Otherwise the SuperNode waits for a minute."""
     client = _task_client(address, token)
-    message = message_from_proto(WireMessage.FromString(slip.read_bytes()))
+    message = message_from_proto(ProtoMessage.FromString(slip.read_bytes()))
     slip.unlink()
     run, node = message.metadata.run_id, message.metadata.dst_node_id
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 0
+    set_task_identity(run, node, 0)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     reason = f"the process that trains {how}"
     answer = Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message)

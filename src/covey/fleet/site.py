@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict
 from numpy.typing import NDArray
 
 from covey.client.learner import Learner
@@ -35,6 +33,7 @@ from covey.fleet.certificates import write_private
 from covey.fleet.fault_injection import drilled
 from covey.flower.node_app import answered, register
 from covey.flower.node_work import Client
+from covey.flower.private_api import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
 from covey.flower.protection import Protection
 from covey.model import build_model
 from covey.probe.class_query import Privacy
@@ -188,7 +187,7 @@ def recall(context: Context) -> int:
     with _turns(path) as turns:
         turns["taken"] += 1
         if path.is_file():
-            context.state = recorddict_from_proto(RecordDict.FromString(path.read_bytes()))
+            context.state = recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
         return turns["taken"]
 
 

@@ -18,43 +18,49 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Error, Message, Metadata
-from flwr.app.message import make_message
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import Status, SubStatus
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-)
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.message_pb2 import Message as WireMessage
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.runtime_pb2 import (
+
+from covey.errors import Refusal, require
+from covey.flower.private_api import (
     AcquireTaskRequest,
     AcquireTaskResponse,
+    ConfirmMessageReceivedRequest,
+    ControlHttpClient,
+    Fab,
+    HeartbeatSender,
+    HttpGrid,
+    ListNodesRequest,
+    ListRunsRequest,
+    NodeInfo,
+    ObjectPullError,
+    ObjectTree,
+    ProtobufClientInterceptor,
+    ProtoMessage,
     PullAppMessagesRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
+    RegisterNodeRequest,
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    StartRunRequest,
+    Status,
+    StopRunRequest,
+    SubStatus,
+    SuperExecAuthHttpInterceptor,
+    TaskType,
+    build_fab_from_disk,
+    fab_to_proto,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    make_message,
+    make_pull_object_fn_protobuf,
+    make_simple_http_retry_invoker,
+    make_task_heartbeat_fn_http,
+    public_key_to_bytes,
+    pull_objects,
+    run_from_proto,
+    set_message_id,
+    set_task_identity,
 )
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
-
-from covey.errors import Refusal, require
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 """Calls that the shared secret is needed for."""
@@ -217,8 +223,7 @@ def _opened(link: Link, token: str, poll: float, limit: int) -> "Iterator[FleetG
     try:
         heartbeat.start()
         task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
-        TaskIdentity.node_id = task.context.node_id
+        set_task_identity(task.run.run_id, task.context.node_id, task.task_id)
         grid.set_run(run_from_proto(task.run))
         yield grid
         status, details = SubStatus.COMPLETED, ""
@@ -293,7 +298,7 @@ class FleetGrid(HttpGrid):
         with ThreadPoolExecutor(min(len(pairs), _SIDE_BY_SIDE)) as threads:
             return list(threads.map(lambda pair: self._message(pair[0], pair[1], seconds), pairs))
 
-    def _message(self, message: WireMessage, tree: ObjectTree, seconds: float) -> Message:
+    def _message(self, message: ProtoMessage, tree: ObjectTree, seconds: float) -> Message:
         name = message.metadata.message_id
         try:
             contents = self._contents(tree, seconds)
@@ -321,7 +326,7 @@ class FleetGrid(HttpGrid):
                 message_type=message.metadata.message_type,
             )
             return make_message(metadata=metadata, error=Error(UNUSABLE, reason))
-        inflated.metadata.__dict__["_message_id"] = name
+        set_message_id(inflated, name)
         return inflated
 
     def _contents(self, tree: ObjectTree, seconds: float) -> dict[str, bytes]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from flwr.app import Message, Metadata, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from covey.core.messages import Fault, Order, Reply
 from covey.core.replies import Replies, gathered
 from covey.errors import Refusal
 from covey.flower.node_memory import used_now
+from covey.flower.private_api import ErrorCode
 from covey.flower.roster import Roster
 from covey.flower.wire import (
     EVALUATE,

@@ -10,10 +10,15 @@ from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from covey.flower.private_api import (
+    FlowerRun,
+    message_from_proto,
+    message_to_proto,
+    set_message_id,
+    set_task_identity,
+)
 
 
 class InProcessGrid(Grid):
@@ -31,15 +36,15 @@ class InProcessGrid(Grid):
         }
         apps = [app] * len(configurations) if isinstance(app, ClientApp) else list(app)
         self.apps = dict(zip(self.contexts, apps, strict=True))
-        self._run = Run.create_empty(1)
+        self._run = FlowerRun.create_empty(1)
         self._replies: dict[str, Message] = {}
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        set_task_identity(1, 1, 1)
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: FlowerRun) -> None:
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> FlowerRun:
         return self._run
 
     def create_message(
@@ -54,7 +59,7 @@ class InProcessGrid(Grid):
         numbers = []
         for message in messages:
             number = str(uuid4())
-            message.metadata.__dict__["_message_id"] = number
+            set_message_id(message, number)
             self._replies[number] = travelled(self._answer(travelled(message)))
             numbers.append(number)
         return numbers
