@@ -1,20 +1,17 @@
-"""Lanes given the same model and batch must agree; if they do not, the GPU cannot be trusted and the run is refused."""
-
-from types import SimpleNamespace
+"""Lanes given the same model and batch must agree; those that do not are found."""
 
 import numpy as np
 import pytest
 import torch
 
-from covey import Config, Refusal
+from covey import Config
 from covey.config.sections import Local
 from covey.core.build import build_federation
 from covey.core.messages import Order
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.runtime import StackedRuntime
-from covey.runtime.stacked.graph_capture import GraphSteps
-from covey.runtime.stacked.lane_check import SHARE, TRIALS, check_lanes
+from covey.runtime.stacked.lane_check import TRIALS, check_lanes
 from tests.conftest import SMALL
 
 WEIGHT, BIAS, HEAD = "layers.hidden0.weight", "layers.hidden0.bias", "layers.head.weight"
@@ -148,128 +145,3 @@ def test_lanes_are_left_as_they_were_where_the_step_fails():
     with pytest.raises(torch.OutOfMemoryError):
         check_lanes(launcher.lanes, launcher.steps.schedule, launcher.engine.module, fails)
     assert all(map(torch.equal, before, held(launcher)))
-
-
-class FakeGraphs:
-    """Stands in for CUDA graphs: a replay calls the recorded step again, and then `spoil`."""
-
-    def __init__(self, launcher, monkeypatch, spoil=nothing):
-        self.spoil, self.lanes = spoil, launcher.lanes
-        self.steps = GraphSteps(launcher.engine, launcher.lanes, launcher._terms, launcher.batch)
-        self.steps.buffers = launcher.steps.schedule
-        monkeypatch.setattr("covey.runtime.stacked.graph_capture.warm_up", lambda work, device: work())
-        monkeypatch.setattr("covey.runtime.stacked.graph_capture.record_graph", self.record)
-        monkeypatch.setattr("covey.runtime.stacked.autotune.replay_seconds", lambda graph, repeats: 1.0)
-
-    def record(self, work):
-        def replay():
-            work()
-            self.spoil(self.lanes)
-
-        return SimpleNamespace(replay=replay)
-
-
-def spoil_weight(lanes):
-    lanes.parameters[WEIGHT][1].fill_(torch.nan)
-
-
-def test_a_stack_whose_lanes_do_not_agree_is_refused(monkeypatch):
-    graphs = FakeGraphs(trained(), monkeypatch, lambda lanes: lanes.parameters[WEIGHT][1:3].fill_(torch.nan))
-    monkeypatch.delenv(SHARE, raising=False)
-    sentence = r"2 of 6 models of MLP .* \(numbers 1, 2; in layers.hidden0.weight\).*errs\. The runtime 'local' does"
-    with pytest.raises(Refusal, match=sentence) as refused:
-        graphs.steps.captured()
-    assert SHARE not in str(refused.value)
-    monkeypatch.setenv(SHARE, "60")
-    with pytest.raises(Refusal, match=f"{SHARE} is 60: unset it"):
-        graphs.steps.captured()
-    assert graphs.steps.recorded is None
-    graphs.spoil = nothing
-    graphs.steps.captured()
-    assert graphs.steps.recorded is not None
-
-
-def test_every_trial_is_the_first_step(monkeypatch):
-    after = []
-    graphs = FakeGraphs(trained(), monkeypatch)
-    graphs.spoil = lambda lanes: after.append(int(graphs.steps.counter))
-    graphs.steps.captured()
-    assert after == [1] * TRIALS
-    assert int(graphs.steps.counter) == 0
-
-
-def test_recording_leaves_lanes_as_they_were_and_happens_once(monkeypatch):
-    launcher = trained()
-    graphs = FakeGraphs(launcher, monkeypatch)
-    before = [value.clone() for value in held(launcher)]
-    recorded = graphs.steps.captured()
-    assert all(map(torch.equal, before, held(launcher)))
-    assert graphs.steps.captured() is recorded
-    # A step that is known is recorded again without a search.
-    graphs.steps.recorded = None
-    monkeypatch.setattr(launcher.engine, "make_step", None)
-    assert graphs.steps.captured().step is recorded.step
-
-
-CHOICES = [{"a": "slices"}, {"a": "grouped"}]
-
-
-def tuned(launcher, graphs, monkeypatch, spoiled, cached=None, choices=CHOICES):
-    """Have `launcher` choose between convolution algorithms, of which those in `spoiled` err; return what is cached."""
-    written, make_step = [], launcher.engine.make_step
-
-    def make_step_with(terms, algorithms):
-        graphs.spoil = spoil_weight if algorithms in spoiled else nothing
-        return make_step(terms, {})
-
-    monkeypatch.setattr(launcher.engine, "make_step", make_step_with)
-    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", True)
-    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signature", lambda engine, batch: str)
-    for name, value in {
-        "convolutions": lambda module: {"a": None},
-        "candidate_algorithms": lambda module, kernels, exact: choices,
-        "read_cache": lambda kind: {} if cached is None else {"6": cached},
-        "write_cache": lambda kind, known: written.append(known),
-    }.items():
-        monkeypatch.setattr(f"covey.runtime.stacked.graph_capture.{name}", value)
-    graphs.steps.captured()
-    return written
-
-
-def test_an_algorithm_whose_lanes_do_not_agree_leaves_the_others(monkeypatch):
-    launcher = trained()
-    graphs = FakeGraphs(launcher, monkeypatch)
-    assert tuned(launcher, graphs, monkeypatch, CHOICES[:1]) == [{"6": CHOICES[1]}]
-    assert graphs.steps.recorded is not None
-
-
-def test_where_no_algorithm_has_lanes_that_agree_the_stack_is_refused(monkeypatch):
-    launcher = trained()
-    graphs = FakeGraphs(launcher, monkeypatch)
-    with pytest.raises(Refusal, match="1 of 6 models"):
-        tuned(launcher, graphs, monkeypatch, CHOICES)
-    assert graphs.steps.recorded is None
-
-
-def test_a_cached_algorithm_is_used_without_timing_others(monkeypatch):
-    launcher = trained()
-    graphs = FakeGraphs(launcher, monkeypatch)
-    assert tuned(launcher, graphs, monkeypatch, CHOICES[1:], cached=CHOICES[0]) == []
-    assert graphs.steps.recorded is not None
-
-
-def test_a_cached_algorithm_that_errs_now_is_timed_anew(monkeypatch):
-    launcher = trained()
-    graphs = FakeGraphs(launcher, monkeypatch)
-    assert tuned(launcher, graphs, monkeypatch, CHOICES[:1], cached=CHOICES[0]) == [{"6": CHOICES[1]}]
-    assert graphs.steps.recorded is not None
-
-
-def test_the_check_is_skipped_where_memory_is_too_short_for_it(monkeypatch):
-    def too_much(*_):
-        raise torch.OutOfMemoryError
-
-    graphs = FakeGraphs(trained(), monkeypatch)
-    monkeypatch.setattr("covey.runtime.stacked.graph_capture.check_lanes", too_much)
-    graphs.steps.captured()
-    assert graphs.steps.recorded is not None
