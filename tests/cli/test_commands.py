@@ -5,12 +5,12 @@ import os
 import pty
 import subprocess
 import sys
-import time
 
 import pytest
 from safetensors.torch import load_file
 
 from covey import Run
+from tests.programs import PATIENCE, CPUTime
 
 SIZES = ["--clients", "8", "--cohort", "4", "--rounds", "2", "--workers", "1"]
 QUICK = [*SIZES, "--set", "local.epochs=1", "--set", "environment.samples=20"]
@@ -200,12 +200,12 @@ def test_poison_is_short_for_an_alteration(covey_command, tmp_path):
 
 
 def test_the_demo_answers_its_question_in_a_minute(tmp_path):
-    begin = time.monotonic()
+    used = CPUTime()
     answer = subprocess.run(
         [sys.executable, "-m", "covey.cli.main", "demo"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert answer.returncode == 0, answer.stderr
-    assert time.monotonic() - begin < 60
+    assert used.seconds < 100, "a minute on two cores"
     assert "What does skew cost?" in answer.stdout
     assert "iid ends" in answer.stdout
     table = json.loads(
@@ -225,7 +225,7 @@ def test_a_terminal_shows_progress_bars(tmp_path):
         [sys.executable, "-m", "covey.cli.main", "run", *QUICK, "--out", str(tmp_path / "run")],
         stderr=child, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
     )  # fmt: skip
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     os.close(child)
     shown = os.read(parent, 100_000).decode(errors="replace")
     assert "fedavg" in shown

@@ -1,10 +1,8 @@
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,43 +15,33 @@ from covey.core import records
 from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
 from covey.core.records import Records
 from tests.conftest import SMALL, without_timings
+from tests.programs import PATIENCE, start_covey, wait_for_rounds
 
 
-def run_in_process(out, *flags: str, **options) -> subprocess.Popen:
-    command = [
-        sys.executable,
-        "-m",
-        "covey.cli.main",
-        "run",
-        "--clients",
-        "8",
-        "--cohort",
-        "4",
-        "--out",
-        str(out),
-        *flags,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+def run_in_process(out, *flags: str, **options) -> subprocess.Popen[str]:
+    return start_covey("run", "--clients", "8", "--cohort", "4", "--out", out, *flags, **options)
 
 
-def wait_for_rounds(folder, count: int) -> None:
-    deadline = time.monotonic() + 60
-    metrics = folder / "metrics.jsonl"
-    while time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") >= count:
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"{folder} did not reach round {count}")
+KILLED = """
+import os, signal, sys, threading, time
+import covey
+
+def kill(record):
+    if record["round"] == {at}:
+        # At a moment of its own, in this round or the next ones.
+        threading.Thread(target=lambda: (time.sleep({delay}), os.kill(os.getpid(), signal.SIGKILL))).start()
+
+covey.run(clients=8, cohort=4, rounds=40, workers={workers}, out="killed", on_round=kill,
+          **{{"environment.samples": 100}})
+"""
+"""A run that is killed a moment after a round, however fast the machine is."""
 
 
-@pytest.mark.parametrize(("workers", "at"), [("1", 3), ("2", 7)])
-def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_one(tmp_path, workers, at):
-    flags = ["--rounds", "40", "--workers", workers, "--set", "environment.samples=100"]
-    process = run_in_process(tmp_path / "killed", *flags)
-    wait_for_rounds(tmp_path / "killed", at)
-    time.sleep(random.Random(at).random() * 0.05)
-    process.kill()
-    process.wait()
+@pytest.mark.parametrize(("workers", "at", "delay"), [(1, 3, 0.0), (2, 7, 0.002)])
+def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_one(tmp_path, workers, at, delay):
+    code = KILLED.format(workers=workers, at=at, delay=delay)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     cut = Run.open(tmp_path / "killed")
     assert at <= len(cut.metrics) < 40
     resumed = resume(tmp_path / "killed")
@@ -245,24 +233,36 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_resume(tmp_path):
     process = run_in_process(tmp_path / "run", "--rounds", "100000", "--workers", "2")
     wait_for_rounds(tmp_path / "run", 3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"Resume with: covey resume {tmp_path / 'run'}" in err
     done, _ = read_checkpoint(tmp_path / "run")
     assert done == len(Run.open(tmp_path / "run").metrics) >= 3
 
 
+BEGUN = """
+import covey
+
+class Begun(covey.Selector):
+    def select(self, t, candidates):
+        print("begun", flush=True)
+        return candidates[:4]
+"""
+"""A selector that says when the first round has begun."""
+
+
 def test_ctrl_c_twice_stops_at_once(tmp_path):
-    process = run_in_process(tmp_path / "run", "--rounds", "9", "--workers", "1", "--set", "local.epochs=100000")
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.3)
+    (tmp_path / "begun.py").write_text(BEGUN)
+    flags = ["--selector", "begun:Begun", "--rounds", "9", "--workers", "1", "--set", "local.epochs=10000000"]
+    process = run_in_process("run", *flags, cwd=tmp_path)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    assert process.stderr.readline() == "\n"
+    assert process.stderr.readline().startswith("Finishing this round")
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
 
 

@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from covey.probe.losses import Losses
 from covey.runtime import LocalRuntime, worker_pool
 from covey.runtime.worker_pool import WorkerError, workers_can_train
 from tests.conftest import SMALL, without_timings
+from tests.programs import wait_until
 
 
 def federation(**settings) -> Federation:
@@ -262,18 +262,16 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     children: list[int] = []
-    deadline = time.monotonic() + 30
-    while len(children) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+
+    def both_there() -> bool:
         text = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
-        children = [int(pid) for pid in text.split()]
-    assert len(children) == 2
+        children[:] = [int(pid) for pid in text.split()]
+        return len(children) == 2
+
+    wait_until(both_there, "two workers")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(_alive(pid) for pid in children)
+    wait_until(lambda: not any(_alive(pid) for pid in children), "the workers to end")
 
 
 def _alive(pid: int) -> bool:

@@ -1,5 +1,7 @@
 """Ranks of skew against the truth, from round to round, and in clients of different sizes."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,11 @@ from covey.job.analysis.ranks import rank_correlation
 @pytest.mark.parametrize("dataset", ["digits", {"name": "synthetic", "train": 3000, "test": 100}])
 @pytest.mark.parametrize("environment", ["uniform", "inverse-pareto", "few-class", "dirichlet-layers"])
 def test_clients_are_ranked_by_their_true_skew(dataset, environment):
+    begin = time.process_time()
     analysis = analyze(dataset=dataset, environment=environment, workers=1)
+    assert time.process_time() - begin < 5
     assert analysis.spearman > 0.97
     assert analysis.spearman_score > 0.9
-    assert analysis.seconds < 5
 
 
 def test_clients_of_different_sizes_are_ranked_by_skew_where_the_score_ranks_them_by_size():
