@@ -7,7 +7,7 @@ from covey.data.dataset import Samples
 
 
 def trained_on(count: int, holdout: int) -> int:
-    """How many of `count` samples are trained on; all of them if `holdout` is 0."""
+    """The number of training samples among `count`; all of them if `holdout` is 0."""
     return count - count // holdout if holdout else count
 
 

@@ -1,4 +1,4 @@
-"""What one client does: local SGD from the model it received, on its own samples."""
+"""Local SGD, losses and scores of models given as flat states."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,16 +19,15 @@ from covey.model.dropout import dropout_layers, set_dropout_key
 from covey.model.layout import Layout
 
 _PREPARED_BYTES = 1 << 26
-"""Samples that take no more than this are normalised once, before the first epoch."""
+"""Samples up to this size are normalised once, before the first epoch; larger ones batch by batch."""
 
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
 class Learner:
-    """A model ready to be trained and measured from flat states, one client after another.
+    """Trains and evaluates a model from flat states, one client after another.
 
-    The module's tensors are views of whatever state is being worked on, so an SGD step is a few
-    operations on one vector.
+    The module's tensors are views of the current state, so an SGD step is a few operations on one vector.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Learner:
         self.scale = (1 / deviation).view(-1, *spatial)
         self.shift = (-mean / deviation).view(-1, *spatial)
         self.kept: dict[str, Any] = {}
-        """What probes keep from one round to the next, such as recorded graphs; it goes with the learner."""
+        """Caches of probes that live as long as the learner, such as recorded CUDA graphs."""
 
     @cached_property
     def batched(self) -> BatchedModel:
@@ -66,7 +65,7 @@ class Learner:
             return BatchedModel(self.module, self.dtype, torch.bfloat16 if self._bf16 else self.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Stored samples as the model takes them: normalised per channel; tokens (int64) as they are."""
+        """Stored samples as model inputs: normalised per channel; tokens (int64) are unchanged."""
         if x.dtype != torch.uint8 and not x.is_floating_point():
             return x
         x = torch.addcmul(self.shift, x.to(self.dtype), self.scale)
@@ -82,11 +81,11 @@ class Learner:
         anchor: Tensor | None = None,
         on_step: Callable[[Sequence[Tensor], Tensor], None] | None = None,
     ) -> tuple[Tensor, float]:
-        """Local SGD: the trained state `[d]` and the mean training loss over all steps.
+        """Train with local SGD; return the trained state `[d]` and the mean training loss over all steps.
 
         One step on batch b from parameters w, with w⁰ the parameters received (or those of `anchor`):
         g = ∇loss_b(w) + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v.
-        `on_step` is told ∇loss_b(w), one tensor for each parameter, and the labels of b.
+        `on_step` is called with ∇loss_b(w), one tensor for each parameter, and the labels of b.
         """
         state = start.to(self.dtype, copy=True)
         self.layout.bind(self.module, state)
@@ -96,7 +95,7 @@ class Learner:
         received = [slot.of(pulled_to.to(self.dtype)) for slot in self.layout.parameters] if work.proximal else None
         velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum else None
         total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        # Crops and flips are of the stored images, so those are normalised in the batch.
+        # Crops and flips apply to stored images, which are then normalised batch by batch.
         ready = not (work.crop or work.flip) and samples.x.numel() * self.dtype.itemsize <= _PREPARED_BYTES
         if ready:
             samples = Samples(self.inputs(samples.x), samples.y)
@@ -108,7 +107,7 @@ class Learner:
                 if masks:
                     set_dropout_key(self.module, masks[step])
                 loss = self._loss(x if ready else self.inputs(x), y)
-                # Parameters that are added to each other have one tensor as gradient: it is not written to.
+                # Never written to: parameters that are added to each other share one gradient tensor.
                 gradients: tuple[Tensor, ...] | list[Tensor] = torch.autograd.grad(loss, self._parameters)
                 if on_step is not None:
                     on_step(gradients, y)
@@ -126,12 +125,12 @@ class Learner:
         return state, float(total_loss) / (len(samples) * work.epochs)
 
     def place(self, state: Tensor) -> None:
-        """Make the module the model of this state, in evaluation mode."""
+        """Load a state into the module, in evaluation mode."""
         self.layout.bind(self.module, state.to(self.device, self.dtype))
         self.module.eval()
 
     def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples in order, as many at once as are computed fastest."""
+        """Yield samples in order, in chunks of the fastest size."""
         for at in range(0, len(samples), self.chunk):
             yield samples.x[at : at + self.chunk], samples.y[at : at + self.chunk]
 
@@ -142,7 +141,7 @@ class Learner:
         return torch.cat([self.loss(x, y, reduction="none").double() for x, y in self.chunks(samples)])
 
     def own_losses(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
-        """The mean loss of every client's model `[k, d]` on its own samples, which lie one after another: `[k]`."""
+        """The mean loss of each client's model `[k, d]` on its own samples, concatenated over clients: `[k]`."""
         if self.stacks and len(counts) > 1:
             return self._own_losses_at_once(states, samples, counts)
         parts = samples.split(counts)
@@ -150,7 +149,7 @@ class Learner:
 
     @torch.inference_mode()
     def _own_losses_at_once(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
-        """The models side by side, clients padded to the largest."""
+        """`own_losses` with all models in one pass, clients padded to the largest."""
         models = self.batched.models(states)
         sizes = torch.tensor(counts, device=self.device)
         begins = torch.cumsum(sizes, dim=0) - sizes
@@ -179,7 +178,7 @@ class Learner:
 
     @torch.inference_mode()
     def scores(self, states: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """`score` of states `[m, d]` that differ in their head alone: what lies below it is computed once."""
+        """`score` of states `[m, d]` that differ in their head alone; layers below it are computed once."""
         losses = torch.zeros(len(states), dtype=torch.float64, device=self.device)
         correct = torch.zeros(len(states), self.classes, dtype=torch.int64, device=self.device)
         for x, y in self.chunks(samples):
@@ -200,8 +199,7 @@ class Learner:
         )
 
     def _logits(self, states: Tensor, inputs: Tensor) -> Iterator[Tensor]:
-        """Of each state in turn. Below the head they come to the same, so the head alone is applied to what it was
-        given for the first, unless what the head gives is not what the model gives."""
+        """Yield logits per state. Shared layers run once; falls back to full passes if the head is not the output."""
         ends: list[tuple[tuple[Tensor, ...], Tensor]] = []
         head = dict(self.module.named_modules()).get(str(self.module.head), self.module)
         hook = head.register_forward_hook(lambda _, given, found: ends.append((given, found)))
@@ -218,11 +216,11 @@ class Learner:
                 yield last(*given)
 
     def _mask_keys(self, place: int, steps: int) -> list[int]:
-        """A key for the dropout masks of each step of an epoch; none where the model drops nothing."""
+        """A key for the dropout masks of each step of an epoch; none if the model has no dropout."""
         return randomness.bits(randomness.key(place, "dropout"), steps).tolist() if self._drops else []
 
     def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross-entropy of the module as it stands on stored samples."""
+        """Cross-entropy of the module's current state on stored samples."""
         return self._loss(self.inputs(x), y, reduction)
 
     def _loss(self, inputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
@@ -231,11 +229,12 @@ class Learner:
         return F.cross_entropy(logits.to(self.dtype), y, reduction=reduction)
 
     def arithmetic(self) -> AbstractContextManager[object]:
+        """Autocast to bfloat16 if that is the precision; else nothing."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
 
 
 def _fits(module: nn.Module, dataset: Dataset) -> None:
-    """Refuse words for a model that takes measurements, and the reverse, where the model says which it takes."""
+    """Refuse tokens for a model of measurements, and the reverse, if the model declares which it takes."""
     given = not (dataset.x.dtype == torch.uint8 or dataset.x.is_floating_point())
     taken = getattr(module, "tokens", given)
     kinds = {True: "words (tokens)", False: "measurements or images"}

@@ -30,7 +30,7 @@ Measure = Callable[[Probe, Tensor, Tensor, int], Fields]
 
 @dataclass(frozen=True)
 class ClientTask:
-    """What an order asks of one client."""
+    """An order as one client performs it, without models."""
 
     round: int
     client: int

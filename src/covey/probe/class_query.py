@@ -1,19 +1,19 @@
-"""Class shares of clients from gradients of the last layer: what is known of them, in closed form, and with noise.
+"""Clients' class shares from gradients of the last layer: in closed form, with noise, and as estimates over rounds.
 
 With softmax outputs p_j and labels y_j the gradient for the last layer's bias is ∇b = mean_j (p_j - 1[y_j]), so a
 client's class shares are d = p̄ - ∇b, with p̄ its mean softmax (Jeong and Lee 2024, eq. 3, for the bias). The server
 does not know p̄ unless it chooses the model: where the last layer is all zeros, every output is 1/n, and
-d = 1/n - ∇b exactly (`ClassQuery` at `zero_head`). That is as much as asking for the shares outright; the protection
-that remains is noise (`Privacy`), for which a client bounds what each sample adds (`bounded_bias_gradient`).
+d = 1/n - ∇b exactly (`ClassQuery` at `zero_head`). This reveals as much as the shares themselves; the remaining
+protection is noise (`Privacy`), for which a client bounds each sample's contribution (`bounded_bias_gradient`).
 
-Without a zero head p̄ has to be assumed. `shares_at_any_head` takes it to be the same for all clients, and their
-classes to be balanced overall. That is nearly right at a freshly initialised model, and wrong at a trained one, whose
-outputs follow the client's labels: there the gradient vanishes where the model is right, whatever the shares.
+Without a zero head p̄ has to be assumed. `shares_at_any_head` assumes that it is the same for all clients and that
+classes are balanced overall. That is nearly right for a freshly initialised model and wrong for a trained one, whose
+outputs follow the client's labels: its gradient vanishes where the model is right, whatever the shares.
 
 Without a bias, ∇W_c = μ/n - d_c·μ_c at a zero head, with μ_c the client's mean features of class c and μ those of all
 its samples. Summed over features (A_c and A for μ_c and μ), d_c·A_c/A = 1/n - Σ∇W_c/A: the shares, as far as all
-classes have the same mean feature, which they nearly have before training and not after. A is told by the gradient
-that the same samples would have with one label for all.
+classes have the same mean feature, which is nearly so before training and not after. A follows from the gradient of
+the same samples with one label for all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,37 +38,37 @@ from covey.randomness import generator, key
 from covey.registries import probes
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Budgets whose cost is told."""
+"""Budgets for which `cost_of_privacy` gives the cost."""
 
 _DRAWS = 10
-"""How often noise is drawn for every client, to tell what it costs."""
+"""Draws of noise per client to estimate its cost."""
 
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What a server believes of its clients' class shares."""
+    """A server's estimates of its clients' class shares."""
 
     shares: FloatArray
-    """`[clients, classes]`, rows sum to one; uniform where nothing is known."""
+    """`[clients, classes]`, rows sum to one; uniform if unknown."""
     seen: IntArray
-    """`[clients]`: the round that an estimate is from; 0 where the client was never heard of."""
+    """`[clients]`: the round of the estimate; 0 if there is none."""
     sizes: FloatArray
-    """`[clients]`: numbers of samples; NaN where unknown."""
+    """`[clients]`: numbers of samples; NaN if unknown."""
 
     @classmethod
     def unknown(cls, clients: int, classes: int) -> "Estimates":
-        """Before anybody was heard of."""
+        """Estimates before any client has replied."""
         shares = np.full((clients, classes), 1 / classes)
         return cls(shares, np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
 
     def learn(self, t: int | IntArray, clients: IntArray, shares: FloatArray, sizes: IntArray) -> None:
-        """Put what was just heard in the place of what was known before; `round` is all clients', or each one's."""
+        """Replace the estimates of `clients`; `t` is the round, one for all or one for each."""
         self.shares[clients] = shares
         self.seen[clients] = t
         self.sizes[clients] = sizes
 
     def errors(self, truth: FloatArray) -> FloatArray:
-        """n·MAE of each client's estimate, given the true shares: `[clients]`. For evaluation only."""
+        """n·MAE of each client's estimate against the true shares: `[clients]`. For evaluation only."""
         errors: FloatArray = np.abs(self.shares - truth).sum(axis=1)
         return errors
 
@@ -77,24 +77,26 @@ class Estimates:
 class Estimating(Protocol):
     """A selector or aggregator that keeps estimates of class shares."""
 
-    def class_estimates(self) -> Estimates: ...
+    def class_estimates(self) -> Estimates:
+        """The present estimates."""
+        ...
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """(ε, δ)-differential privacy of what one answer says about any one of the client's samples.
+    """(ε, δ)-differential privacy of one answer with respect to any one of the client's samples.
 
-    Neighbouring data sets differ in one sample; their number is known. The noise is Gaussian, as little as is needed:
-    with sensitivity 1 and standard deviation σ, the Gaussian mechanism is (ε, δ)-private exactly if
+    Neighbouring data sets differ in one sample; the number of samples is public. The noise is Gaussian and the least
+    that is needed: with sensitivity 1 and standard deviation σ, the mechanism is (ε, δ)-private exactly if
 
         Φ(1/(2σ) - εσ) - e^ε·Φ(-1/(2σ) - εσ) ≤ δ     (Balle and Wang 2018, theorem 8),
 
-    and k answers together are one with √k times the sensitivity. Google's dp-accounting finds σ, and ε of many answers
-    (`after`); it comes with the extra `privacy`.
+    and k answers compose to one with √k times the sensitivity. Google's dp-accounting, in the extra `privacy`,
+    computes σ and the ε of many answers (`after`).
 
-    The guarantee is about this answer alone. The model that a client trains and sends says more about its samples. In a
-    simulation the noise comes from the run's seed, so that runs can be repeated; a real client must draw it where
-    nobody can look. `cost_of_privacy` tells what it does to estimates of class shares.
+    The guarantee covers this answer alone; the model that a client trains and sends reveals more about its samples. In
+    a simulation the noise is drawn from the run's seed, so that runs are repeatable; a real client must draw it in
+    secret. `cost_of_privacy` gives its effect on estimates of class shares.
     """
 
     epsilon: float
@@ -103,12 +105,12 @@ class Privacy:
     def __post_init__(self) -> None:
         wrong = _no_budget(self.epsilon, self.delta)
         require(not wrong, wrong[:1].upper() + wrong[1:])
-        # Where the accountant is missing this is the place to say so; and what is pickled has it with it.
+        # Computed here so that a missing dp-accounting is reported early, and so that it is pickled too.
         _ = self.deviation
 
     @classmethod
     def of(cls, text: str, option: str) -> "Privacy":
-        """`"1,1e-5"`: epsilon and delta, as they were given for an option."""
+        """Parse epsilon and delta, such as `"1,1e-5"`, given for an option."""
         try:
             epsilon, delta = (float(part) for part in text.split(","))
         except ValueError:
@@ -123,17 +125,17 @@ class Privacy:
         return _deviation(self.epsilon, self.delta)
 
     def after(self, answers: int) -> float:
-        """ε of so many answers together, at the same δ."""
+        """ε of so many answers combined, at the same δ."""
         return float(_accountant().get_epsilon_gaussian(self.deviation / np.sqrt(answers), self.delta))
 
     def noisy(self, values: Tensor, sensitivity: float, key: int) -> Tensor:
-        """`values` with noise; `sensitivity` is how far one other sample can move them (Euclidean)."""
+        """Add noise to `values`; `sensitivity` is the largest change (Euclidean) from replacing one sample."""
         noise = generator(key, "privacy").standard_normal(tuple(values.shape)) * sensitivity * self.deviation
         return values + torch.from_numpy(np.asarray(noise)).to(values.device, values.dtype)
 
 
 def _no_budget(epsilon: float, delta: float) -> str:
-    """What is wrong with a budget, or nothing."""
+    """Say why a budget is impossible; empty if it is possible."""
     if not (epsilon > 0 and np.isfinite(epsilon)):
         return f"epsilon must be above 0 and finite, not {epsilon:g}."
     return "" if 0 < delta < 1 else f"delta must be between 0 and 1, not {delta:g}."
@@ -157,10 +159,13 @@ def _accountant() -> ModuleType:
 @probes.add("class query")
 @dataclass(frozen=True)
 class ClassQuery(Probe):
-    """The gradient of the last layer from which shares are computed in closed form: one number for each class."""
+    """The gradient of the last layer from which class shares follow in closed form.
+
+    Sent: `gradient` `[classes]`, with noise if `privacy` is given; for weight also `reference`, one number.
+    """
 
     kind: Literal["bias", "weight"] = "bias"
-    """weight: summed over features, with what it is measured against; for models whose last layer has no bias."""
+    """bias; or weight, summed over features, for models whose last layer has no bias."""
     privacy: Privacy | None = None
 
     name = "class query"
@@ -192,7 +197,7 @@ class ClassQuery(Probe):
 
 
 def zero_head(layout: Layout, model: Tensor) -> Tensor:
-    """The model `[d]` with its last layer set to zero, so that all classes are as likely for every sample."""
+    """The model `[d]` with its last layer set to zero, so that every class is equally likely for every sample."""
     model = model.clone()
     for slot in layout.head:
         model[slot.start : slot.start + slot.size] = 0.0
@@ -200,18 +205,18 @@ def zero_head(layout: Layout, model: Tensor) -> Tensor:
 
 
 def shares_at_zero_head(answers: Mapping[str, Tensor]) -> FloatArray:
-    """Class shares `[k, classes]` from `ClassQuery`'s answers at a zero head; exact with a bias and without noise."""
+    """Class shares `[k, classes]` from `ClassQuery` at a zero head; exact with a bias and without noise."""
     gradient = answers["gradient"].double().numpy()
     classes = gradient.shape[1]
     if "reference" in answers:
-        # With class 0 as everyone's label its row is (1/n - 1)·A.
+        # With label 0 for all samples, row 0 is (1/n - 1)·A.
         mass = answers["reference"].double().numpy() * classes / (1 - classes)
         gradient = np.divide(gradient, mass[:, None], out=np.zeros_like(gradient), where=mass[:, None] > 0)
     return nearest_mix(1 / classes - gradient)
 
 
 def shares_at_any_head(answers: Mapping[str, Tensor], samples: IntArray) -> FloatArray:
-    """Class shares `[k, classes]` from a bias gradient at any model, under the two assumptions that this needs.
+    """Class shares `[k, classes]` from a bias gradient at any model, under two assumptions.
 
     With the same p̄ for all clients and a balanced mix overall, p̄ = 1/n + mean ∇b, so d_i = 1/n - (∇b_i - mean ∇b).
     """
@@ -222,7 +227,7 @@ def shares_at_any_head(answers: Mapping[str, Tensor], samples: IntArray) -> Floa
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """What noise does to class shares that are asked for at a zero head."""
+    """The error that noise adds to class shares from a zero head."""
 
     epsilon: float
     deviation: float
@@ -230,16 +235,15 @@ class PrivacyCost:
     error: float
     """n·MAE, mean over clients."""
     error_by_samples: float
-    """The same with clients weighed by their samples: it is the small ones whose noise is large."""
+    """n·MAE, mean weighted by samples; noise is largest for small clients."""
 
 
 def cost_of_privacy(
     truth: FloatArray, sizes: FloatArray, delta: float, epsilons: Sequence[float] = EPSILONS
 ) -> list[PrivacyCost]:
-    """The error of estimates at each ε, if clients of shares `[clients, classes]` were asked. For evaluation only.
+    """The error of estimates at each ε, for clients of shares `[clients, classes]`. For evaluation only.
 
-    At a zero head a client's answer is 1/n - d and noise, whatever the model and the samples are, so nobody has to be
-    asked to know it.
+    At a zero head a client's answer is 1/n - d plus noise for any model and samples, so no client has to be asked.
     """
     held = np.flatnonzero(sizes > 0)
     truth, sizes = np.tile(truth[held], (_DRAWS, 1)), np.tile(sizes[held], _DRAWS)
@@ -256,7 +260,7 @@ def cost_of_privacy(
 
 
 def nearest_mix(values: FloatArray) -> FloatArray:
-    """The nearest mixes (not negative, summing to one) to rows `[k, classes]`, in Euclidean distance."""
+    """Project rows `[k, classes]` to the nearest mixes (not negative, sum one) in Euclidean distance."""
     descending = -np.sort(-values, axis=1)
     excess = (np.cumsum(descending, axis=1) - 1) / np.arange(1, values.shape[1] + 1)
     last = (descending > excess).sum(axis=1) - 1
@@ -266,9 +270,9 @@ def nearest_mix(values: FloatArray) -> FloatArray:
 
 
 def clipped_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> Tensor:
-    """The mean over samples of the last layer's weight gradient `[h]`, each sample's no longer than `clip`.
+    """The mean over samples of the last layer's weight gradient `[h]`, each clipped to the norm `clip`.
 
-    One other sample moves it by at most 2·clip/samples.
+    Replacing one sample changes it by at most 2·clip/samples.
     """
     total = torch.zeros(learner.layout.head[0].size, dtype=torch.float64, device=learner.device)
     for gradients in sample_gradients(learner, received, samples):
@@ -278,14 +282,15 @@ def clipped_gradient(learner: Learner, received: Tensor, samples: Samples, clip:
 
 
 def bounded_bias_gradient(learner: Learner, received: Tensor, samples: Samples) -> Tensor:
-    """The mean over samples of the gradient of the last layer's bias `[classes]`, each as far off as at a zero head.
+    """The mean over samples of the last layer's bias gradient `[classes]`, each bounded as at a zero head.
 
-    There a sample's 1/n - (p_j - 1[y_j]) is a mix of classes, and at any other model the nearest mix stands for it.
-    Mixes are at most √2 apart, so one other sample moves the mean by at most √2/samples, whatever model a server sends.
+    At a zero head a sample's 1/n - (p_j - 1[y_j]) is a mix of classes; at any other model it is replaced by the nearest
+    mix. Mixes are at most √2 apart, so replacing one sample changes the mean by at most √2/samples, whatever model the
+    server sends.
     """
     mixes = []
     for gradients in sample_gradients(learner, received, samples):
-        # Differences of probabilities are within ±1; only what a model does to its logits takes them further.
+        # Differences of probabilities are within ±1, unless the model transforms its logits.
         each = finite(gradients["bias"].flatten(1).double()).clamp(-1, 1).cpu().numpy()
         mixes.append(nearest_mix(1 / each.shape[1] - each))
     mean = np.concatenate(mixes).mean(axis=0)
@@ -293,5 +298,5 @@ def bounded_bias_gradient(learner: Learner, received: Tensor, samples: Samples) 
 
 
 def finite(gradients: Tensor) -> Tensor:
-    """The same with 0 for what is not a number: a server that makes one sample overflow shall not see that it did."""
+    """Replace NaN and infinity by 0, so that a server cannot tell that its model made a sample overflow."""
     return torch.nan_to_num(gradients, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,7 +1,7 @@
-"""FedACS's insight: what one full-batch step would change in a client's last layer (Wang et al. 2022, section V).
+"""FedACS's insight: the change that one full-batch step makes to a client's last layer (Wang et al. 2022, section V).
 
 Δw_i = γ·∇Cost_i(θ) at the constant initial rate γ, from the model that all clients of the round received, so that
-clients differ by their data alone. Only the last layer is sent (`head`); `full` is the earlier conference version.
+insights differ by the clients' data alone. `head` sends the last layer; `full`, of the conference version, all layers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +24,16 @@ Function = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A user's own insight (section V-E): model in evaluation mode, inputs, labels → a tensor of any fixed shape."""
 
 _AT_ONCE = 1 << 22
-"""Numbers of per-sample gradients that are in memory at a time."""
+"""The most numbers of per-sample gradients in memory at a time."""
 
 
 @probes.add("insight")
 @dataclass(frozen=True)
 class Insight(CohortProbe):
-    """The change of the last layer (`weight`, `bias`), of all parameters (`change`), or a function's `value`."""
+    """The change that one full-batch step at `rate` makes to the model received.
+
+    Sent: `weight` and `bias` of the last layer (head), `change` of all parameters (full), or a function's `value`.
+    """
 
     rate: float
     kind: str = "head"
@@ -49,6 +52,7 @@ class Insight(CohortProbe):
 
     @cached_property
     def function(self) -> Function:
+        """The user's function that `kind` names."""
         found: Function = import_path(self.kind, "insight")
         require(callable(found), f"The insight {self.kind} is not a function.")
         return found
@@ -75,13 +79,13 @@ class Insight(CohortProbe):
 
 
 def vectors(fields: Mapping[str, Tensor]) -> Tensor:
-    """A cohort's insights as vectors: weight and bias side by side, `[k, h]`."""
+    """Flatten a cohort's insights to vectors, weight before bias: `[k, h]`."""
     order = sorted(fields, key=lambda name: (name == "bias", name))
     return torch.cat([fields[name].flatten(1) for name in order], dim=1)
 
 
 def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int]) -> dict[str, Tensor]:
-    """The gradient of each client's mean loss for the last layer; no backward pass through the body.
+    """The gradient of each client's mean loss for the last layer, without a backward pass through the body.
 
     Where the model ends in a linear layer with inputs h_j, logits z_j and labels y_j, the gradient is a product:
     ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]).
@@ -104,7 +108,7 @@ def _caught(
 ) -> tuple[Tensor, Tensor] | None:
     """softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`.
 
-    None where the head is not the end, or is no product: a convolution is one where its kernel covers the image.
+    None if the head is not the output, or not a product; a convolution is one if its kernel covers the image.
     """
     if isinstance(head, nn.Conv2d) and head.padding not in ((0, 0), "valid"):
         return None
@@ -124,7 +128,7 @@ def _caught(
                 with learner.arithmetic():
                     logits = learner.module(learner.inputs(x))
                 features, out = caught["in"].flatten(1), caught["out"]
-                # What the model returns is what its last layer returned, if in another shape, and has not been changed.
+                # True if the model returns its last layer's output unchanged, perhaps in another shape.
                 same = logits.data_ptr() == out.data_ptr() and logits._version == changes
                 if (
                     not same
@@ -153,7 +157,7 @@ def mean_products(residual: Tensor, features: Tensor, counts: Sequence[int]) -> 
 
 
 def sample_gradients(learner: Learner, received: Tensor, samples: Samples) -> Iterator[dict[str, Tensor]]:
-    """The last layer's gradient of every single sample (`[b, ...]`), as many samples at a time as memory holds."""
+    """Yield the last layer's gradients of single samples (`[b, ...]`), as many at a time as fit in memory."""
     step = max(1, _AT_ONCE // sum(slot.size for slot in learner.layout.head))
     for at in range(0, len(samples), step):
         part = Samples(samples.x[at : at + step], samples.y[at : at + step])
@@ -162,7 +166,7 @@ def sample_gradients(learner: Learner, received: Tensor, samples: Samples) -> It
 
 @torch.enable_grad()
 def _head_by_autograd(learner: Learner, received: Tensor, samples: Samples) -> dict[str, Tensor]:
-    """The same for any last layer: only its parameters are tracked, so the graph begins there."""
+    """`head_gradients` for any last layer: only its parameters are tracked, so the graph begins there."""
     learner.place(received)
     named = dict(learner.module.named_parameters())
     wanted = [named[slot.name] for slot in learner.layout.head]

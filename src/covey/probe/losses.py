@@ -1,4 +1,4 @@
-"""Probes of losses, and means over clients."""
+"""Probes of clients' losses, and means over clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 @probes.add("losses")
 @dataclass(frozen=True)
 class Losses(CohortProbe):
-    """Mean loss on the client's own samples of the model it received and of the one it trained."""
+    """Mean loss on the client's own samples.
+
+    Sent: `before`, of the model received, and `after`, of the model trained.
+    """
 
     name = "losses"
 
@@ -35,7 +38,10 @@ class Losses(CohortProbe):
 @probes.add("utility")
 @dataclass(frozen=True)
 class Utility(CohortProbe):
-    """What Oort's statistical utility |D|·√(mean loss²) is made of, for the model that was received."""
+    """The parts of Oort's statistical utility |D|·√(mean loss²), for the model received.
+
+    Sent: `loss` and `square`, the means of the loss and of its square over the client's samples.
+    """
 
     name = "utility"
 
@@ -50,7 +56,7 @@ class Utility(CohortProbe):
 
 
 def means(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """The mean of each client's values, which lie one after another: `[n, ...]` → `[k, ...]`."""
+    """The mean of each client's values, concatenated over clients: `[n, ...]` → `[k, ...]`."""
     if not values.is_cuda or not many_alike(counts):
         return torch.stack([part.mean(dim=0) for part in torch.split(values, list(counts))])
     found = torch.empty(len(counts), *values.shape[1:], dtype=values.dtype, device=values.device)
@@ -60,14 +66,14 @@ def means(values: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def many_alike(counts: Sequence[int]) -> bool:
-    """Whether there are far fewer sizes than parts: mini-batches, and not clients."""
+    """True if there are far fewer sizes than parts, as with mini-batches and not with clients."""
     return 2 * len(set(counts)) <= len(counts)
 
 
 def alike(counts: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of equal size, size by size: their places `[m]` among all parts, and their rows `[m, size]`.
+    """Yield parts of equal size, size by size: their places `[m]` among all parts, and their rows `[m, size]`.
 
-    A GPU takes mini-batches of one size at once; hundreds of them, one after another, keep it waiting for the host.
+    A GPU computes mini-batches of one size at once; hundreds of them one by one would keep it waiting for the host.
     """
     sizes = torch.tensor(counts)
     begins = sizes.cumsum(0) - sizes

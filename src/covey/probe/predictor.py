@@ -1,12 +1,12 @@
-"""On-Demand FL's class distribution predictor, and what a client does for it (Jeong and Lee 2024, section 3.2).
+"""On-Demand FL's class distribution predictor, and a client's work for it (Jeong and Lee 2024, section 3.2).
 
 A client pairs the gradient g of the last layer's weight on a mini-batch with the label shares d of that mini-batch, and
-trains the predictor C_p on these pairs, loss MSE(n·C_p(g), n·d). Applied to a client's gradients, C_p tells its class
-shares.
+trains the predictor C_p on these pairs, loss MSE(n·C_p(g), n·d). Applied to a client's gradients, C_p predicts its
+class shares.
 
-The paper takes g at every step of local training. Here, unless that is asked for, it is a pass over the client's
-mini-batches at the model that it received, in evaluation mode: what clients measure is then a matter of their data
-alone and not of how far each has drifted while training, and the gradients need no backward pass.
+The paper takes g at every step of local training. Here, unless that is asked for, g comes from a pass over the client's
+mini-batches at the model received, in evaluation mode: measurements then depend on clients' data alone and not on how
+far each has drifted in training, and they need no backward pass.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from covey.model.layout import Layout
 from covey.probe.class_query import Privacy, clipped_gradient
 from covey.probe.insight import head_gradients
 from covey.probe.losses import means
-from covey.probe.predictor_fit import Lessons, RecordedSteps, trained_predictors
+from covey.probe.predictor_fit import RecordedSteps, TrainingPairs, trained_predictors
 from covey.randomness import torch_seed
 from covey.registries import probes
 
@@ -39,9 +39,9 @@ Taken = Literal["received", "training"]
 
 
 class ClassPredictor(nn.Module):
-    """C_p: gradients `[b, inputs]` to class shares `[b, classes]`, three layers with batch norm before each.
+    """C_p: gradients `[b, inputs]` → class shares `[b, classes]`; three layers, each after a batch norm.
 
-    The authors' network; 1,390,602 parameters for 512 features and 10 classes.
+    The authors' network: 1,390,602 parameters for 512 features and 10 classes.
     """
 
     head = "out"
@@ -64,17 +64,17 @@ class ClassPredictor(nn.Module):
 
 
 LARGEST_PREDICTOR = 1 << 29
-"""Numbers of a predictor: 2 GiB, which every invited client trains and sends."""
+"""The most numbers in a predictor, 2 GiB: every invited client trains and sends it."""
 
 
 def predictor_size(inputs: int, classes: int, hidden: int) -> int:
-    """Numbers of a predictor's state, batch-norm statistics included."""
+    """The length of a predictor's state, batch-norm statistics included."""
     with torch.device("meta"):
         return Layout.of(ClassPredictor(inputs, classes, hidden)).size
 
 
 def require_moderate_size(inputs: int, classes: int, hidden: int) -> None:
-    """Refuse a predictor that neither a server nor a client would want to hold."""
+    """Refuse a predictor that is too large for servers and clients."""
     size = predictor_size(inputs, classes, hidden)
     if size <= LARGEST_PREDICTOR:
         return
@@ -88,7 +88,7 @@ def require_moderate_size(inputs: int, classes: int, hidden: int) -> None:
 
 
 def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tensor:
-    """The state of a predictor before training, from the seed alone: `[d_p]`, batch-norm statistics included."""
+    """The initial state of a predictor, from the seed: `[d_p]`, batch-norm statistics included."""
     with torch_seed(seed, "predictor"):
         module = ClassPredictor(inputs, classes, hidden)
     return Layout.of(module).read(module)
@@ -96,7 +96,7 @@ def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tens
 
 @lru_cache(maxsize=4)
 def _network(inputs: int, classes: int, hidden: int, device: torch.device) -> tuple[ClassPredictor, Layout]:
-    """A network to bind states to; what it holds is whatever was bound last."""
+    """A network to bind states to; it holds the state bound last."""
     with torch_seed(0):
         module = ClassPredictor(inputs, classes, hidden).to(device)
     return module, Layout.of(module)
@@ -113,22 +113,22 @@ def predicted(state: Tensor, gradients: Tensor, classes: int, hidden: int) -> Te
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """What the predictor learns from: of one or more clients, one after another."""
+    """Training pairs of the predictor, concatenated over clients."""
 
     gradients: Tensor
-    """`[b, inputs]`: of the last layer's weight, one for each mini-batch."""
+    """`[b, inputs]`: the last layer's weight gradient of each mini-batch."""
     shares: Tensor
-    """`[b, classes]`: of the labels of the mini-batch."""
+    """`[b, classes]`: label shares of each mini-batch."""
     weights: Tensor
     """`[b]`: the mini-batch's share of its client's samples."""
     counts: list[int]
-    """Mini-batches of each client."""
+    """The number of mini-batches of each client."""
 
     @classmethod
     def of(
         cls, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], batch: int, key: int
     ) -> "Pairs":
-        """A pass over the mini-batches of clients with `counts` samples, shuffled, at the model that they received."""
+        """Take pairs in one pass over shuffled mini-batches of clients with `counts` samples, at the model received."""
         orders, sizes, batches, at = [], [], [], 0
         for count in counts:
             orders.append(at + randomness.permutation(randomness.key(key, "batches"), count))
@@ -155,9 +155,9 @@ class Pairs:
         t: int,
         key: int,
     ) -> "Pairs":
-        """The mini-batches of local training from the model that clients with `counts` samples received.
+        """Take pairs from local training of clients with `counts` samples, from the model received.
 
-        It is a training of its own, with an order of samples of its own: who measures does not know the other one's.
+        It is a separate training with its own order of samples, as a probe cannot see the client's actual training.
         """
         head = learner.layout.parameters.index(learner.layout.head[0])
         gradients: list[Tensor] = []
@@ -178,7 +178,7 @@ class Pairs:
         return cls(torch.stack(gradients), shares, weights, batches)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Means over each client's mini-batches, by samples: `[b, ...]` → `[k, ...]`."""
+        """Means over each client's mini-batches, weighted by samples: `[b, ...]` → `[k, ...]`."""
         pieces = zip(torch.split(self.weights, self.counts), torch.split(values, self.counts), strict=True)
         return torch.stack([weights @ part for weights, part in pieces])
 
@@ -186,24 +186,28 @@ class Pairs:
 @probes.add("predictor")
 @dataclass(frozen=True, eq=False)
 class PredictorProbe(CohortProbe):
-    """Clients' part in the predictor: what it makes of their gradients, then training on them."""
+    """Apply the predictor to clients' gradients, then train it on them.
+
+    Sent: `shares` `[classes]` that the predictor gives, or `gradient` `[inputs]`; `error`, n·MAE of the shares; and if
+    the predictor is trained, `predictor` `[d_p]` and the number of `gradients` it was trained on.
+    """
 
     predictor: Tensor
     """The global C_p, `[d_p]`."""
     hidden: int
     mini_batch: int
-    """Samples of a gradient: the task's batch size; 0 is all of the client's."""
+    """Samples per gradient: the task's batch size; 0 is all of the client's."""
     epochs: int
-    """E_p; 0 asks for an estimate alone."""
+    """E_p; 0 asks only for an estimate."""
     batch: int
     """b_p"""
     rate: float
     momentum: float
     sends: Sends
     key: int
-    """Decides the order of samples and gradients, in the same way for all clients of the round."""
+    """Key of the order of samples and gradients, the same for all clients of the round."""
     work: Local | None = None
-    """Local training along which gradients are taken; none takes them at the model that was received."""
+    """Local training from which gradients are taken; None takes them at the model received."""
     round: int = 0
 
     name = "predictor"
@@ -228,7 +232,7 @@ class PredictorProbe(CohortProbe):
         else:
             estimates = pairs.mean(predicted(self.predictor, pairs.gradients, learner.classes, self.hidden))
             fields = {"shares": estimates}
-        # What a server that does not know the truth can know of how good its estimates are.
+        # The only evidence a server has of how good its estimates are.
         fields["error"] = (estimates - pairs.mean(pairs.shares)).abs().sum(dim=1)
         if self.epochs:
             used = [count if count >= self.batch else 0 for count in pairs.counts]
@@ -237,17 +241,17 @@ class PredictorProbe(CohortProbe):
         return fields
 
     def trained(self, pairs: Pairs, steps: RecordedSteps) -> Tensor:
-        """The predictor after E_p epochs at each client: `[k, d_p]`; as it was where there is no whole batch."""
+        """The predictor after E_p epochs at each client: `[k, d_p]`; unchanged for clients without a whole batch."""
         begins = itertools.accumulate(pairs.counts[:-1], initial=0)
         schedules = [
             [begin + step for step in self._schedule(count)] for begin, count in zip(begins, pairs.counts, strict=True)
         ]
         _, layout = _network(pairs.gradients.shape[1], pairs.shares.shape[1], self.hidden, pairs.gradients.device)
-        lessons = Lessons(pairs.gradients, pairs.shares, schedules)
-        return trained_predictors(self.predictor, layout, lessons, self.rate, self.momentum, steps)
+        training = TrainingPairs(pairs.gradients, pairs.shares, schedules)
+        return trained_predictors(self.predictor, layout, training, self.rate, self.momentum, steps)
 
     def _schedule(self, count: int) -> list[Tensor]:
-        """The gradients of each step of a client with `count` of them; an epoch's last incomplete batch is dropped."""
+        """The gradients of each step for a client with `count` of them; an incomplete last batch is dropped."""
         steps: list[Tensor] = []
         for epoch in range(self.epochs):
             order = randomness.permutation(randomness.key(self.key, epoch, "pairs"), count)
@@ -258,7 +262,10 @@ class PredictorProbe(CohortProbe):
 @probes.add("private predictor")
 @dataclass(frozen=True, eq=False)
 class PrivatePredictorProbe(Probe):
-    """The same with noise on what the estimate is made of, each sample's gradient cut to `clip`."""
+    """`PredictorProbe` with noise on the gradient that the estimate is made of.
+
+    Each sample's gradient is clipped to `clip`. Sent: as `PredictorProbe`, without `error`.
+    """
 
     open: PredictorProbe
     privacy: Privacy
@@ -289,11 +296,11 @@ class PrivatePredictorProbe(Probe):
 
 @dataclass(frozen=True, eq=False)
 class GuardedPredictorProbe(Probe):
-    """The same from a client that lets out nothing of its labels without noise, whatever was asked for.
+    """`PredictorProbe` as answered by a client that sends nothing about its labels without noise.
 
-    Gradient and error are two answers of one budget, so that each has √2 times the noise; one other sample moves the
-    error by at most 2/samples. A predictor trained on labels has too many numbers to bear noise: the client sends back
-    the one that it received, as trained on no gradients, which counts for nothing in the average.
+    Gradient and error are two answers of one budget, so each has √2 times the noise; replacing one sample changes the
+    error by at most 2/samples. A predictor trained on labels has too many numbers for useful noise: the client returns
+    the one it received, as trained on 0 gradients, which has no weight in the average.
     """
 
     open: PredictorProbe
@@ -314,8 +321,8 @@ class GuardedPredictorProbe(Probe):
         if self.tells_error:
             truth = F.one_hot(samples.y, learner.classes).double().mean(dim=0)
             error = (shares.double() - truth.to(shares.device)).abs().sum()
-            told = self.privacy.noisy(error, part * 2 / len(samples), randomness.key(key, "error"))
-            fields["error"] = told.clamp(min=0).float()
+            noisy_error = self.privacy.noisy(error, part * 2 / len(samples), randomness.key(key, "error"))
+            fields["error"] = noisy_error.clamp(min=0).float()
         if self.open.epochs:
             fields |= {"predictor": self.open.predictor, "gradients": torch.tensor(0)}
         return fields

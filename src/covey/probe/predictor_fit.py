@@ -1,8 +1,8 @@
-"""SGD for the predictors of many clients at once: one network each, all in the same step.
+"""SGD for the predictors of many clients at once: one network for each client, all in the same step.
 
-On a CPU, who has taken its last step drops out. On a GPU a step of all is one CUDA graph: what it computes takes
-microseconds, and launching its operations one by one takes milliseconds. There whoever is done goes on in vain, its
-predictor put aside.
+On a CPU, clients drop out after their last step. On a GPU a step of all clients is one CUDA graph, as launching its
+operations one by one takes far longer than computing them. There finished clients keep stepping; their result is
+already saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,35 +19,35 @@ Named = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Lessons:
-    """What k clients learn from, and when."""
+class TrainingPairs:
+    """The pairs that k clients train on, and in which steps."""
 
     gradients: Tensor
-    """`[b, inputs]`, of all clients."""
+    """`[b, inputs]`, over all clients."""
     shares: Tensor
     """`[b, classes]`"""
     schedules: Sequence[Sequence[Tensor]]
-    """Client → step → rows that it learns from, as many in every step."""
+    """Client → step → rows to train on, equally many in every step."""
 
 
 @torch.enable_grad()
 def trained_predictors(
-    start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float, steps: "RecordedSteps"
+    start: Tensor, layout: Layout, pairs: TrainingPairs, rate: float, momentum: float, steps: "RecordedSteps"
 ) -> Tensor:
-    """The predictors `[k, d_p]` of clients that begin with `start` `[d_p]`; `steps` saves recording them again."""
-    device = lessons.gradients.device
+    """Train the predictors `[k, d_p]` of clients from `start` `[d_p]`; `steps` caches recorded CUDA graphs."""
+    device = pairs.gradients.device
     start = start.to(device, torch.float32)
-    if device.type == "cuda" and any(lessons.schedules):
+    if device.type == "cuda" and any(pairs.schedules):
         try:
-            return _by_graph(start, layout, lessons, rate, momentum, steps)
+            return _by_graph(start, layout, pairs, rate, momentum, steps)
         except torch.OutOfMemoryError:
             steps.forget()
-    return _step_by_step(start, layout, lessons, rate, momentum)
+    return _step_by_step(start, layout, pairs, rate, momentum)
 
 
-def _step_by_step(start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float) -> Tensor:
-    """Those with the most steps first, so that who is done drops off the end."""
-    gradients, shares, schedules = lessons.gradients, lessons.shares, lessons.schedules
+def _step_by_step(start: Tensor, layout: Layout, pairs: TrainingPairs, rate: float, momentum: float) -> Tensor:
+    """Train step by step, clients with the most steps first, so that finished ones drop off the end."""
+    gradients, shares, schedules = pairs.gradients, pairs.shares, pairs.schedules
     slots = (*layout.parameters, *layout.buffers)
     named = {slot.name: slot.of(start.expand(len(schedules), -1)).clone() for slot in slots}
     velocity = {slot.name: torch.zeros_like(named[slot.name]) for slot in layout.parameters}
@@ -62,10 +62,10 @@ def _step_by_step(start: Tensor, layout: Layout, lessons: Lessons, rate: float, 
 
 
 def _by_graph(
-    start: Tensor, layout: Layout, lessons: Lessons, rate: float, momentum: float, steps: "RecordedSteps"
+    start: Tensor, layout: Layout, pairs: TrainingPairs, rate: float, momentum: float, steps: "RecordedSteps"
 ) -> Tensor:
-    """Everybody as many steps as whoever has the most."""
-    gradients, shares, schedules = lessons.gradients, lessons.shares, lessons.schedules
+    """Train with a recorded step; all clients step as often as the one with the most steps."""
+    gradients, shares, schedules = pairs.gradients, pairs.shares, pairs.schedules
     clients, most = len(schedules), max(map(len, schedules))
     batch = len(next(rows[0] for rows in schedules if rows))
     tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -91,7 +91,7 @@ def _by_graph(
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a recorded step depends on besides the number of clients."""
+    """Everything that a recorded step depends on besides the number of clients."""
 
     layout: Layout
     batch: int
@@ -100,17 +100,17 @@ class _Kind:
     momentum: float
     device: torch.device
     tf32: bool
-    """A graph keeps the arithmetic that it was recorded with."""
+    """A graph keeps the precision that it was recorded with."""
 
 
 class RecordedSteps:
-    """Steps as CUDA graphs, for as long as whoever holds this lives: at most two, as each holds a stack of models."""
+    """A cache of steps recorded as CUDA graphs: at most two, as each holds a stack of models."""
 
     def __init__(self) -> None:
         self._kept: list[_Recorded] = []
 
     def of(self, kind: _Kind, clients: int) -> "_Recorded":
-        """A step for so many clients, or for up to half as many again, of whom the last ones have nothing to do."""
+        """A step for at least `clients` and at most 1.5 times as many; the surplus is not used."""
         for step in self._kept:
             if step.kind == kind and clients <= step.clients <= 1.5 * clients:
                 return step
@@ -119,12 +119,13 @@ class RecordedSteps:
         return self._kept[-1]
 
     def forget(self) -> None:
+        """Free all recorded steps."""
         self._kept.clear()
         torch.cuda.empty_cache()
 
 
 class _Recorded:
-    """A step of so many predictors as a CUDA graph, with the tensors that it reads and writes."""
+    """One step of many predictors as a CUDA graph, with the tensors that it reads and writes."""
 
     def __init__(self, kind: _Kind, clients: int) -> None:
         self.kind = kind
@@ -145,7 +146,7 @@ class _Recorded:
         self.graph = record_graph(step)
 
     def begin(self, start: Tensor) -> None:
-        """All predictors at `start` `[d_p]`, at rest."""
+        """Reset all predictors to `start` `[d_p]`, with zero velocity."""
         for slot in self._slots:
             self.named[slot.name].copy_(slot.of(start).expand_as(self.named[slot.name]))
         for values in self.velocity.values():
@@ -166,7 +167,7 @@ def _sgd_step(named: Named, velocity: Named, gradients: Tensor, shares: Tensor, 
 
 
 def _stack_forward(named: Named, gradients: Tensor) -> Tensor:
-    """`ClassPredictor` in training, for k of them at once: `[k, b, inputs]` → `[k, b, classes]`."""
+    """The forward pass of k `ClassPredictor`s in training: `[k, b, inputs]` → `[k, b, classes]`."""
     x = gradients
     for norm, linear in (("body.0", "body.1"), ("body.3", "body.4")):
         x = F.relu(_stack_linear(named, linear, _stack_norm(named, norm, x)))
@@ -178,7 +179,7 @@ def _stack_linear(named: Named, layer: str, x: Tensor) -> Tensor:
 
 
 def _stack_norm(named: Named, layer: str, x: Tensor) -> Tensor:
-    """Batch norm of each model's batch, which is one batch norm with the channels of all of them."""
+    """Batch norm of each model's batch, computed as one batch norm over the channels of all models."""
     stack, batch, channels = x.shape
     mean, variance, weight, bias = (
         named[f"{layer}.{name}"].view(-1) for name in ("running_mean", "running_var", "weight", "bias")

@@ -1,8 +1,8 @@
-"""SimHash: a client's data as a few bits that are near for similar data (Cao et al., NCCB, equations 5 to 7).
+"""SimHash: fingerprints of clients' data, close in Hamming distance for similar data (Cao et al., NCCB, eqs. 5 to 7).
 
-Every word is hashed to as many bits as the fingerprint has; a word's bit adds the word's weight to its place where it
-is 1 and takes it away where it is 0, and the fingerprint is the sign of the sums. Two texts then differ in a share of
-the bits that is the angle between their word counts over π. Only the bits leave the client.
+Each word is hashed to as many bits as the fingerprint has. A bit of 1 adds the word's weight to the sum at its place, a
+bit of 0 subtracts it; the fingerprint is the sign of the sums. The expected share of bits in which two texts differ is
+the angle between their word counts, over π. A client sends only the bits.
 """
 
 import hashlib
@@ -36,13 +36,15 @@ FORMS = ("auto", "tokens", "quantised", "projection")
 @probes.add("simhash")
 @dataclass(frozen=True)
 class SimHash(Probe):
-    """The client's samples as `bits` bits: field `bits`, uint8 `[bits / 8]`. The model plays no part in it.
+    """A fingerprint of the client's samples. It does not depend on the model.
 
-    form: what is hashed. tokens counts the words of texts, without those that are never an answer in the data set
-        (padding, unknown words). It counts what samples hold, not their labels: a word weighs as often as it is in a
-        window of words, and one that is only ever the answer, such as a text's last, weighs nothing. quantised and
-        projection take the mean of the normalised samples, and hash some of its values or all of them. auto is tokens
-        for texts (samples of whole numbers) and projection for all else.
+    Sent: `bits`, uint8 `[bits / 8]`.
+
+    form: the values that are hashed. tokens counts the words of texts, without those that are never an answer in the
+        data set (padding, unknown words). It counts words in samples and not in labels: a word weighs as often as it
+        occurs in a window, and one that occurs only as a label, such as a text's last, weighs nothing. quantised and
+        projection take the mean of the normalised samples: quantised hashes some of its values, projection all. auto
+        is tokens for texts (samples of integers) and projection otherwise.
     step: η of the quantised form (equation 5), in standard deviations of the data set.
     """
 
@@ -82,34 +84,32 @@ class SimHash(Probe):
 
 
 def is_text(x: Tensor) -> bool:
-    """Whether stored samples are tokens (whole numbers; images are bytes) and not measurements."""
+    """True if stored samples are tokens (integers; images are bytes) and not measurements."""
     return x.dtype != torch.uint8 and not x.is_floating_point()
 
 
 def of_tokens(tokens: Tensor, bits: int = 64, ignored: Sequence[int] = ()) -> Bits:
-    """The fingerprint of token ids of any shape, each weighing as often as it occurs: `[bits]`."""
+    """The fingerprint of token ids of any shape, each weighted by its count: `[bits]`."""
     different, counts = (values.cpu().numpy() for values in torch.unique(tokens, return_counts=True))
     kept = ~np.isin(different, np.asarray(ignored, dtype=np.int64))
     return fingerprint(hashes_of_numbers(different[kept], bits), counts[kept])
 
 
 def of_words(words: Sequence[str], bits: int = 64) -> Bits:
-    """The fingerprint of a text of words, each weighing as often as it occurs: `[bits]`."""
+    """The fingerprint of a text, each word weighted by its count: `[bits]`."""
     different, counts = np.unique(np.array(words, dtype=object), return_counts=True)
     return fingerprint(hashes_of_words(different.tolist(), bits), counts)
 
 
 def projected(vector: FloatArray, bits: int = 64) -> Bits:
-    """On which side of `bits` random planes through 0 a vector `[d]` lies: SimHash of coordinates, each weighing
-    what its value is.
-    """
+    """The side of `bits` random hyperplanes on which a vector `[d]` lies: SimHash of coordinates weighted by value."""
     return fingerprint(_hashes_of_coordinates(len(vector), bits), vector)
 
 
 def quantised(vector: FloatArray, bits: int = 64, step: float = 1.0) -> Bits:
-    """Whether h_i = ⌊(v_i' - b_i) / η⌋ is odd, for random coordinates v' and offsets b in [0, η) (equation 5).
+    """True where h_i = ⌊(v_i' - b_i) / η⌋ is odd, for random coordinates v' and offsets b in [0, η) (equation 5).
 
-    Two values less than a step apart give different bits with the probability of their distance in steps.
+    Two values less than a step apart differ in a bit with a probability of their distance in steps.
     """
     chosen, shares = _places(len(vector), bits)
     odd: Bits = np.floor((vector[chosen] - shares * step) / step) % 2 == 1
@@ -117,22 +117,22 @@ def quantised(vector: FloatArray, bits: int = 64, step: float = 1.0) -> Bits:
 
 
 def fingerprint(hashes: Bits, weights: NDArray[Any]) -> Bits:
-    """Features' hashes `[features, bits]` and weights `[features]` as one fingerprint `[bits]` (equation 7).
+    """Combine hashes `[features, bits]` with weights `[features]` to one fingerprint `[bits]` (equation 7).
 
-    A sum of exactly 0, of which the paper does not speak, gives 0.
+    A sum of exactly 0, which the paper does not define, gives 0.
     """
     sums: FloatArray = weighted(hashes, weights).sum(axis=0)
     return sums > 0
 
 
 def weighted(hashes: Bits, weights: NDArray[Any]) -> FloatArray:
-    """w_i where a feature's bit is 1 and -w_i where it is 0 (equation 6): `[features, bits]`."""
+    """w_i where a feature's bit is 1, else -w_i (equation 6): `[features, bits]`."""
     values = np.asarray(weights, dtype=np.float64)[:, None]
     return np.where(hashes, values, -values)
 
 
 def hashes_of_numbers(numbers: IntArray, bits: int = 64) -> Bits:
-    """A hash of each whole number, the same everywhere and always: `[n, bits]`."""
+    """Hash integers, the same on every machine: `[n, bits]`."""
     pieces = -(-bits // 64)
     words = randomness.bits(randomness.as_tensor(randomness.keys("simhash", numbers)), pieces).numpy()
     places = np.arange(64, dtype=np.uint64)
@@ -141,23 +141,23 @@ def hashes_of_numbers(numbers: IntArray, bits: int = 64) -> Bits:
 
 
 def hashes_of_words(words: Sequence[str], bits: int = 64) -> Bits:
-    """A hash of each word (BLAKE2b), the same everywhere and always: `[n, bits]`."""
+    """Hash words (BLAKE2b), the same on every machine: `[n, bits]`."""
     digests = [list(hashlib.blake2b(word.encode(), digest_size=bits // 8).digest()) for word in words]
     return unpacked(np.array(digests, dtype=np.uint8).reshape(len(words), bits // 8))
 
 
 def packed(bits: Bits) -> Packed:
-    """`[..., bits]` as bytes `[..., bits / 8]`."""
+    """Pack bits `[..., bits]` into bytes `[..., bits / 8]`."""
     return np.packbits(bits, axis=-1)
 
 
 def unpacked(contexts: Packed) -> Bits:
-    """Bytes `[..., bits / 8]` as bits `[..., bits]`."""
+    """Unpack bytes `[..., bits / 8]` into bits `[..., bits]`."""
     return np.unpackbits(contexts, axis=-1).view(np.bool_)
 
 
 def hamming(one: Bits, other: Bits) -> IntArray:
-    """In how many bits fingerprints `[..., bits]` differ."""
+    """The number of bits in which fingerprints `[..., bits]` differ."""
     different: IntArray = np.count_nonzero(one != other, axis=-1)
     return different
 
@@ -165,7 +165,7 @@ def hamming(one: Bits, other: Bits) -> IntArray:
 def mean_input(learner: "Learner", x: Tensor) -> FloatArray:
     """The mean of stored samples `[n, ...]`, normalised per channel and flat: `[d]`.
 
-    Bytes are added as whole numbers, and the rest happens on the host, so that a GPU comes to the same bits.
+    Bytes are summed as integers and the rest is computed on the host, so that a GPU gives the same bits.
     """
     total = x.sum(dim=0, dtype=torch.float64 if x.is_floating_point() else torch.int64)
     mean = total.cpu().double() / len(x)
@@ -181,7 +181,7 @@ def _hashes_of_coordinates(count: int, bits: int) -> Bits:
 
 @lru_cache(maxsize=4)
 def _places(count: int, bits: int) -> tuple[IntArray, FloatArray]:
-    """Which coordinate each bit looks at, none twice as long as there are others, and its offset in steps."""
+    """The coordinate of each bit, none repeated before all are used, and its offset in steps."""
     passes = range(-(-bits // count))
     orders = [randomness.permutation(randomness.key("simhash", "coordinates", at), count) for at in passes]
     chosen = torch.cat(orders)[:bits]

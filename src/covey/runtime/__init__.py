@@ -1,4 +1,4 @@
-"""Runtimes: what executes orders."""
+"""Runtimes: where orders are executed."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -34,7 +34,7 @@ def fleet(federation: Federation, module: nn.Module, config: Config, folder: Pat
 
 
 def _late(name: str, module: str) -> Any:
-    """Import a transport when it is asked for: it needs Flower, and lies above this layer."""
+    """Import a transport on demand: it needs Flower, and is in a layer above this one."""
     try:
         return import_module(module)
     except ImportError as error:

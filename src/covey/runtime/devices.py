@@ -1,7 +1,7 @@
-"""Devices: how fast clients are, when they can be reached, and whether they answer. A simulated clock.
+"""Simulated devices: clients' speed, availability and dropout, on a simulated clock.
 
-Nothing here changes what a client computes, only whether and when its reply arrives; so time to
-accuracy can stand beside rounds to accuracy.
+Devices decide whether and when a reply arrives, never its content, so that results have a time to accuracy besides
+rounds to accuracy.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,7 +23,7 @@ from covey.randomness import generator
 
 
 class OnDevices(Runtime):
-    """A runtime whose clients are devices: some cannot be reached, some do not answer, each takes its time."""
+    """A runtime with simulated devices: some are unavailable, some do not reply, and each takes its time."""
 
     def __init__(self, runtime: Runtime, devices: Devices, sizes: IntArray, seed: int) -> None:
         self.runtime = runtime
@@ -35,7 +35,7 @@ class OnDevices(Runtime):
         self.bandwidths: FloatArray = devices.bandwidth * np.exp(devices.spread * rng.standard_normal(len(sizes)))
 
     def available(self, t: int) -> IntArray:
-        """The clients that can be reached: a share of them, at least one."""
+        """The share of clients that can be reached, at least one."""
         reachable = self.runtime.available(t)
         if self.devices.availability == 1 or self.live:
             return reachable
@@ -44,14 +44,14 @@ class OnDevices(Runtime):
         return np.sort(rng.choice(reachable, size=count, replace=False))
 
     def execute(self, order: Order) -> Replies:
-        """Replies of those who answer in time, with the seconds that each took and the round as a whole."""
+        """Replies that arrive in time, with the seconds that each client and the round took."""
         if self.live:
             return self.runtime.execute(order)
         answering = self.answering(order)
         return self.timed(order, self.runtime.execute(answering) if len(answering.clients) else no_replies(order))
 
     def answering(self, order: Order) -> Order:
-        """The order, for those whose reply will arrive in time."""
+        """The order for clients whose reply will arrive in time."""
         lost = self._lost(order, self._seconds(order))
         if not lost:
             return order
@@ -59,7 +59,7 @@ class OnDevices(Runtime):
         return order.take(keep)
 
     def timed(self, order: Order, replies: Replies) -> Replies:
-        """The replies with the seconds that they took, and those that did not arrive as faults."""
+        """The replies with their seconds, and a fault for each that did not arrive."""
         seconds = self._seconds(order)
         lost = self._lost(order, seconds)
         waited = float(seconds.max(initial=0.0))
@@ -91,7 +91,7 @@ class OnDevices(Runtime):
         return self.runtime.annotate(record)
 
     def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
-        """Execute the orders for those who answer, in one call of the runtime underneath."""
+        """Execute the orders for clients that reply, in one call of the wrapped runtime."""
         wrapped = [(runtime, order) for runtime, order in orders if isinstance(runtime, OnDevices)]
         if self.live:
             return [runtime.execute(order) for runtime, order in wrapped]
@@ -115,9 +115,9 @@ class OnDevices(Runtime):
         self.runtime.close()
 
     def _seconds(self, order: Order) -> FloatArray:
-        """`[cohort]`: download, local epochs, upload."""
+        """`[cohort]`: seconds for download, local epochs and upload."""
         clients = order.clients
-        # A pass forward alone is about a third of one forward and back.
+        # A forward pass takes about a third of a forward and backward pass.
         passes = order.work.epochs if order.train else 1 / 3
         trained = self._sizes[clients] * passes / self.speeds[clients]
         returned = order.start.shape[-1] * order.start.element_size() if order.train and not order.resident else 0
@@ -125,12 +125,12 @@ class OnDevices(Runtime):
         return seconds
 
     def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:
-        """Clients whose reply does not arrive, and why."""
+        """Clients whose reply does not arrive → reason."""
         lost: dict[int, str] = {}
         deadline = self.devices.deadline
         if not deadline and not self.devices.dropout:
             return lost
-        # Apart: who answers a question may still drop out of the training that follows it.
+        # Drawn apart: a client that replies to a survey may still drop out of the training.
         purpose = "dropout" if order.train else "dropout of answers"
         draws = generator(self._seed, order.round, purpose).random(len(self._sizes))
         for client, needed in zip(order.clients.tolist(), seconds.tolist(), strict=True):
@@ -142,14 +142,14 @@ class OnDevices(Runtime):
 
 
 def _received(order: Order) -> FloatArray:
-    """`[cohort]`: bytes of the tensors that each client is sent; all alike unless the order is personal."""
+    """`[cohort]`: bytes of the tensors sent to each client; equal unless the order is personal."""
     positions = range(len(order.clients) if order.personal else min(1, len(order.clients)))
     sizes = [sum(value.numel() * value.element_size() for value in order.tensors(at).values()) for at in positions]
     return np.array(sizes if order.personal else sizes * len(order.clients), dtype=np.float64)
 
 
 def no_replies(order: Order) -> Replies:
-    """The replies of a round in which nobody answered."""
+    """The replies of a round in which no client replied."""
     nothing = torch.empty(0, dtype=torch.float64)
     states = order.start.new_empty(0, order.start.shape[-1])
     return Replies(np.empty(0, dtype=np.int64), states, torch.empty(0, dtype=torch.int64), nothing)

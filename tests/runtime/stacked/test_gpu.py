@@ -22,7 +22,7 @@ from covey.model.layout import Layout
 from covey.probe.insight import mean_products
 from covey.probe.losses import means
 from covey.probe.predictor import ClassPredictor
-from covey.probe.predictor_fit import Lessons, RecordedSteps, trained_predictors
+from covey.probe.predictor_fit import RecordedSteps, TrainingPairs, trained_predictors
 from covey.randomness import permutation, torch_seed
 from covey.runtime.local import LocalRuntime
 from covey.runtime.stacked.stacked_runtime import StackedRuntime
@@ -232,9 +232,9 @@ def taught(device: str, counts: list[int], steps: RecordedSteps) -> tuple[torch.
     begins = np.cumsum([0, *counts[:-1]]).tolist()
     orders = [begin + permutation(7, count) for begin, count in zip(begins, counts, strict=True)]
     schedules = [[*order.split(5)][: len(order) // 5] for order in orders]
-    lessons = Lessons(gradients.to(device), shares.to(device), schedules)
+    pairs = TrainingPairs(gradients.to(device), shares.to(device), schedules)
     start = layout.read(module)
-    return trained_predictors(start, layout, lessons, 0.01, 0.5, steps).cpu(), start
+    return trained_predictors(start, layout, pairs, 0.01, 0.5, steps).cpu(), start
 
 
 def test_predictors_learn_on_a_gpu_what_they_learn_on_a_cpu(monkeypatch):
