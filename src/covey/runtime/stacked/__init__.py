@@ -14,9 +14,9 @@ Glossary:
   graph of one step reads the row that a counter on the device points to, so the host only replays it.
 - *request*, *result*: one run's order with its clients' samples, and the models trained from it. A launch serves many.
 
-Modules, from the outside in: `stacked_runtime` (orders to replies), `engine` (requests to launches), `lane_schedule`
-(clients to lanes and batches), `launcher` (lanes filled, advanced, emptied), `graph_capture` (a step as a CUDA graph),
-`lane_check` (do lanes agree?), `autotune` (timings and their cache), `sgd_step` (the step itself), `stack_module`,
-`convolution`, `batch_norm` and their kernels (the layers), `device_data` (samples on the device), `stack_scores`
-(evaluation).
+Modules, from the outside in: `stacked_runtime` turns orders into replies; `engine` cuts requests into launches;
+`lane_schedule` packs clients into lanes, and `batch_schedule` draws their batches; `launcher` fills, advances and
+empties lanes; `graph_capture` records a step as a CUDA graph, `lane_check` checks it, and `autotune` times candidates
+and caches the fastest; `sgd_step` is the step itself; `stack_module`, `convolution`, `batch_norm` and their kernels are
+the layers; `device_data` holds samples on the device; `stack_scores` evaluates.
 """

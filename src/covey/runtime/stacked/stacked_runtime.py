@@ -88,15 +88,15 @@ class StackedRuntime(Runtime):
         return self.evaluate_many([(self, states)])[0]
 
     def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
-        """Train the clients of all orders in one launch."""
-        stacked = [(_of_this_class(runtime), order) for runtime, order in orders]
+        """Train the clients of all orders together, then measure each order's probes."""
+        stacked = [(_stacked(runtime), order) for runtime, order in orders]
         requests = [TrainRequest(order, one._tables, one._seed) for one, order in stacked if order.train]
         # Each result is dropped once its replies are made: its models may be the largest thing in memory.
         results = deque(self.engine.execute(requests) if requests else ())
         return [_replies(one, order, results.popleft() if order.train else None) for one, order in stacked]
 
     def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:
-        """Score the models `[m, d]` of all requests in one pass over the test set."""
+        """Score the models `[m, d]` of all requests together."""
         counts = [len(states) for _, states in requests]
         loss, correct = score_stack(self.engine, [state for _, states in requests for state in states])
         dataset = self.engine.data.dataset
@@ -107,8 +107,8 @@ class StackedRuntime(Runtime):
         ]
 
 
-def _of_this_class(runtime: Runtime) -> StackedRuntime:
-    """Narrow the type of a runtime in a stacked runtime's group: no other class has these groups."""
+def _stacked(runtime: Runtime) -> StackedRuntime:
+    """Narrow the type of a runtime: a stacked runtime's group has stacked runtimes only."""
     assert isinstance(runtime, StackedRuntime)
     return runtime
 
