@@ -1,4 +1,4 @@
-"""What tests of FedDRL share: rounds that clients report of, agents with experience, and runs with an agent."""
+"""Helpers of FedDRL's tests: loss reports, replies, agents with experiences, and runs with an agent."""
 
 import numpy as np
 import torch

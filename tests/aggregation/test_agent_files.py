@@ -53,7 +53,7 @@ def test_a_trained_agent_says_what_it_was_trained_on_and_drives_another_federati
     assert not torch.equal(fresh.policy.agent.actor.main, trained)
 
 
-def test_an_agent_with_a_place_for_each_client_is_refused_for_another_number(tmp_path):
+def test_an_agent_with_a_slot_for_each_client_is_refused_for_another_number(tmp_path):
     path = small_agent(tmp_path / "agent.safetensors")
     with pytest.raises(Refusal, match="trained for 4 clients a round, and here there are 3"):
         run(agent_run(agent=str(path)), cohort=3, out=tmp_path / "run")
@@ -63,7 +63,7 @@ def test_an_agent_with_a_place_for_each_client_is_refused_for_another_number(tmp
         run({**SMALL, "aggregator": {"name": "feddrl-set", "agent": str(path)}}, out=tmp_path / "run")
 
 
-def test_an_agent_is_refused_where_its_actions_would_be_drawn_otherwise_unless_its_file_does_not_tell(tmp_path):
+def test_an_agent_is_refused_for_another_encoding_of_actions_unless_its_file_does_not_name_it(tmp_path):
     path = small_agent(tmp_path / "agent.safetensors")
     other = agent_run(agent=str(path), renormalise=False)
     with pytest.raises(Refusal, match=r"other options; set aggregator\.renormalise=True\.$"):
@@ -121,7 +121,7 @@ def test_an_agent_that_diverges_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("learn", [True, False])
-def test_a_run_goes_on_without_the_file_that_its_agent_came_from(learn, tmp_path):
+def test_a_run_resumes_without_its_agents_file(learn, tmp_path):
     path = small_agent(tmp_path / "agent.safetensors")
     given = {**agent_run(agent=str(path), learn=learn), "rounds": 5}
     whole = run(given, out=tmp_path / "whole")
@@ -139,7 +139,7 @@ def test_a_run_goes_on_without_the_file_that_its_agent_came_from(learn, tmp_path
         run(given, out=tmp_path / "again")
 
 
-def test_an_agent_goes_on_learning_for_the_reward_that_it_knows(tmp_path):
+def test_an_agent_keeps_learning_only_for_the_reward_that_it_knows(tmp_path):
     path = small_agent(tmp_path / "agent.safetensors")
     with pytest.raises(Refusal, match=r"learned for another reward.*set aggregator\.reward=paper, or"):
         run(agent_run(agent=str(path), reward="relative"), out=tmp_path / "run")
@@ -149,7 +149,7 @@ def test_an_agent_goes_on_learning_for_the_reward_that_it_knows(tmp_path):
     assert run(agent_run(agent=str(path)), out=tmp_path / "learning").finished
 
 
-def test_training_is_refused_where_it_cannot_be_or_was_done(tmp_path):
+def test_impossible_and_repeated_trainings_are_refused(tmp_path):
     with pytest.raises(Refusal, match="'average' has no agent to train"):
         train_agent(SMALL, rounds=20, out=tmp_path / "agent.safetensors")
     with pytest.raises(Refusal, match=r"collect 4 experiences at most.*batches of 16: let there be more rounds"):

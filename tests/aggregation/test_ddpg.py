@@ -111,7 +111,7 @@ def architectures():
 
 
 @pytest.mark.parametrize("networks", architectures(), ids=["flat", "set"])
-def test_agents_trained_as_a_stack_become_what_they_become_alone(networks):
+def test_agents_trained_as_a_stack_are_those_trained_alone(networks):
     learning = replace(LEARNING, normalise_rewards=True)
 
     def three():
@@ -137,7 +137,7 @@ def test_agents_trained_as_a_stack_become_what_they_become_alone(networks):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("networks", architectures(), ids=["flat", "set"])
-def test_agents_become_on_a_gpu_what_they_become_on_a_cpu(networks):
+def test_agents_trained_on_a_gpu_are_those_trained_on_a_cpu(networks):
     here, there = ([experienced(Agent(networks, LEARNING, n), 20, n) for n in range(3)] for _ in range(2))
     for number, (one_, other) in enumerate(zip(here, there, strict=True)):
         other.to(torch.device("cuda"))
@@ -232,7 +232,7 @@ def test_scaled_rewards_have_neither_level_nor_unit(normalise):
     assert torch.allclose(*learned, rtol=0, atol=1e-7) is normalise
 
 
-def test_an_agent_becomes_the_same_to_the_bit_on_one_thread_and_on_two():
+def test_an_agent_trained_on_one_thread_and_on_two_is_the_same_to_the_bit():
     """These shapes are ones whose products differ in their last bits between one thread and two."""
 
     def became(threads):
@@ -260,7 +260,7 @@ def test_the_side_thread_learns_while_the_agent_acts():
     assert not torch.equal(agent.actor.main, before)
 
 
-def test_what_fails_in_the_side_thread_is_not_swallowed():
+def test_a_failure_in_the_side_thread_is_raised():
     agent = experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40)
     agent.critic.main.fill_(float("nan"))
     agent.train_in_background(0, 1)
@@ -269,7 +269,7 @@ def test_what_fails_in_the_side_thread_is_not_swallowed():
         agent.act(np.linspace(0.1, 1, 12))
 
 
-def test_a_checkpoint_does_not_wait_for_the_side_thread_and_what_is_under_way_is_not_lost(monkeypatch):
+def test_a_checkpoint_does_not_wait_for_the_side_thread_and_does_not_lose_its_training(monkeypatch):
     go = threading.Event()
     learn = ddpg._train
 

@@ -1,4 +1,4 @@
-"""What FedDRL makes of clients' losses, alone and in runs."""
+"""FedDRL's impact factors from clients' losses, alone and in runs."""
 
 import json
 import os
@@ -43,7 +43,7 @@ losses = st.lists(st.floats(0, 50), min_size=4, max_size=4)
     which=st.sampled_from(["authors", "paper", "set", "loss-softmax"]),
     t=st.integers(1, 1000),
 )
-def test_impact_factors_are_shares_of_those_who_can_be_used(before, after, usable, which, t):
+def test_impact_factors_are_shares_of_the_usable_clients(before, after, usable, which, t):
     aggregator = {
         "authors": lambda: FedDRL(hidden=8, noise=1.0, beta=1.0, floor=0.5),
         "paper": lambda: FedDRL(hidden=8, noise=1.0, order="paper"),
@@ -85,7 +85,7 @@ def test_in_the_papers_order_beta_bounds_the_deviation_before_the_softmax():
     assert relative.std(axis=0) == pytest.approx([0.0, 0.1, 0.02, 0.0], rel=0.05, abs=1e-12)
 
 
-def test_actions_with_noise_are_brought_back_to_what_is_allowed():
+def test_actions_with_noise_are_clipped_to_their_bounds():
     wild = np.array([-3.0, -0.5, 0.5, 3.0])
     for made, bounded in (
         (FedDRL(hidden=8, learn=False), [0.0, 0.0, 0.5, 1.0]),
@@ -101,7 +101,7 @@ def test_actions_with_noise_are_brought_back_to_what_is_allowed():
         assert factors.max() / factors.min() <= np.exp(0.2) + 1e-9
 
 
-def test_the_noise_remembers_as_an_ornstein_uhlenbeck_process_does():
+def test_the_noise_is_an_ornstein_uhlenbeck_process():
     aggregator = begun(FedDRL(hidden=8, updates=0, noise=0.1, reversion=0.1))
     noise = []
     for t in range(1, 3001):
@@ -193,7 +193,7 @@ def test_the_set_agent_remembers_clients_between_the_rounds_they_take_part_in():
     "make", [lambda: FedDRL(hidden=8), FedDRLSet, LossSoftmax], ids=["flat", "set", "loss-softmax"]
 )
 @pytest.mark.parametrize("loss", [float("nan"), 1e30, -1e30])
-def test_a_client_whose_loss_says_nothing_is_left_out_and_harms_nobody(make, loss):
+def test_a_client_without_usable_loss_is_left_out_and_harms_nobody(make, loss):
     aggregator = begun(make())
     for t in (1, 2, 3):
         model = aggregator.combine(t, torch.zeros(6), replies([1.0, loss, 3.0, 2.0]))
@@ -221,7 +221,7 @@ def test_slots_are_clients_if_all_are_invited_and_the_invited_in_order_otherwise
     assert some.usable.tolist() == [True, False, True]
 
 
-def test_where_nobody_says_anything_models_are_averaged_and_nothing_is_learned_from_it():
+def test_without_reports_models_are_averaged_and_nothing_is_learned():
     aggregator = begun(FedDRL(hidden=8))
     aggregator.combine(1, torch.zeros(6), replies([1.0, 2.0, 3.0, 4.0]))
     model = aggregator.combine(2, torch.zeros(6), replies([float("nan")] * 4))
@@ -290,7 +290,7 @@ def test_runs_are_the_same_whatever_the_threads_the_worker_processes_and_the_ord
     assert files[0] == files[1]
 
 
-def test_what_is_restored_acts_and_goes_on_as_what_was_saved():
+def test_a_restored_aggregator_continues_as_the_saved_one():
     first, second = (begun(FedDRL(hidden=8, batch=2)) for _ in range(2))
     rng = np.random.default_rng(0)
     rounds = [replies(rng.uniform(0.5, 3, 4).tolist()) for _ in range(12)]
@@ -372,7 +372,7 @@ def test_a_round_without_replies_has_no_impact_factors(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["feddrl", "feddrl-set"])
-def test_a_run_that_goes_on_past_its_last_round_is_the_longer_run(name, tmp_path):
+def test_a_run_extended_beyond_its_last_round_is_the_longer_run(name, tmp_path):
     given = {**SMALL, "aggregator": {"name": name, "hidden": 8, "batch": 2, "noise": 0.3}}
     whole = run(given, rounds=10, out=tmp_path / "whole")
     part = run(given, rounds=5, out=tmp_path / "part")

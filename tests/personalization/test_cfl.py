@@ -41,7 +41,7 @@ def grouped(groups, clients, samples=60, seed=0):
 
 
 def partition(labels):
-    """Who is with whom, whatever the groups are called."""
+    """The partition into groups, regardless of their numbers."""
     return {tuple(np.flatnonzero(np.asarray(labels) == label).tolist()) for label in np.unique(labels)}
 
 

@@ -73,7 +73,7 @@ def over_seeds(runs: Mapping[int, object]) -> SimpleNamespace:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_for_all():
-    """What a module's fixtures run comes before the fixture that gives every test one thread."""
+    """One thread for this module's fixtures too, which run before the fixture that limits each test."""
     torch.set_num_threads(1)
 
 

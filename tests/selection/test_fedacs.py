@@ -34,7 +34,7 @@ def begun(clients=6, cohort=3, seed=0, **options) -> FedACS:
 
 
 def replies(clients, insights, samples=None, bias=None) -> Replies:
-    """What clients `[k]` send whose insights are `[k, h]` (and `[k, b]` for the bias)."""
+    """Replies of clients `[k]` with insights `[k, h]` (and `[k, b]` for the bias)."""
     count = len(clients)
     fields = {"weight": torch.tensor(insights, dtype=torch.float32)}
     if bias is not None:
@@ -50,7 +50,7 @@ def duels(selector: FedACS) -> tuple[list[float], list[float]]:
 
 
 def frequencies(choose, clients: int, times: int) -> np.ndarray:
-    """How often each client is chosen."""
+    """Frequency with which each client is chosen."""
     found = np.zeros(clients)
     for _ in range(times):
         found[choose()] += 1
@@ -88,7 +88,7 @@ def test_the_reward_is_the_negative_score_of_weight_and_bias_together_or_summed_
     assert rewards_of(begun(norm="per-tensor"), sent) == pytest.approx([-7, -7, 0])
 
 
-def test_the_mean_weighs_samples_unless_it_shall_not():
+def test_the_mean_weighs_clients_by_samples_if_weighted():
     sent = replies([0, 1], [[0.0], [4.0]], samples=[1, 3])
     assert rewards_of(begun(), sent) == pytest.approx([-3, -np.sqrt(3)])
     assert rewards_of(begun(weighted=False), sent) == pytest.approx([-2, -2 * np.sqrt(3)])

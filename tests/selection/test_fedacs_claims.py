@@ -1,4 +1,4 @@
-"""What the FedACS paper says of its own mechanism, on real runs: figures 4, 8, 9 and 10 and the overhead."""
+"""The FedACS paper's claims about its own mechanism, on real runs: figures 4, 8, 9 and 10 and the overhead."""
 
 import numpy as np
 import pytest

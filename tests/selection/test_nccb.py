@@ -43,7 +43,7 @@ def setting(clients: int, cohort: int, seed: int = 0, rounds: int = 200) -> Sett
 
 
 def hashes(clients, contexts, faults=()) -> Replies:
-    """What clients answer to the survey."""
+    """Replies to the survey for contexts."""
     count = len(clients)
     return Replies(
         np.array(clients, dtype=np.int64),
@@ -56,7 +56,7 @@ def hashes(clients, contexts, faults=()) -> Replies:
 
 
 def trained(clients, rewards, samples=None) -> Replies:
-    """What clients send whose root mean squared losses are `rewards` (NaN: the measurement did not arrive)."""
+    """Replies of clients with root mean squared losses `rewards` (NaN: the measurement was lost)."""
     values = torch.tensor(np.asarray(rewards, dtype=np.float64))
     count = len(clients)
     return Replies(
@@ -329,7 +329,7 @@ def test_clusters_without_a_client_in_reach_wait():
     assert selector.select(3, np.array([4])).tolist() == [4]
 
 
-def test_clusters_whose_clients_never_answer_do_not_hold_their_place():
+def test_clusters_whose_clients_never_answer_do_not_block_their_place():
     selector = begun(SINGLE, cohort=2, threshold=1)
     for t in range(1, 9):
         cohort = np.sort(selector.select(t, np.arange(5)))
@@ -431,7 +431,7 @@ def test_training_is_adam_on_all_rewards_with_a_pull_to_the_start(plain):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_networks_of_a_sweep_are_trained_as_one_stack_to_what_each_comes_to_alone(plain):
+def test_networks_fitted_as_one_stack_are_those_fitted_alone(plain):
     seen = [
         RewardSamples(some_contexts(count, seed), generator(seed, "rewards").random(count), np.ones(count) + (seed % 2))
         for seed, count in enumerate((40, 7, 25))

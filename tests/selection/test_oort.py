@@ -39,7 +39,7 @@ def simple(clients=10, cohort=2, seed=0, **options) -> OortSimple:
 
 
 def replies(clients, squares=None, samples=None, seconds=None, waited=0.0, losses=None, withheld=()) -> Replies:
-    """What clients send whose mean squared losses are `squares` (NaN: the measurement did not arrive)."""
+    """Replies of clients with mean squared losses `squares` (NaN: the measurement was lost)."""
     count = len(clients)
     values = torch.tensor([1.0] * count if squares is None else squares, dtype=torch.float32)
     return Replies(
@@ -65,7 +65,7 @@ def explored(utilities, last=None, seconds=None, cohort=4, seed=0, **options) ->
 
 
 def frequencies(selector, clients: int, rounds=range(2, 402)) -> np.ndarray:
-    """How often each client is invited when nothing new is learned."""
+    """Invitations of each client while nothing new is learned."""
     counts = Counter(int(client) for t in rounds for client in selector.select(t, np.arange(clients)))
     return np.array([counts[client] for client in range(clients)]) / len(rounds)
 

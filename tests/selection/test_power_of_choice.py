@@ -123,7 +123,7 @@ def test_sizes_decide_who_is_drawn_and_do_not_weigh_the_models_again():
     assert weighted(selector="power-of-choice")
     assert weighted(method="fedavg")
     before = {**Config.of({**SMALL, "method": "power-of-choice"}).as_mapping(), "aggregator": {"weighted": True}}
-    assert Config.stored(before).aggregator.options["weighted"], "what was begun goes on as it was"
+    assert Config.stored(before).aggregator.options["weighted"], "an older run keeps its setting"
 
 
 def test_a_checkpoint_keeps_the_sizes(tmp_path):
