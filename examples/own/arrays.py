@@ -1,4 +1,4 @@
-"""Federated learning on arrays that you have in memory: three sites measure the same thing differently."""
+"""Run federated learning on arrays in memory: three sites that measure the same thing differently."""
 
 import tempfile
 from pathlib import Path

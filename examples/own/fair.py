@@ -1,6 +1,6 @@
-"""An algorithm of your own: a selector and an aggregator, each a class.
+"""Your own algorithm: a selector and an aggregator, a class each.
 
-Use them with --selector fair:LeastInvited --aggregator fair:Median, one at a time or together.
+Use one or both: --selector fair:LeastInvited --aggregator fair:Median.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from covey import Aggregator, Replies, Selector, Setting, State
 
 
 class LeastInvited(Selector):
-    """Those who were invited least often so far, the lower number first."""
+    """Invites the clients invited least often so far; ties go to the lower number."""
 
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
@@ -22,7 +22,7 @@ class LeastInvited(Selector):
         return cohort
 
     def state_dict(self) -> State:
-        """What a resumed run needs to go on as if nothing had been."""
+        """Return what a resumed run needs to continue exactly."""
         return {"times": self.times}
 
     def load_state_dict(self, state: State) -> None:
@@ -30,11 +30,11 @@ class LeastInvited(Selector):
 
 
 class Median(Aggregator):
-    """A part of the way from the model to the median of the clients' models, parameter by parameter."""
+    """Moves the model towards the median of the clients' models, parameter by parameter."""
 
     def __init__(self, *, step: float = 1.0) -> None:
         self.step = step
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        """`replies.states` is `[clients, d]`; there are also samples, losses and what clients have measured."""
+        """Return the next model. `replies.states` is `[clients, d]`; replies also hold samples, losses and probes."""
         return model + self.step * (replies.states.median(dim=0).values - model)

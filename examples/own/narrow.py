@@ -1,4 +1,4 @@
-"""A model of your own: any nn.Module that says which layer is its head. Use it with --model narrow:Narrow."""
+"""Your own model: any nn.Module that names its head. Use it with --model narrow:Narrow."""
 
 import math
 

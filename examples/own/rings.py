@@ -1,4 +1,4 @@
-"""A data set of your own: points on three rings. Use it with --dataset rings:load."""
+"""Your own data set: points on three rings. Use it with --dataset rings:load."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from covey import Dataset
 
 
 def load(data_dir: Path | None, /, *, noise: float = 0.1) -> Dataset:
-    """Points on three noisy rings; which ring is the class."""
+    """Points on three noisy rings; the ring is the class."""
     rng = np.random.default_rng(0)
     ring = rng.integers(3, size=1500)
     angle = rng.uniform(0, 2 * np.pi, size=1500)

@@ -1,4 +1,4 @@
-"""Federated learning on a table with a client column: the file says who holds what."""
+"""Run federated learning on a table with a client column, as a CSV and as an NPZ file."""
 
 import csv
 import tempfile

@@ -11,9 +11,9 @@ from scipy import stats
 
 from covey.arrays import IntArray
 from covey.config.sections import Alterations
-from covey.environment import Deal, alter_images, alter_labels, assign, deal
+from covey.environment import Deal, alter_images, alter_labels, assign, split_samples
 from covey.environment.dominance import dominance_counts, inverse_pareto_quantiles
-from covey.environment.partition import ClassDecks, allot, dirichlet_shares
+from covey.environment.partition import ClassPools, allot, dirichlet_shares
 from covey.errors import Refusal
 from covey.randomness import generator
 from covey.registries import environments
@@ -48,13 +48,13 @@ def balanced(samples: int, classes: int = 10) -> IntArray:
     return np.arange(samples, dtype=np.int64) % classes
 
 
-def dealt(name: str, y: IntArray, clients: int, /, seed: int = 0, classes: int = 10, **options: Any) -> Deal:
-    return deal(name, options, y, classes, clients, generator(seed, "environment"))
+def split(name: str, y: IntArray, clients: int, /, seed: int = 0, classes: int = 10, **options: Any) -> Deal:
+    return split_samples(name, options, y, classes, clients, generator(seed, "environment"))
 
 
-def dealt_or_refused(*arguments: Any, **options: Any) -> Deal | str:
+def split_or_refused(*arguments: Any, **options: Any) -> Deal | str:
     try:
-        return dealt(*arguments, **options)
+        return split(*arguments, **options)
     except Refusal as refusal:
         return str(refusal)
 
@@ -68,7 +68,7 @@ def class_counts(result: Deal, labels: IntArray, classes: int = 10) -> IntArray:
 
 
 def test_every_environment_is_tested_here() -> None:
-    # Those two take clients as they come, and deal nothing.
+    # Those two take clients as they come, and split nothing.
     assert environments.names() == sorted([*NAMES, "given", "natural"])
 
 
@@ -83,7 +83,7 @@ def test_every_client_gets_valid_samples_or_the_user_a_sentence(name: str, data:
     labels = generator(0).permutation(np.tile(labels, data.draw(st.integers(1, 40))))
     options = data.draw(st.fixed_dictionaries(OPTIONS[name]))
     seed = data.draw(st.integers(0, 2**32))
-    result = dealt_or_refused(name, labels, clients, seed, classes, **options)
+    result = split_or_refused(name, labels, clients, seed, classes, **options)
     if isinstance(result, str):
         assert result.endswith(".")
         assert any(advice in result for advice in ("lower ", "raise ", "must be", "at most"))
@@ -99,14 +99,14 @@ def test_every_client_gets_valid_samples_or_the_user_a_sentence(name: str, data:
     if result.skew is not None:
         assert result.skew.shape == (clients,)
         assert ((result.skew >= 0) & (result.skew <= 1)).all()
-    again = dealt(name, labels, clients, seed, classes, **options)
+    again = split(name, labels, clients, seed, classes, **options)
     assert all(np.array_equal(one, other) for one, other in zip(result.parts, again.parts, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_defaults_deal_a_hundred_clients_and_another_seed_deals_others(name: str) -> None:
+def test_defaults_serve_a_hundred_clients_and_another_seed_splits_differently(name: str) -> None:
     labels = balanced(3000)
-    one, other = dealt(name, labels, 100, seed=1), dealt(name, labels, 100, seed=2)
+    one, other = split(name, labels, 100, seed=1), split(name, labels, 100, seed=2)
     assert one.shared == (name in SHARED)
     assert any(not np.array_equal(a, b) for a, b in zip(one.parts, other.parts, strict=True))
 
@@ -129,7 +129,7 @@ def test_defaults_deal_a_hundred_clients_and_another_seed_deals_others(name: str
 )
 def test_extreme_parameters_and_two_thousand_clients_come_to_an_end(name: str, options: dict[str, Any]) -> None:
     labels = balanced(20_000)
-    result = dealt(name, labels, 2000, **options)
+    result = split(name, labels, 2000, **options)
     assert min(len(part) for part in result.parts) >= 1
 
 
@@ -165,34 +165,34 @@ def test_impossible_requests_are_refused_with_advice(
     name: str, options: dict[str, Any], clients: int, sentence: str
 ) -> None:
     with pytest.raises(Refusal) as refusal:
-        dealt(name, balanced(200), clients, **options)
+        split(name, balanced(200), clients, **options)
     assert sentence in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", sorted(SHARED))
 def test_a_class_without_samples_is_refused_where_everyone_needs_it(name: str) -> None:
     with pytest.raises(Refusal, match="Class 9 has no training sample"):
-        dealt(name, balanced(900, classes=9), 100, reuse=20.0)
+        split(name, balanced(900, classes=9), 100, reuse=20.0)
 
 
 # Decks and rounding.
 
 
-def test_decks_repeat_no_image_in_a_hand_until_they_are_used_up() -> None:
-    decks = ClassDecks(balanced(70, classes=10), 10, generator(0))
+def test_pools_repeat_no_image_in_a_part_until_they_are_used_up() -> None:
+    pools = ClassPools(balanced(70, classes=10), 10, generator(0))
     for _ in range(40):
-        hand = decks.deal(3, 5)
-        assert len(set(hand.tolist())) == 5
-        assert (hand % 10 == 3).all()
-    times = np.bincount(decks.deal(4, 24), minlength=70)[4::10]
+        part = pools.take(3, 5)
+        assert len(set(part.tolist())) == 5
+        assert (part % 10 == 3).all()
+    times = np.bincount(pools.take(4, 24), minlength=70)[4::10]
     assert set(times.tolist()) == {3, 4}
 
 
-def test_decks_use_every_image_equally_often() -> None:
+def test_pools_use_every_image_equally_often() -> None:
     labels = balanced(500)
-    result = dealt("uniform", labels, 50, reuse=8.0)
+    result = split("uniform", labels, 50, reuse=8.0)
     times = np.bincount(np.concatenate(result.parts), minlength=500)
-    # Classes differ by what one client is dealt, images of one class by one more or less from each wrap of the deck.
+    # Classes differ by what one client takes, images of one class by one more or less from each pass over the pool.
     assert times.min() >= 6 and times.max() <= 10
 
 
@@ -224,27 +224,27 @@ def test_a_half_dominance_client_of_100_holds_55_and_5_as_in_the_paper() -> None
 @pytest.mark.parametrize("name", ["uniform", "uniform-observed", "inverse-pareto"])
 def test_dominance_clients_hold_their_alpha(name: str) -> None:
     labels = balanced(5000)
-    result = dealt(name, labels, 200, samples=200)
+    result = split(name, labels, 200, samples=200)
     assert result.skew is not None
     for counts, alpha in zip(class_counts(result, labels), result.skew, strict=True):
         common = int(200 * (1 - alpha) / 10 + 1e-9)
         assert sorted(counts.tolist()) == [common] * 9 + [200 - 9 * common]
 
 
-def test_dominant_classes_are_spread_so_that_all_classes_are_dealt_alike() -> None:
+def test_dominant_classes_are_spread_so_that_all_classes_are_taken_alike() -> None:
     labels = balanced(5000)
-    dealt_of_class = class_counts(dealt("uniform", labels, 200, samples=200), labels).sum(axis=0)
-    assert dealt_of_class.max() - dealt_of_class.min() <= 200
+    taken_of_class = class_counts(split("uniform", labels, 200, samples=200), labels).sum(axis=0)
+    assert taken_of_class.max() - taken_of_class.min() <= 200
 
 
 def test_uniform_alphas_are_uniform() -> None:
-    skew = dealt("uniform", balanced(100), 2000, samples=1).skew
+    skew = split("uniform", balanced(100), 2000, samples=1).skew
     assert skew is not None
     assert stats.kstest(skew, "uniform").pvalue > 0.01
 
 
 def test_the_last_sixty_of_two_hundred_clients_are_the_observation_groups_of_figure_4() -> None:
-    skew = dealt("uniform-observed", balanced(2000), 200).skew
+    skew = split("uniform-observed", balanced(2000), 200).skew
     assert skew is not None
     assert skew[140:].reshape(6, 10).tolist() == [[alpha] * 10 for alpha in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
     assert len(np.unique(skew[:140])) == 140
@@ -254,7 +254,7 @@ def test_inverse_pareto_is_the_law_that_the_authors_draw_by_rejection() -> None:
     rng = generator(1)
     lomax = rng.pareto(2.0, size=8000)
     by_rejection = 1 - lomax[lomax <= 1]
-    skew = dealt("inverse-pareto", balanced(100), 2000, samples=1).skew
+    skew = split("inverse-pareto", balanced(100), 2000, samples=1).skew
     assert skew is not None
     assert stats.ks_2samp(skew, by_rejection).pvalue > 0.01
     assert skew.mean() > 0.6, "most clients are heavily skewed"
@@ -270,7 +270,7 @@ def test_inverse_pareto_quantiles_invert_the_distribution(shape: float) -> None:
 
 def test_dirichlet_layers_alternate_between_mild_and_heavy_skew() -> None:
     labels = balanced(2000)
-    result = dealt("dirichlet-layers", labels, 1200, samples=400)
+    result = split("dirichlet-layers", labels, 1200, samples=400)
     assert result.skew is None
     assert {len(part) for part in result.parts} == {400}
     concentration = ((class_counts(result, labels) / 400) ** 2).sum(axis=1)
@@ -282,7 +282,7 @@ def test_dirichlet_layers_alternate_between_mild_and_heavy_skew() -> None:
 
 def test_few_class_clients_hold_one_to_all_classes_with_dominance_within() -> None:
     labels = balanced(5000)
-    result = dealt("few-class", labels, 1000, samples=1000)
+    result = split("few-class", labels, 1000, samples=1000)
     assert result.skew is None
     numbers = []
     for counts in class_counts(result, labels):
@@ -297,22 +297,22 @@ def test_few_class_clients_hold_one_to_all_classes_with_dominance_within() -> No
 # On-Demand FL.
 
 
-def test_dirichlet_deals_everything_and_a_small_alpha_leaves_a_class_with_one_client() -> None:
+def test_dirichlet_assigns_everything_and_a_small_alpha_leaves_a_class_with_one_client() -> None:
     labels = balanced(5000)
     for alpha in (1e-6, 0.1, 10.0):
-        counts = class_counts(dealt("dirichlet", labels, 40, alpha=alpha), labels)
+        counts = class_counts(split("dirichlet", labels, 40, alpha=alpha), labels)
         assert counts.sum(axis=0).tolist() == [500] * 10
         if alpha == 1e-6:
             assert (counts.max(axis=0) >= 450).all()
 
 
 def test_dirichlet_with_a_large_alpha_favours_nobody() -> None:
-    sizes = [len(part) for part in dealt("dirichlet", balanced(6000, 30), 600, classes=30, alpha=1e6).parts]
+    sizes = [len(part) for part in split("dirichlet", balanced(6000, 30), 600, classes=30, alpha=1e6).parts]
     assert min(sizes) >= 2 and max(sizes) <= 20, "10 samples each, in 30 roundings"
 
 
 def test_dirichlet_gives_everyone_the_minimum() -> None:
-    sizes = [len(part) for part in dealt("dirichlet", balanced(400), 40, alpha=1e-6, minimum=10).parts]
+    sizes = [len(part) for part in split("dirichlet", balanced(400), 40, alpha=1e-6, minimum=10).parts]
     assert sizes == [10] * 40
 
 
@@ -321,24 +321,24 @@ def test_dirichlet_gives_everyone_the_minimum() -> None:
 
 def test_pareto_clients_hold_two_labels_and_labels_are_held_alike() -> None:
     labels = balanced(6000)
-    counts = class_counts(dealt("pareto", labels, 100), labels)
+    counts = class_counts(split("pareto", labels, 100), labels)
     assert ((counts > 0).sum(axis=1) == 2).all()
     assert ((counts > 0).sum(axis=0) == 20).all()
-    assert counts.sum() == 6000, "all samples are dealt"
+    assert counts.sum() == 6000, "all samples are assigned"
     assert len({tuple(np.flatnonzero(row)) for row in counts}) > 10, "pairs are random, not clusters"
 
 
 @pytest.mark.parametrize("shape", [1.0, 2.5])
 def test_pareto_sizes_follow_a_power_law_of_the_given_index(shape: float) -> None:
     labels = balanced(400_000, classes=1)
-    sizes = np.array([len(part) for part in dealt("pareto", labels, 1000, classes=1, labels=1, shape=shape).parts])
+    sizes = np.array([len(part) for part in split("pareto", labels, 1000, classes=1, labels=1, shape=shape).parts])
     # Hill's estimate from all sizes, the smallest being the scale.
     assert 1 / np.log(sizes / sizes.min()).mean() == pytest.approx(shape, rel=0.1)
 
 
 def test_clustered_equal_with_ten_clients_is_the_authors_partition() -> None:
     labels = balanced(60_000)
-    counts = class_counts(dealt("clustered-equal", labels, 10), labels)
+    counts = class_counts(split("clustered-equal", labels, 10), labels)
     expected = np.zeros((10, 10), dtype=np.int64)
     expected[:6, [0, 1]] = 1000
     for client, pair in zip(range(6, 10), ([2, 3], [4, 5], [6, 7], [8, 9]), strict=True):
@@ -348,7 +348,7 @@ def test_clustered_equal_with_ten_clients_is_the_authors_partition() -> None:
 
 def test_clustered_equal_with_a_hundred_clients_and_overlapping_groups_is_as_the_authors_files() -> None:
     labels = balanced(60_000)
-    counts = class_counts(dealt("clustered-equal", labels, 100, groups="overlapping"), labels)
+    counts = class_counts(split("clustered-equal", labels, 100, groups="overlapping"), labels)
     assert counts[:60].tolist() == [[100, 100] + [0] * 8] * 60
     assert (counts[60:, :2] == 0).all()
     assert (np.sort(counts[60:], axis=1)[:, -2:] == 100).all()
@@ -357,7 +357,7 @@ def test_clustered_equal_with_a_hundred_clients_and_overlapping_groups_is_as_the
 
 def test_disjoint_groups_share_no_label_and_the_last_takes_what_remains() -> None:
     labels = balanced(2800, classes=7)
-    counts = class_counts(dealt("clustered-equal", labels, 20, classes=7, delta=0.4), labels, classes=7)
+    counts = class_counts(split("clustered-equal", labels, 20, classes=7, delta=0.4), labels, classes=7)
     assert {tuple(np.flatnonzero(row)) for row in counts} == {(0, 1), (2, 3), (4, 5), (6,)}
     assert (counts[:8, :2] > 0).all()
     assert len(set(counts.sum(axis=1).tolist())) == 1
@@ -365,35 +365,35 @@ def test_disjoint_groups_share_no_label_and_the_last_takes_what_remains() -> Non
 
 def test_clustered_samples_can_be_fewer_than_the_scarcest_label_allows() -> None:
     labels = balanced(6000)
-    assert {len(part) for part in dealt("clustered-equal", labels, 10, samples=31).parts} == {31}
+    assert {len(part) for part in split("clustered-equal", labels, 10, samples=31).parts} == {31}
 
 
 def test_clustered_unequal_sizes_differ_within_the_spread() -> None:
     labels = balanced(60_000)
-    result = dealt("clustered-unequal", labels, 10)
+    result = split("clustered-unequal", labels, 10)
     counts = class_counts(result, labels)
     sizes = counts.sum(axis=1)
     assert len(set(sizes.tolist())) > 5
     assert sizes.max() / sizes.min() <= 1.2 / 0.8 + 0.01
     assert counts[:, 0].sum() > 5990, "the scarcest label is used up"
     assert [np.flatnonzero(row).tolist() for row in counts[[0, 5, 6, 9]]] == [[0, 1], [0, 1], [2, 3], [8, 9]]
-    equal = class_counts(dealt("clustered-unequal", labels, 10, spread=0.0), labels)
+    equal = class_counts(split("clustered-unequal", labels, 10, spread=0.0), labels)
     assert (equal.sum(axis=1) == 2000).all()
 
 
 def test_equal_shards_give_two_pieces_of_sorted_data() -> None:
     labels = generator(0).permutation(balanced(1000))
-    counts = class_counts(dealt("shards-equal", labels, 50), labels)
+    counts = class_counts(split("shards-equal", labels, 50), labels)
     assert (counts.sum(axis=1) == 20).all()
     assert set(np.unique(counts).tolist()) <= {0, 10, 20}, "whole shards of one label"
 
 
 def test_unequal_shards_give_six_to_fourteen_pieces_and_leave_nothing() -> None:
     labels = balanced(9000)
-    result = dealt("shards-unequal", labels, 901, shards=9, spread=3)
+    result = split("shards-unequal", labels, 901, shards=9, spread=3)
     assert sum(len(part) for part in result.parts) == 9000
     labels = balanced(10_000)
-    sizes = np.array([len(part) for part in dealt("shards-unequal", labels, 500).parts])
+    sizes = np.array([len(part) for part in split("shards-unequal", labels, 500).parts])
     assert (sizes % 2 == 0).all(), "whole shards of two samples"
     frequency = np.bincount(sizes // 2, minlength=16)
     assert frequency.sum() == frequency[6:15].sum() == 500

@@ -276,11 +276,11 @@ def test_only_natural_clients_need_a_file_that_names_them(tmp_path, kind):
     federation = build_federation(Config.of(dataset=dataset, environment="dirichlet", clients=6))
     assert federation.clients == 6
     assert len(federation.dataset.y) == 240
-    with pytest.raises(Refusal, match=r"'natural' cannot deal it; .* \(dataset.client=COLUMN\), .* an array 'client'"):
+    with pytest.raises(Refusal, match=r"'natural' cannot split it; .* \(dataset.client=COLUMN\), .* an array 'client'"):
         Config.of(dataset=dataset, environment="natural")
 
 
-def test_another_environment_deals_own_data_anew(tmp_path):
+def test_another_environment_splits_own_data_anew(tmp_path):
     write_csv(tmp_path / "table.csv")
     options = {"path": str(tmp_path / "table.csv"), "label": "outcome", "client": "site"}
     config = Config.of(dataset={"name": "csv", **options}, environment={"name": "dirichlet", "alpha": 0.1}, clients=6)

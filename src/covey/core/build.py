@@ -14,7 +14,7 @@ from covey.data.dataset import Dataset, load_dataset
 from covey.environment.alterations import assign
 from covey.environment.federated_data import Federation
 from covey.environment.natural import natural, natural_clients
-from covey.environment.partition import deal
+from covey.environment.partition import split_samples
 from covey.errors import require
 from covey.model.factory import build_model
 from covey.model.layout import Layout
@@ -34,14 +34,14 @@ def build_federation(config: Config) -> Federation:
     if config.environment.name == NATURAL:
         natural_clients(dataset)
         assert dataset.groups is not None
-        dealt, names = natural(dataset.groups.numpy(), config.clients), dataset.group_names[: config.clients]
+        split, names = natural(dataset.groups.numpy(), config.clients), dataset.group_names[: config.clients]
     else:
         rng = generator(config.seed, "environment")
         options = dict(config.environment.options)
-        dealt = deal(config.environment.name, options, dataset.y.numpy(), dataset.classes, config.clients, rng)
+        split = split_samples(config.environment.name, options, dataset.y.numpy(), dataset.classes, config.clients, rng)
         names = ()
-    parts = [torch.from_numpy(part) for part in dealt.parts]
-    federation = Federation(dataset, parts, dealt.shared, dealt.skew, names)
+    parts = [torch.from_numpy(part) for part in split.parts]
+    federation = Federation(dataset, parts, split.shared, split.skew, names)
     return altered_federation(federation, config)
 
 

@@ -1,4 +1,4 @@
-"""Data sets: samples in memory, cut into training and test, not yet dealt to clients."""
+"""Data sets: training and test samples in memory, not yet split among clients."""
 
 from covey.data.cifar import cifar10, cifar100
 from covey.data.dataset import Dataset, DatasetLoader, Samples

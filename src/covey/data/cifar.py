@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: 60,000 colour images of 32 x 32 pixels, in the Python version's pickles.
 
-A pickle can run any code when it is loaded. Of these files only dictionaries, lists, bytes, numbers and
-arrays of bytes are taken: the three NumPy names that an array needs are answered by stand-ins that check
-what they are given, and any other name is refused.
+A pickle can run any code when it is loaded. From these files only dictionaries, lists, bytes, numbers and arrays of
+bytes are read: stand-ins that check their arguments replace the three NumPy names that an array needs, and any other
+name is refused.
 """
 
 import math
@@ -78,7 +78,7 @@ def _names(path: Path, key: str, classes: int) -> tuple[str, ...]:
 
 
 def _samples(paths: list[Path], label_key: str, classes: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 `[n, 3, 32, 32]` and labels int64 `[n]` of the batch files, in their order."""
+    """Read images uint8 `[n, 3, 32, 32]` and labels int64 `[n]` from the batch files, in their order."""
     images: list[Bytes] = []
     labels: list[int] = []
     for path in paths:
@@ -114,50 +114,50 @@ def _labels(batch: dict[str, Any], path: Path, key: str, count: int, classes: in
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary in a CIFAR file, its keys as text and its arrays as `_Array`; runs nothing from the file."""
+    """Read the dictionary in a CIFAR file, keys as text and arrays as `_Array`, without running code from the file."""
     try:
         with path.open("rb") as stream:
             content = _Unpickler(stream, encoding="bytes").load()
-            goes_on = bool(stream.read(1))
+            trailing = bool(stream.read(1))
     except OSError as error:
         raise unusable(path, f"it cannot be read ({reason(error)})") from error
     except Exception as error:
         # Damaged pickles end in errors of every kind: stack, encoding, end of file, unknown instruction, ...
         raise unusable(path, f"it is not a CIFAR pickle ({_plain(error)})") from error
-    if not isinstance(content, dict) or goes_on:
-        raise unusable(path, "it goes on after its end" if goes_on else "it does not hold a dictionary")
+    if not isinstance(content, dict) or trailing:
+        raise unusable(path, "it goes on after its end" if trailing else "it does not hold a dictionary")
     return {_text(key): value for key, value in content.items()}
 
 
 def _text(value: object) -> str:
-    """A name written by Python 2 (bytes) or 3 (text); empty for anything else."""
+    """Return a name written by Python 2 (bytes) or 3 (text); empty for anything else."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     return value if isinstance(value, str) and value.isprintable() else ""
 
 
 def _plain(error: Exception) -> str:
-    """The error for a sentence: what a file puts into it may be long, or meant for the terminal."""
+    """Return the error as printable text of limited length: a damaged file may put anything into it."""
     if isinstance(error, EOFError):
         return "it ends too early"
-    sense = "" if isinstance(error, pickle.UnpicklingError) else f"it makes no sense: {type(error).__name__} "
-    text = f"{sense}{error}".strip()
-    return "".join(letter if letter.isprintable() else "?" for letter in text)[:160]
+    kind = "" if isinstance(error, pickle.UnpicklingError) else f"it makes no sense: {type(error).__name__} "
+    text = f"{kind}{error}".strip()
+    return "".join(character if character.isprintable() else "?" for character in text)[:160]
 
 
 class _Type:
-    """Stands in for `numpy.dtype`: admits the unsigned byte and nothing else."""
+    """Stand-in for `numpy.dtype` that admits only the unsigned byte."""
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in (b"u1", "u1", b"|u1", "|u1"):
             raise pickle.UnpicklingError(f"an array of {code!r} instead of unsigned bytes")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order, fields and the like mean nothing for single bytes."""
+        """Ignore byte order and fields, which mean nothing for single bytes."""
 
 
 class _Array:
-    """Stands in for `numpy.ndarray` and `_reconstruct`: made empty, then given its values as state."""
+    """Stand-in for `numpy.ndarray` and `_reconstruct`: created empty, then given its values as state."""
 
     values: Bytes | None = None
 
@@ -183,11 +183,10 @@ _ADMITTED = {
 
 
 class _Unpickler(pickle._Unpickler):
-    """Admits the three names that arrays of bytes need.
+    """Unpickler that admits only the three names that arrays of bytes need.
 
-    It is the unpickler in Python, as fast here as the one in C: that one sets aside as much memory as a
-    damaged index in the file asks for, tens of gigabytes. For the same reason there are no byte arrays of
-    announced size.
+    It extends the unpickler written in Python, which is as fast here. The one in C allocates as much memory as a
+    damaged index in the file asks for, tens of gigabytes. Byte arrays of announced size are left out for that reason.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {

@@ -1,4 +1,4 @@
-"""What a data set is, and the registry of loaders."""
+"""Data sets: samples, labels and how they are normalised, and the loading of data sets by name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from covey.errors import Refusal, require
 from covey.registries import datasets
 
 DatasetLoader = Callable[..., "Dataset"]
-"""`load(data_dir, *, option=default, ...)`; `data_dir` is where the user keeps data sets, or None."""
+"""`load(data_dir, *, option=default, ...)`; `data_dir` is the user's folder of data sets, or None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples as they are stored: `x` `[n, ...]` (uint8 for images), `y` `[n]`."""
+    """Samples as stored: `x` `[n, ...]` (uint8 for images), `y` `[n]`."""
 
     x: Tensor
     y: Tensor
@@ -28,16 +28,16 @@ class Samples:
         return len(self.y)
 
     def split(self, counts: Sequence[int]) -> "list[Samples]":
-        """Samples of several clients, which lie one after another, client by client."""
+        """Split samples that lie client after client into one `Samples` per client."""
         pieces = zip(torch.split(self.x, list(counts)), torch.split(self.y, list(counts)), strict=True)
         return [Samples(x, y) for x, y in pieces]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples and labels. Images live as uint8 `[n, channels, height, width]` and are normalised in the batch.
+    """Samples and labels. Images are stored as uint8 `[n, channels, height, width]` and normalised per batch.
 
-    Tokens are int64 `[n, length]`, and go to the model as they are. NumPy arrays become tensors, and labels int64.
+    Tokens are int64 `[n, length]` and reach the model unchanged. NumPy arrays become tensors, labels int64.
 
     `mean` and `deviation` are per channel, in the unit of the stored values (0-255 for most images).
     """
@@ -51,15 +51,15 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
     groups: Tensor | None = None
-    """Natural client of each training sample `[n]`, 0 … m-1, where the data has one (a user, a site)."""
+    """Natural client (a user, a site) of each training sample `[n]`, 0 … m-1; None if the data names none."""
     group_names: tuple[str, ...] = ()
-    """What the data calls its natural clients."""
+    """Names of the natural clients."""
     never: tuple[int, ...] = ()
-    """Classes that are never a right answer (padding, unknown words): evaluation neither gives nor accepts them."""
+    """Classes that are never a right answer (padding, unknown words); evaluation rules them out."""
     blank: bool = False
-    """Whether the training samples only stand for those that clients hold, and say nothing of them."""
+    """True if the training samples are placeholders for those that clients hold."""
     untested: bool = False
-    """Whether the test samples are such blanks, too."""
+    """True if the test samples are placeholders, too."""
 
     def __post_init__(self) -> None:
         for field in ("x", "test_x"):
@@ -84,7 +84,7 @@ class Dataset:
             )
 
     def require_tests(self) -> None:
-        """Refuse to score models on blanks."""
+        """Refuse to score models on placeholders."""
         require(
             not self.untested,
             "Models are scored on the server, and the server has no test samples of these clients' kind. Give it test "
@@ -102,7 +102,7 @@ class Dataset:
 
 
 def _tensor(values: Any, what: str) -> Tensor:
-    """A tensor as it is, and an array as a tensor, on the same memory where it can be."""
+    """Return values as a tensor, on the same memory if possible."""
     if isinstance(values, Tensor):
         return values
     try:
@@ -113,7 +113,7 @@ def _tensor(values: Any, what: str) -> Tensor:
 
 
 def _whole_numbers(values: Any, what: str) -> Tensor:
-    """One whole number for each sample, int64 `[n]`."""
+    """Return one whole number per sample, int64 `[n]`."""
     numbers = _tensor(values, what)
     require(numbers.ndim == 1, f"{what} must be one number per sample, not of shape {list(numbers.shape)}.")
     whole = not numbers.is_floating_point() and not numbers.is_complex()
@@ -122,16 +122,16 @@ def _whole_numbers(values: Any, what: str) -> Tensor:
 
 
 _PIECE = 1 << 22
-"""Values that are looked at together, so that looking takes little memory however large the data are."""
+"""Values checked at a time; bounds the memory of a check, however large the data."""
 
 
 def require_finite(x: Tensor, what: str) -> None:
-    """Refuse samples `[n, ...]` that hold NaN or an infinity, with the first of them."""
+    """Refuse samples `[n, ...]` that hold NaN or an infinity, and name the first."""
     if not x.is_floating_point() or x.numel() == 0:
         return
     rows = max(1, _PIECE * len(x) // x.numel())
     for number, piece in enumerate(torch.split(x, rows)):
-        # NaN is both the least and the greatest value of what it is in; this is many times faster than to ask each.
+        # Minimum and maximum are NaN if any value is; this is many times faster than testing each value.
         if not torch.isfinite(torch.stack(torch.aminmax(piece))).all():
             row = number * rows + int(torch.nonzero(~torch.isfinite(piece))[0, 0])
             kind = str(x.dtype).removeprefix("torch.")
@@ -139,7 +139,7 @@ def require_finite(x: Tensor, what: str) -> None:
 
 
 def load_dataset(name: str, data_dir: Path | None, options: dict[str, Any]) -> Dataset:
-    """The data set called `name`, with options checked against its loader. The last one loaded is kept."""
+    """Load the data set called `name`, its options checked. The last one loaded is cached."""
     return _load(name, data_dir, tuple(sorted(datasets.options(name, options).items())))
 
 
@@ -151,10 +151,10 @@ def _load(name: str, data_dir: Path | None, options: tuple[tuple[str, Any], ...]
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of samples `[n, channels, ...]`, in their own unit."""
+    """Return mean and standard deviation of each channel of samples `[n, channels, ...]`, in their own unit."""
     channels = x.transpose(0, 1)
     if x.dtype == torch.uint8:
-        # From the histogram: exact, and without a float copy of all images.
+        # From the histogram: exact, without a float copy of all images.
         values = torch.arange(256, dtype=torch.float64)
         share = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in channels]).double()
         share /= share.sum(dim=1, keepdim=True)
@@ -163,6 +163,6 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     else:
         flat = channels.flatten(1).double()
         mean, variance = flat.mean(dim=1), flat.var(dim=1, correction=0)
-    # A channel that never changes is left as it is rather than divided by zero.
+    # A constant channel is not scaled: its deviation is zero.
     deviation = torch.where(variance > 0, variance.sqrt(), 1.0)
     return tuple(mean.tolist()), tuple(deviation.tolist())

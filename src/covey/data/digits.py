@@ -1,4 +1,4 @@
-"""Handwritten digits, embedded in scikit-learn: 1,797 images of 8 x 8 pixels. The default, no file needed."""
+"""Handwritten digits from scikit-learn: 1,797 images of 8 x 8 pixels. The default data set; needs no file."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def digits(data_dir: Path | None, /, *, upscale: int = 1) -> Dataset:
     images = np.asarray(bunch.images, dtype=np.uint8).repeat(upscale, axis=1).repeat(upscale, axis=2)
     x = torch.from_numpy(images).unsqueeze(1)
     y = torch.from_numpy(np.asarray(bunch.target, dtype=np.int64))
-    # One fixed split for everybody: a fifth of each class is the test set, whatever the seed of a run.
+    # One fixed split, independent of a run's seed: a fifth of each class is the test set.
     test = np.zeros(len(y), dtype=bool)
     rng = generator("digits", "test split")
     for label in range(10):

@@ -1,4 +1,4 @@
-"""Files of texts by their users, read one text after another: JSON lines, plain or compressed."""
+"""Texts and their authors, read one at a time from JSON lines, plain or compressed."""
 
 import gzip
 import json
@@ -13,17 +13,17 @@ from covey.data.files import reason
 from covey.errors import Refusal, require
 
 Writing = tuple[str, str]
-"""Who wrote it, and the text."""
+"""Author and text."""
 
 COMPRESSED = (".xz", ".gz")
 
 LONGEST = 1 << 24
-"""Bytes of one line (or one row of XML) at most; what is longer is no text of a person."""
+"""Most bytes of one line (or one row of XML); longer ones are refused as no person's text."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked on the way where its name ends in .xz or .gz."""
+    """Open a file for reading bytes, unpacked if its name ends in .xz or .gz."""
     openers: dict[str, Callable[[Path, str], Any]] = {".xz": lzma.open, ".gz": gzip.open}
     try:
         with openers.get(path.suffix, Path.open)(path, "rb") as stream:
@@ -33,7 +33,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def json_lines(path: Path) -> Iterator[Writing]:
-    """Texts of a file with one JSON object a line: `user` (Yelp: `user_id`) and `text`; other keys are passed over."""
+    """Yield the texts of a file with one JSON object per line: `user` (Yelp: `user_id`), `text`; others are ignored."""
     with opened(path) as stream:
         number = 0
         while line := stream.readline(LONGEST + 1):
@@ -60,5 +60,5 @@ def _writing(line: bytes, place: str) -> Writing:
     )
     text = record.get("text", False)
     require(text is None or isinstance(text, str), f"{place} has no 'text', or one that is not text.")
-    # Half of a surrogate pair, which JSON can spell, could not be printed.
+    # JSON can spell half of a surrogate pair, which cannot be printed.
     return str(user).encode("utf-8", "replace").decode("utf-8"), text or ""

@@ -1,4 +1,4 @@
-"""Data sets that live in files: where they are looked for, and how the official ones are fetched."""
+"""Data sets in files: where they are searched, and how official ones are downloaded."""
 
 import gzip
 import hashlib
@@ -19,10 +19,10 @@ from covey.errors import Refusal, require
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int | None], None]
-"""`progress(file, bytes so far, bytes in all)`; the last is None where the server does not say."""
+"""`progress(file, bytes so far, bytes in all)`; the last is None if the server does not say."""
 
 Fetch = Callable[[str, Path, Progress | None], None]
-"""`fetch(url, part, progress)`: continue the file `part` from `url`; OSError or HTTPException where that fails."""
+"""`fetch(url, part, progress)`: continue the file `part` from `url`; raises OSError or HTTPException on failure."""
 
 _CHUNK = 1 << 18
 _TIMEOUT = 60.0
@@ -30,7 +30,7 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Download:
-    """One official file: the addresses that offer it, its md5 sum, and the files of the data set that it gives."""
+    """One official file: its addresses, its md5 sum, and the files of the data set that it contains."""
 
     urls: tuple[str, ...]
     md5: str
@@ -43,15 +43,15 @@ class Download:
 
 @dataclass(frozen=True)
 class Source:
-    """The standard layout of a data set, and where to get it."""
+    """A data set's standard layout and its downloads."""
 
     folder: str
-    """The folder under the user's data folder."""
+    """Folder under the user's data folder."""
     downloads: tuple[Download, ...]
     size: str
-    """How much there is to fetch, in words."""
+    """Size of the download, in words."""
     endings: tuple[str, ...] = ("",)
-    """What the files' names may end in, the ending that reads fastest first."""
+    """Endings that the files' names may have, the fastest to read first."""
     elsewhere: tuple[Path, ...] = ()
     """Folders outside the user's data folder that may hold the files."""
     note: str = ""
@@ -62,7 +62,7 @@ class Source:
         return tuple(file for download in self.downloads for file in download.gives)
 
     def found(self, folder: Path) -> dict[str, Path]:
-        """Those of the files that are in `folder`, by their plain names."""
+        """Return the files that are in `folder`, by their plain names."""
         pairs = ((file, folder / (file + ending)) for ending in reversed(self.endings) for file in self.files)
         return {file: path for file, path in pairs if path.is_file()}
 
@@ -124,7 +124,7 @@ SOURCES: dict[str, Source] = {
 
 
 def locate(name: str, data_dir: Path | None) -> dict[str, Path]:
-    """Every file of the data set by its plain name, or a refusal that says where it was looked for."""
+    """Return every file of the data set by its plain name, or refuse and say which folders were searched."""
     source = SOURCES[name]
     looked: list[str] = []
     for place in _places(source, data_dir):
@@ -148,7 +148,7 @@ def locate(name: str, data_dir: Path | None) -> dict[str, Path]:
 
 
 def _places(source: Source, data_dir: Path | None) -> list[Path]:
-    """The folders to look in: the standard one, the same seen from further inside, and those of the system."""
+    """Return the folders to search: the standard one, `data_dir` as an inner part of it, and those of the system."""
     places: list[Path] = []
     if data_dir is not None:
         outer, *inner = Path(source.folder).parts
@@ -160,27 +160,27 @@ def _places(source: Source, data_dir: Path | None) -> list[Path]:
 
 
 def unusable(path: Path, fault: str) -> Refusal:
-    """A refusal of the file at `path`."""
+    """Return the refusal of the file at `path`."""
     return Refusal(f"{path} cannot be used: {fault}; put the official file in its place.")
 
 
 def choose(option: str, given: str, table: Mapping[str, T]) -> T:
-    """What `table` has for the value `given` of an option."""
+    """Return the entry of `table` for an option's value, or refuse the value."""
     require(given in table, f"dataset.{option} must be one of {', '.join(table)}, not {given!r}.")
     return table[given]
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in the words of the error."""
+    """Return the error's own words."""
     inner = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
     return str(inner) or type(error).__name__
 
 
 def download(name: str, data_dir: Path, *, fetch: Fetch | None = None, progress: Progress | None = None) -> Path:
-    """Fetch the official files of a data set into its folder under `data_dir`, and return that folder.
+    """Download the official files of a data set into its folder under `data_dir`, and return that folder.
 
-    Files that are there are not fetched again. A download that was cut short is continued, and nothing
-    gets its final name before its md5 sum is the official one.
+    Files that are there are kept. A download that was cut short is continued, and a file gets its final name only
+    when its md5 sum is the official one.
     """
     require(name in SOURCES, f"There is nothing to download for '{name}'. Downloads: {', '.join(sorted(SOURCES))}.")
     source = SOURCES[name]
@@ -199,10 +199,9 @@ def download(name: str, data_dir: Path, *, fetch: Fetch | None = None, progress:
 
 
 def fetch_file(url: str, part: Path, progress: Progress | None = None) -> None:
-    """Continue `part` with what lies at `url`, by an HTTP range where the server offers that.
+    """Continue `part` from `url`, by an HTTP range if the server supports it.
 
-    A server that has nothing beyond what is here (status 416) leaves `part` as it is: it is complete, or
-    it is another file, which its md5 sum tells.
+    If the server has no more bytes (status 416), `part` stays: it is complete, or another file, as its md5 sum shows.
     """
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "covey"} | ({"Range": f"bytes={start}-"} if start else {})
@@ -228,7 +227,7 @@ def fetch_file(url: str, part: Path, progress: Progress | None = None) -> None:
 
 
 def _obtain(item: Download, folder: Path, fetch: Fetch, progress: Progress | None) -> Path:
-    """The file `item` in `folder`, fetched unless it is there, its md5 sum checked."""
+    """Return the file `item` in `folder`, downloaded unless it is there, its md5 sum checked."""
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / item.file, folder / f"{item.file}.part"
     if target.is_file() and _md5(target) == item.md5:
@@ -239,7 +238,7 @@ def _obtain(item: Download, folder: Path, fetch: Fetch, progress: Progress | Non
         try:
             fetch(url, part, progress)
             if continued and _md5(part) != item.md5:
-                # What lay here was not the beginning of this file.
+                # The partial file was not the beginning of this one.
                 part.unlink()
                 fetch(url, part, progress)
             found = _md5(part)
@@ -258,7 +257,7 @@ def _obtain(item: Download, folder: Path, fetch: Fetch, progress: Progress | Non
 
 
 def _obtain_archive(item: Download, folder: Path, fetch: Fetch, progress: Progress | None) -> None:
-    """Fetch an archive beside `folder` and take the data set's files out of it; an archive that was there stays."""
+    """Download an archive beside `folder` and extract the data set's files; an archive that was there stays."""
     kept = (folder.parent / item.file).is_file()
     archive = _obtain(item, folder.parent, fetch, progress)
     _unpack(archive, folder, item.gives)
@@ -267,7 +266,7 @@ def _obtain_archive(item: Download, folder: Path, fetch: Fetch, progress: Progre
 
 
 def _unpack(archive: Path, folder: Path, files: tuple[str, ...]) -> None:
-    """Move `files` from the archive into `folder`, all or none; nothing else leaves the archive."""
+    """Extract `files` from the archive into `folder`, all or none, and nothing else."""
     require(hasattr(tarfile, "data_filter"), "Unpacking archives safely needs Python 3.11.4 or newer.")
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         unpacked = Path(scratch) / folder.name

@@ -1,4 +1,4 @@
-"""Data that was passed in from Python, and cannot be loaded by name."""
+"""The name of data that was passed in from Python, which cannot be loaded."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ from covey.registries import datasets
 def given(data_dir: Path | None, /, *, fingerprint: str = "") -> Dataset:
     """Data passed in from Python as covey.run(federation=...); runs on it are resumed with the same federation."""
     raise Refusal(
-        "This run's data was passed in from Python; go on with it there, with the same federation: "
+        "This run's data was passed in from Python; resume it there, with the same federation: "
         "covey.resume(folder, federation=...) or covey.Run.open(folder, federation)."
     )

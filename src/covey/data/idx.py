@@ -78,7 +78,7 @@ def _load(
 
 
 def _samples(files: dict[str, Path], part: str, classes: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 `[n, 1, 28, 28]` and labels int64 `[n]` of the training (`train`) or test (`t10k`) part."""
+    """Read images uint8 `[n, 1, 28, 28]` and labels int64 `[n]` of the training (`train`) or test (`t10k`) part."""
     image_file, label_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if images.shape[1:] != (_SIDE, _SIDE):
@@ -98,10 +98,10 @@ def _refuse_the_other(name: str, path: Path, labels: Tensor) -> None:
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """The array of unsigned bytes in an idx file, plain or gzip.
+    """Read the array of unsigned bytes in an idx file, plain or gzip.
 
-    An idx file is two zero bytes, the type of value (8: unsigned byte), the number of dimensions, each
-    dimension as a big-endian 32-bit number, and the values.
+    An idx file holds two zero bytes, the type of value (8: unsigned byte), the number of dimensions, each dimension as
+    a big-endian 32-bit number, and the values.
     """
     try:
         size = path.stat().st_size
@@ -117,7 +117,7 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
 
 
 def _read_values(stream: io.BufferedIOBase, path: Path, dimensions: int, ceiling: int) -> Bytes:
-    """The values behind the header; `ceiling` is the most bytes that the file can hold."""
+    """Read the values after the header; `ceiling` is the most bytes that the file can hold."""
     magic = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
     head = stream.read(4 + 4 * dimensions)
     if head[:4] != magic:

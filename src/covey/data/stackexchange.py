@@ -1,4 +1,4 @@
-"""Stack Exchange dumps: posts and comments by their owners, out of Posts.xml and Comments.xml."""
+"""Stack Exchange dumps: posts and comments with their owners, from Posts.xml and Comments.xml."""
 
 import re
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ _TAG = re.compile(r"<(/?)([a-z0-9]+)[^<>]*>", re.IGNORECASE)
 
 
 def stack_exchange(path: Path) -> Iterator[Writing]:
-    """Texts of one file of a dump: bodies of posts without their code, comments as they are.
+    """Yield the texts of one file of a dump: bodies of posts without their code, comments as they are.
 
-    Rows without an owner (deleted users) are passed over. A document type, the only place where XML can declare
-    entities that grow, is refused: dumps have none.
+    Rows without an owner (deleted users) are skipped. A document type, the only place where XML can declare entities
+    that grow, is refused: dumps have none.
     """
     rows: list[Writing] = []
 
@@ -52,7 +52,7 @@ def stack_exchange(path: Path) -> Iterator[Writing]:
 
 
 def _parse(parser: expat.XMLParserType, chunk: bytes, path: Path) -> None:
-    """Go on with `chunk`; an empty one ends the document."""
+    """Parse the next `chunk`; an empty one ends the document."""
     try:
         parser.Parse(chunk, not chunk)
     except expat.ExpatError as error:
@@ -60,7 +60,7 @@ def _parse(parser: expat.XMLParserType, chunk: bytes, path: Path) -> None:
 
 
 def without_tags(body: str) -> str:
-    """The words of an HTML text, those between <code> and </code> (or <pre>) left out."""
+    """Return the words of an HTML text, without those between <code> and </code> (or <pre>)."""
     parts: list[str] = []
     at = inside = 0
     for tag in _TAG.finditer(body):

@@ -1,4 +1,4 @@
-"""A made-up data set of any shape, number of classes and difficulty; for benchmarks and tests."""
+"""A synthetic data set of any shape, number of classes and difficulty, for benchmarks and tests."""
 
 from pathlib import Path
 
@@ -29,9 +29,8 @@ def synthetic(
 ) -> Dataset:
     """Gaussian mixtures drawn as images of any shape; `difficulty` 0 is separable, 1 mostly noise.
 
-    Each class is three clusters in a space of 16 dimensions; a smooth random basis turns a point of
-    that space into an image. The clusters' spread is `difficulty` times the spread of their centres,
-    so that the task is as hard in 32 x 32 pixels as in 8 x 8.
+    Each class is three clusters in 16 dimensions; a smooth random basis turns a point into an image. The clusters'
+    spread is `difficulty` times the spread of their centres, so the task is as hard in 32 x 32 pixels as in 8 x 8.
     """
     require(len(shape) >= 1 and min(shape) >= 1, f"dataset.shape must be positive numbers, not {shape}.")
     require(classes >= 2, f"dataset.classes must be at least 2, not {classes}.")

@@ -1,4 +1,4 @@
-"""A user's own files: a CSV table or an NPZ archive, perhaps with a column that says which client a row belongs to."""
+"""A user's own files: a CSV table or an NPZ archive, optionally with each sample's client."""
 
 import csv as csv_module
 import zlib
@@ -20,17 +20,17 @@ from covey.randomness import generator
 from covey.registries import datasets
 
 Row = tuple[int, list[str]]
-"""A line of a CSV file: its number, and what is in it."""
+"""A line of a CSV file: its number and its cells."""
 
 CLIENT = "client"
-"""The column or array that says which client a sample belongs to, unless another one is named."""
+"""Default name of the column or array with each sample's client."""
 
 
 @datasets.add("csv")
 def csv(
     data_dir: Path | None, /, *, path: str = "", label: str = "label", client: str = CLIENT, test: float = 0.2
 ) -> Dataset:
-    """A CSV file with a header: a label, perhaps a client column, all others numbers; `test`, a share, is held out."""
+    """A CSV file with a header: a label, optionally a client, all others numbers; the share `test` is held out."""
     file = _find(path, data_dir, "csv")
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
@@ -39,7 +39,7 @@ def csv(
             rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv_module.Error) as error:
         raise Refusal(f"{file} cannot be read as CSV: {error}.") from error
-    # Only natural clients need a column that names them, so the one of the usual name may be missing.
+    # Only the environment "natural" needs clients, so the column of the default name may be missing.
     named = [label, client] if client in header or client != CLIENT else [label]
     for column in named:
         require(
@@ -57,7 +57,7 @@ def csv(
 
 
 def _numbers(file: Path, header: list[str], rows: list[Row], places: list[int], hint: str) -> NDArray[np.float32]:
-    """The columns at these places, `[rows, places]`; `hint` ends the sentence about one that holds something else."""
+    """Return the columns at these places, `[rows, places]`; `hint` ends the refusal of a cell that is no number."""
     x = np.empty((len(rows), len(places)), dtype=np.float32)
 
     def cell(number: int, column: int) -> str:
@@ -78,7 +78,7 @@ def _numbers(file: Path, header: list[str], rows: list[Row], places: list[int], 
 
 
 def _column(file: Path, header: list[str], rows: list[Row], name: str) -> NDArray[Any]:
-    """Labels or clients, which every row has to have."""
+    """Return the labels or clients; every row must have one."""
     place = header.index(name)
     for line, row in rows:
         require(row[place].strip() != "", f"{file}, line {line}: the column '{name}' is empty.")
@@ -87,7 +87,7 @@ def _column(file: Path, header: list[str], rows: list[Row], name: str) -> NDArra
 
 @datasets.add("npz")
 def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Dataset:
-    """An NPZ file with arrays `x`, `y`, perhaps `client`, and `test_x`, `test_y` (or `test`, a share to hold out)."""
+    """An NPZ file with arrays `x`, `y`, optionally `client`, `test_x`, `test_y`; else the share `test` is held out."""
     file = _find(path, data_dir, "npz")
     arrays = _arrays(file)
     for name in ("x", "y"):
@@ -99,7 +99,7 @@ def npz(data_dir: Path | None, /, *, path: str = "", test: float = 0.2) -> Datas
 
 
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an NPZ file; Python objects, which can run code when they are loaded, are not taken."""
+    """Read the arrays of an NPZ file; Python objects, which can run code when loaded, are refused."""
     arrays: dict[str, NDArray[Any]] = {}
     fault = "is not an NPZ file, or not a whole one: numpy.savez(file, x=..., y=...) writes them"
     try:
@@ -129,12 +129,12 @@ def from_arrays(
     tokens: bool = False,
     source: str | None = None,
 ) -> Dataset:
-    """A data set from arrays: samples `[n, ...]`, labels `[n]` of any kind, and the client of each sample.
+    """Return a data set from arrays: samples `[n, ...]`, labels `[n]` of any kind, and the client of each sample.
 
-    Labels and clients may be numbers or words. Where `held_out` gives no test samples, the share `test` of each
-    client's is held out (of all samples where clients are not named). uint8 samples stay as they are; others
-    become float32 and are standardised per feature or channel; `tokens`, numbers of words, stay whole numbers.
-    `source` is what refusals call the data, where that is not its name.
+    Labels and clients may be numbers or words. Without `held_out`, the share `test` of each client's samples is held
+    out (of all samples, if there are no clients). uint8 samples stay as they are; others become float32 and are
+    standardised per feature or channel; `tokens`, numbers of words, stay whole numbers. Refusals call the data
+    `source`, or else by its name.
     """
     where = source or name
     x, labels = _samples(x, where, tokens), _words(y, where, "label", "x")
@@ -183,12 +183,12 @@ def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
-    with np.errstate(over="ignore"):  # What is too large for float32 becomes an infinity, and is refused as one.
+    with np.errstate(over="ignore"):  # Values too large for float32 become infinite, and are refused.
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
 def _array(given: Any, sentence: str) -> NDArray[Any]:
-    """As an array; lists of different lengths, which are none, are refused with the sentence."""
+    """Return as an array; refuse lists of different lengths with the sentence."""
     try:
         return given.numpy() if isinstance(given, Tensor) else np.asarray(given)
     except ValueError:
@@ -198,7 +198,7 @@ def _array(given: Any, sentence: str) -> NDArray[Any]:
 def _groups(
     clients: NDArray[Any] | Tensor | Sequence[Any] | None, count: int, where: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """The client of each sample as numbers, and the clients' names; one client where none are named."""
+    """Return the client of each sample as numbers, and the clients' names; one client if none are given."""
     if clients is None:
         return torch.zeros(count, dtype=torch.int64), ()
     given = _words(clients, where, "client", "x")
@@ -208,7 +208,7 @@ def _groups(
 
 
 def _words(given: Any, where: str, what: str, samples: str) -> NDArray[Any]:
-    """Labels or clients `[n]`, numbers or words, of which none may be missing."""
+    """Return labels or clients `[n]`, numbers or words; refuse missing ones."""
     words = _array(given, f"{where}: {what}s must be one per sample.")
     require(words.ndim == 1, f"{where}: {what}s must be one per sample, not of shape {list(words.shape)}.")
     if words.dtype.kind in "biu":
@@ -216,7 +216,7 @@ def _words(given: Any, where: str, what: str, samples: str) -> NDArray[Any]:
     if words.dtype.kind == "f":
         missing = np.isnan(words)
     else:
-        # As they were given: in an array of words, NumPy spells NaN out.
+        # Checked as given: in an array of words, NumPy turns NaN into text.
         missing = np.array([_is_missing(word) for word in np.asarray(given, dtype=object)], dtype=bool)
     for place in np.flatnonzero(missing)[:1]:
         raise Refusal(f"{where}: {samples}[{place}] has no {what}.")
@@ -224,12 +224,12 @@ def _words(given: Any, where: str, what: str, samples: str) -> NDArray[Any]:
 
 
 def _is_missing(word: object) -> bool:
-    """Whether a label or a client is blank, or a None, NaN or NaT of Python or pandas."""
+    """True if a label or a client is blank, or a None, NaN or NaT of Python or pandas."""
     return not word.strip() if isinstance(word, (str, bytes)) else str(word) in ("None", "nan", "NaT", "<NA>")
 
 
 def _numbered(words: NDArray[Any], where: str, what: str) -> tuple[tuple[str, ...], NDArray[Any]]:
-    """The different words in their order, and the number of each."""
+    """Return the distinct words in order, and each word's number `[n]`."""
     try:
         different, codes = np.unique(words, return_inverse=True)
     except TypeError:
@@ -238,7 +238,7 @@ def _numbered(words: NDArray[Any], where: str, what: str) -> tuple[tuple[str, ..
 
 
 def _held_out(groups: Tensor, share: float, name: str) -> Tensor:
-    """Which samples are test samples: the same share of every client, but never all of a client's."""
+    """Draw the test samples, a mask `[n]`: the same share of every client, but never all of a client's."""
     require(0 < share < 1, f"dataset.test is the share held out for testing, in (0, 1), not {share:g}.")
     held = np.zeros(len(groups), dtype=bool)
     rng = generator("own data", "test split")

@@ -1,10 +1,9 @@
-"""Texts by their users, for predicting the next word: the data of NCCB's experiments.
+"""Texts of many users, for predicting the next word: the data of NCCB's experiments.
 
-A sample is a place in a text: the words before it, as many as `length`, are what the model sees, and the word
-there is the label. Numbers stand for words, 0 for padding (on the left, where a text has fewer words before the
-place) and 1 for words outside the vocabulary. Unknown words are learned as a class of their own, so that the loss
-is that of the whole text; but in evaluation nothing but a word of the vocabulary is an answer, so a place
-where an unknown word stands always counts as wrong.
+A sample is a place in a text: the input is the `length` words before it, the label is the word at it. Numbers stand for
+words, 0 for padding (on the left, if fewer words come before) and 1 for words outside the vocabulary. Unknown words are
+learned as a class of their own, so that the loss covers the whole text. In evaluation only words of the vocabulary are
+answers, so a place with an unknown word always counts as wrong.
 """
 
 import re
@@ -40,7 +39,7 @@ _DUMP = ("Posts.xml", "Comments.xml")
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How texts become samples; the fields are the options of the data sets below."""
+    """Options of the data sets below: how texts become samples."""
 
     minimum: int
     texts: int
@@ -64,15 +63,15 @@ class Cut:
 
 @dataclass(eq=False)
 class _Author:
-    """One user's words, text after text, as numbers in the order in which words were first seen."""
+    """One user's words, text after text, numbered in the order of first occurrence."""
 
     words: "array[int]" = field(default_factory=lambda: array("i"))
     ends: "array[int]" = field(default_factory=lambda: array("q"))
-    """Where each text ends."""
+    """End of each text in `words`."""
 
     @property
     def places(self) -> int:
-        """How many words follow another one in the same text: the samples that there are."""
+        """Number of samples: words that follow another one in the same text."""
         return len(self.words) - int(np.count_nonzero(np.diff(self.ends, prepend=0)))
 
 
@@ -92,13 +91,13 @@ def text(
     length: int = 10,
     stop_words: StopWords = "remove",
 ) -> Dataset:
-    """Texts of your own by their users: JSON lines (`user`, `text`), Yelp's reviews, or a Stack Exchange dump.
+    """Your own texts with their users: JSON lines (`user`, `text`), Yelp's reviews, or a Stack Exchange dump.
 
     `path` is a file of JSON lines, a Posts.xml or Comments.xml, or a folder with those two; each may end in .xz
     or .gz. Users with fewer than `minimum` texts are left out, and so are those whose texts give fewer than
-    `samples` samples; the others have exactly so many, spread evenly over their first `texts` texts (0: all).
-    The last `test_users` of the first `users` users (0: all) are held back, and give at most `test_samples`
-    test samples each.
+    `samples` samples; the others have exactly that many, spread evenly over their first `texts` texts (0: all).
+    The last `test_users` of the first `users` users (0: all) are held out, and give at most `test_samples` test
+    samples each.
     """
     cut = Cut(
         minimum=minimum, texts=texts, samples=samples, users=users, test_users=test_users,
@@ -114,7 +113,7 @@ def text(
 
 
 def _corpus(name: str, about: str) -> DatasetLoader:
-    """A loader of the file name.jsonl in the user's data folder."""
+    """Register a loader of the file name.jsonl in the user's data folder."""
 
     def load(
         data_dir: Path | None,
@@ -153,10 +152,10 @@ blogs = _corpus(
 
 
 def from_writings(name: str, source: Path, read: Callable[[], Iterator[Writing]], cut: Cut) -> Dataset:
-    """The data set that the texts make; `read()` goes through all of them, and is called twice.
+    """Return the data set of the texts; `read()` yields all of them, and is called twice.
 
-    The first time texts are counted, the second time the words of those users are kept who have enough: so what
-    is in memory is the samples' words and every user's name, never the texts.
+    The first pass counts texts, the second keeps the words of users with enough of them. So memory holds the samples'
+    words and every user's name, never the texts.
     """
     authors, words = _words_of(read, _with_enough(read, source, cut.minimum), cut)
     wanted = max(1, cut.samples)
@@ -196,12 +195,12 @@ def from_writings(name: str, source: Path, read: Callable[[], Iterator[Writing]]
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case: letters, digits, and apostrophes between them."""
+    """Return the words of a text in lower case: letters, digits, and apostrophes between them."""
     return [word[:_LONGEST_WORD] for word in _WORD.findall(text.lower().replace("’", "'"))]
 
 
 def is_stop_word(word: str) -> bool:
-    """Whether a word says little: single letters, and scikit-learn's English list with contractions of its words."""
+    """True if a word says little: single letters, and scikit-learn's English list with contractions of its words."""
     listed = _stop_words()
     if len(word) == 1 and word.isascii():
         return True
@@ -216,7 +215,7 @@ def _stop_words() -> frozenset[str]:
 
 
 def _with_enough(read: Callable[[], Iterator[Writing]], source: Path, minimum: int) -> list[str]:
-    """Users with at least so many texts that are not blank, in the order in which the file first names them."""
+    """Return the users with at least `minimum` texts that are not blank, in order of first occurrence."""
     counts = Counter(user for user, text in read() if text and not text.isspace())
     require(len(counts) > 0, f"{source} has no texts.")
     enough = [user for user, count in counts.items() if count >= minimum]
@@ -231,10 +230,10 @@ def _with_enough(read: Callable[[], Iterator[Writing]], source: Path, minimum: i
 def _words_of(
     read: Callable[[], Iterator[Writing]], users: Sequence[str], cut: Cut
 ) -> tuple[dict[str, _Author], list[str]]:
-    """The words of these users' texts as numbers, and the words that the numbers stand for."""
+    """Return the words of these users' texts as numbers, and the words that the numbers stand for."""
     authors = {user: _Author() for user in users}
     numbers: dict[str, int] = {}
-    passed_over = -1
+    skipped = -1
     for user, text in read():
         author = authors.get(user)
         if author is None or not text or text.isspace() or (cut.texts and len(author.ends) == cut.texts):
@@ -243,20 +242,20 @@ def _words_of(
             number = numbers.get(word)
             if number is None:
                 stopped = cut.stop_words == "remove" and is_stop_word(word)
-                number = numbers[word] = passed_over if stopped else len(numbers)
-            if number != passed_over:
+                number = numbers[word] = skipped if stopped else len(numbers)
+            if number != skipped:
                 author.words.append(number)
         author.ends.append(len(author.words))
     return authors, list(numbers)
 
 
 def _vocabulary(authors: Sequence[_Author], words: Sequence[str], size: int) -> tuple[list[str], IntArray]:
-    """The words that these authors use most, and the class of every number `[words]`."""
+    """Return the words that these authors use most, and the class of every number `[words]`."""
     counts = np.zeros(len(words), dtype=np.int64)
     for author in authors:
         used, times = np.unique(np.asarray(author.words), return_counts=True)
         counts[used] += times
-    # Stable: of words that are equally frequent, the one that came first.
+    # Stable: among equally frequent words, the one that occurred first.
     often = np.argsort(-counts, kind="stable")[: size - len(SPECIAL)]
     often = often[counts[often] > 0]
     classes = np.full(len(words), UNKNOWN, dtype=np.int64)
@@ -265,7 +264,7 @@ def _vocabulary(authors: Sequence[_Author], words: Sequence[str], size: int) -> 
 
 
 def _samples(author: _Author, classes: IntArray, length: int, most: int) -> tuple[IntArray, IntArray]:
-    """What is seen before a place `[n, length]`, and the word there `[n]`; `most` places, evenly spread (0: all)."""
+    """Return the words before a place `[n, length]` and the word at it `[n]`; `most` places, evenly spread (0: all)."""
     words = classes[np.asarray(author.words)]
     lengths = np.diff(author.ends, prepend=0)
     begin = np.repeat(np.asarray(author.ends) - lengths, lengths)
@@ -278,7 +277,7 @@ def _samples(author: _Author, classes: IntArray, length: int, most: int) -> tupl
 
 
 def _together(pieces: Sequence[tuple[IntArray, IntArray]]) -> tuple[Tensor, Tensor]:
-    """The samples of several users, one user after another."""
+    """Join the samples of several users, one user after another."""
     x, y = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
     return torch.from_numpy(x), torch.from_numpy(y)
 
@@ -292,14 +291,14 @@ def _reader(files: Sequence[Path]) -> Callable[[], Iterator[Writing]]:
 
 
 def _dump_in(folder: Path) -> list[Path]:
-    """The files of a Stack Exchange dump that a folder holds."""
+    """Return the files of a Stack Exchange dump in a folder."""
     found = [path for path in (_plain_or_compressed(folder / file) for file in _DUMP) if path]
     require(len(found) > 0, f"The folder {folder} holds neither {' nor '.join(_DUMP)}; give a file as dataset.path.")
     return found
 
 
 def _locate(name: str, data_dir: Path | None) -> Path:
-    """The file of a corpus in the user's data folder, in a folder of its own or not."""
+    """Return the file of a corpus in the user's data folder, in a folder of its own or not."""
     file = f"{name}.jsonl"
     places = [data_dir / name / file, data_dir / file] if data_dir else []
     for place in places:

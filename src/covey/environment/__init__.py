@@ -1,7 +1,7 @@
-"""Environments: who holds what. Each deals a data set's training samples to clients.
+"""Environments: how a data set's training samples are split among clients.
 
-An environment is a pure function of (labels, classes, number of clients, generator) and its own
-parameters; it returns the samples of each client, and what it knows about each client's skew.
+An environment is a pure function of the labels, the number of classes and clients, a generator and its own options. It
+returns each client's samples, and each client's skew if it controls that.
 """
 
 from covey.config.sections import Alterations
@@ -12,7 +12,7 @@ from covey.environment.dominance import few_class, inverse_pareto, uniform, unif
 from covey.environment.iid import iid
 from covey.environment.natural import natural
 from covey.environment.pareto import pareto
-from covey.environment.partition import Deal, Environment, deal, deal_regardless_of_class
+from covey.environment.partition import Deal, Environment, split_regardless_of_class, split_samples
 from covey.environment.shards import shards_equal, shards_unequal
 
 __all__ = [
@@ -25,8 +25,6 @@ __all__ = [
     "assign",
     "clustered_equal",
     "clustered_unequal",
-    "deal",
-    "deal_regardless_of_class",
     "dirichlet",
     "dirichlet_layers",
     "few_class",
@@ -36,6 +34,8 @@ __all__ = [
     "pareto",
     "shards_equal",
     "shards_unequal",
+    "split_regardless_of_class",
+    "split_samples",
     "uniform",
     "uniform_observed",
 ]

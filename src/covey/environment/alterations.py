@@ -1,8 +1,7 @@
-"""Alterations: clients whose images look different, or whose labels are wrong. They go with any environment.
+"""Alterations: clients whose images look different, or whose labels are wrong. They combine with any environment.
 
-They act on a client's samples when these are gathered, so that shared images are stored once, as they
-are. Which clients are altered is drawn once for the federation; which labels are noisy depends on the
-client's key only, so that a client holds the same wrong labels in every round.
+They apply when a client's samples are read, so that shared images are stored once. Altered clients are drawn once for
+the federation; noisy labels depend on the client's key alone, so a client has the same wrong labels in every round.
 """
 
 from dataclasses import dataclass
@@ -23,18 +22,18 @@ FEATURES: tuple[Feature, ...] = ("shifted", "blurred", "inverted")
 
 @dataclass(frozen=True)
 class Altered:
-    """Which clients are altered."""
+    """The altered clients of a federation."""
 
     features: tuple[Feature | None, ...]
-    """How each client's images are altered, or None."""
+    """`[clients]`: how the images are altered, or None."""
     poisoned: tuple[bool, ...]
-    """Whether each client's labels are flipped."""
+    """`[clients]`: True if the labels are flipped."""
 
 
 def assign(alterations: Alterations, clients: int, rng: np.random.Generator) -> Altered:
-    """Draw the altered clients: share · clients of each kind, rounded; nobody has two kinds of images.
+    """Draw the altered clients: share · clients of each kind, rounded; no client has two kinds of images.
 
-    Whose labels are flipped is independent of whose images are altered.
+    Clients with flipped labels are drawn independently of those with altered images.
     """
     features: list[Feature | None] = [None] * clients
     order, poison_order = rng.permutation(clients), rng.permutation(clients)
@@ -49,7 +48,7 @@ def assign(alterations: Alterations, clients: int, rng: np.random.Generator) -> 
 
 
 def alter_images(x: Tensor, kind: Feature | None, white: int = 255) -> Tensor:
-    """Images uint8 `[n, channels, height, width]` as a client of this kind sees them.
+    """Return images uint8 `[n, channels, height, width]` as a client of this kind sees them.
 
     `white` is the brightest value of the data set (images need not use all of 0-255), black is 0.
     """
@@ -66,10 +65,10 @@ def alter_images(x: Tensor, kind: Feature | None, white: int = 255) -> Tensor:
 
 
 def alter_labels(y: Tensor, classes: int, noise: float, flipped: bool, key: int) -> Tensor:
-    """A client's labels int64 `[n]`, all of them in their stored order, with flips and then noise.
+    """Return a client's labels int64 `[n]`, all of them in their stored order, flipped and then noisy.
 
     Flipped: y becomes (y + 1) mod classes. Noise: round(noise · n) labels, chosen by `key`, become one of the
-    other classes, each as likely as any other.
+    other classes, with equal probability.
     """
     if flipped:
         y = (y + 1) % classes
@@ -86,14 +85,14 @@ def _rounded(share: float, count: int) -> int:
 
 
 def _shifted(x: Tensor) -> Tensor:
-    """Right and down by an eighth of the image, at least a pixel; black moves in."""
+    """Move images right and down by an eighth, at least a pixel; black moves in."""
     height, width = x.shape[-2:]
     down, right = max(1, height // 8), max(1, width // 8)
     return F.pad(x, (right, 0, down, 0))[..., :height, :width].contiguous()
 
 
 def _blurred(x: Tensor) -> Tensor:
-    """The binomial kernel [1 2 1]/4 along both axes, twice for 32 pixels; integers, so every device agrees."""
+    """Blur by the binomial kernel [1 2 1]/4 along both axes, twice for 32 pixels; in integers, equal on all devices."""
     height, width = x.shape[-2:]
     rows = torch.arange(-1, height + 1, device=x.device).clamp(0, height - 1)
     columns = torch.arange(-1, width + 1, device=x.device).clamp(0, width - 1)

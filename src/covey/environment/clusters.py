@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from covey.arrays import FloatArray, IntArray
-from covey.environment.partition import Deal, deal_by_class, require_labels
+from covey.environment.partition import Deal, require_labels, split_by_class
 from covey.errors import require
 from covey.registries import environments
 
@@ -29,13 +29,13 @@ def clustered_equal(
 
     The first δ·clients clients are the main group and hold the first `labels` labels. With disjoint
     groups (the authors' files for 10 clients) the others form equal groups, each with labels of its own:
-    {2, 3}, {4, 5}, ... where the last group takes what remains. With overlapping groups (the authors'
+    {2, 3}, {4, 5}, ...; the last group takes the remaining labels. With overlapping groups (the authors'
     files for 100 clients) each of the others holds labels drawn at random from those the main group does
     not hold. A client's samples are spread evenly over its labels; it holds `samples`, or as many as the
     scarcest label allows.
     """
     held = cluster_labels(classes, clients, delta, labels, groups, rng)
-    return Deal(_deal_sizes(y, held, np.ones(clients), samples, rng), shared=False)
+    return Deal(_split_by_size(y, held, np.ones(clients), samples, rng), shared=False)
 
 
 @environments.add("clustered-unequal")
@@ -59,13 +59,13 @@ def clustered_unequal(
     """
     require(0 <= spread < 1, f"environment.spread must be from 0 to below 1, not {spread:g}.")
     held = cluster_labels(classes, clients, delta, labels, groups, rng)
-    return Deal(_deal_sizes(y, held, rng.uniform(1 - spread, 1 + spread, clients), samples, rng), shared=False)
+    return Deal(_split_by_size(y, held, rng.uniform(1 - spread, 1 + spread, clients), samples, rng), shared=False)
 
 
 def cluster_labels(
     classes: int, clients: int, delta: float, labels: int, groups: Groups, rng: np.random.Generator
 ) -> IntArray:
-    """Who holds which label: 0 or 1, `[clients, classes]`; the main group comes first."""
+    """Return which labels each client holds: 0 or 1, `[clients, classes]`; the main group comes first."""
     require_labels(labels, classes)
     require(0 < delta <= 1, f"environment.delta must be above 0 and at most 1, not {delta:g}.")
     main = max(1, int(delta * clients + 0.5))
@@ -88,10 +88,10 @@ def cluster_labels(
     return held
 
 
-def _deal_sizes(
+def _split_by_size(
     y: IntArray, held: IntArray, factors: FloatArray, samples: int | None, rng: np.random.Generator
 ) -> list[IntArray]:
-    """Disjoint samples for clients that hold the given labels and ⌊`samples` · factor⌋ samples each."""
+    """Return disjoint samples for clients that hold the given labels and ⌊`samples` · factor⌋ samples each."""
     available = np.bincount(y, minlength=held.shape[1])
     most = _most_samples(held, factors, available)
     scarce = int(np.argmax(held.sum(axis=0) / np.maximum(available, 0.5)))
@@ -109,11 +109,11 @@ def _deal_sizes(
         if samples is None
         else f"environment.samples={size} does not give a client one sample of each of its labels; raise it.",
     )
-    return deal_by_class(counts, y, rng)
+    return split_by_class(counts, y, rng)
 
 
 def _counts(held: IntArray, factors: FloatArray, samples: int) -> IntArray:
-    """Samples per client and class when client k holds ⌊samples · factor_k⌋, spread evenly over its labels."""
+    """Return the samples per client and class if client k holds ⌊samples · factor_k⌋, spread evenly over its labels."""
     sizes = np.floor(samples * factors).astype(np.int64)[:, None]
     number = held.sum(axis=1, keepdims=True)
     # The first labels take the remainder: the r-th of L labels gets ⌈(size - r)/L⌉.
@@ -123,7 +123,7 @@ def _counts(held: IntArray, factors: FloatArray, samples: int) -> IntArray:
 
 
 def _most_samples(held: IntArray, factors: FloatArray, available: IntArray) -> int:
-    """The largest `samples` for which no label is dealt more often than it is there; by bisection."""
+    """Return the largest `samples` for which every label suffices; by bisection."""
     low, high = 0, int((available.sum() + len(factors)) / factors.sum()) + 2
     while high - low > 1:
         middle = (low + high) // 2

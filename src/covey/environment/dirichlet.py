@@ -4,13 +4,13 @@ import numpy as np
 
 from covey.arrays import IntArray
 from covey.environment.partition import (
-    ClassDecks,
+    ClassPools,
     Deal,
     allot,
-    deal_by_class,
     dirichlet_shares,
     fill_up,
     samples_per_client,
+    split_by_class,
 )
 from covey.errors import require
 from covey.registries import environments
@@ -20,11 +20,11 @@ from covey.registries import environments
 def dirichlet(
     labels: IntArray, classes: int, clients: int, rng: np.random.Generator, *, alpha: float = 0.5, minimum: int = 1
 ) -> Deal:
-    """Each class is split over clients by shares from a Dirichlet(α); disjoint, sizes differ.
+    """Splits each class over clients by shares from a Dirichlet(α); disjoint, sizes differ.
 
     As in On-Demand FL: for every class p ~ Dir(α·1) over clients, and the class's samples are cut at
-    the cumulative shares. Clients left with fewer than `minimum` samples take the missing ones from
-    the largest clients, so that everyone can train at any α.
+    the cumulative shares. Clients with fewer than `minimum` samples take the missing ones from the
+    largest clients, so that every client can train at any α.
     """
     require(alpha > 0, f"environment.alpha must be above 0, not {alpha:g}.")
     require(minimum >= 1, f"environment.minimum must be at least 1, not {minimum}.")
@@ -36,10 +36,10 @@ def dirichlet(
     counts = np.empty((clients, classes), dtype=np.int64)
     for label, members in enumerate(np.bincount(labels, minlength=classes)):
         shares = dirichlet_shares(alpha, clients, rng)
-        # A random phase, or at large α every class would be rounded in favour of the same clients.
+        # A random phase: without it, at large α, every class would be rounded in favour of the same clients.
         cuts = np.minimum(np.cumsum(shares)[:-1] * members + rng.random(), members).astype(np.int64)
         counts[:, label] = np.diff(cuts, prepend=0, append=members)
-    parts = fill_up(deal_by_class(counts, labels, rng), minimum, rng)
+    parts = fill_up(split_by_class(counts, labels, rng), minimum, rng)
     return Deal([np.sort(part) for part in parts], shared=False)
 
 
@@ -57,9 +57,9 @@ def dirichlet_layers(
 ) -> Deal:
     """FedACS Definition 5: clients with a class mix from Dirichlet(β), half of them at low β; clients share samples.
 
-    Client 1, 3, 5, ... draws β from (0, `median`], client 0, 2, 4, ... from (`median`, `maximum`]; its
+    Clients 1, 3, 5, ... draw β from (0, `median`], clients 0, 2, 4, ... from (`median`, `maximum`]; the
     mix is one draw from Dirichlet(β·1) over the classes (Definition 2). Each client holds `samples`, or
-    as many as use every training sample `reuse` times.
+    enough to use every training sample `reuse` times.
     """
     require(
         0 < median < maximum,
@@ -67,11 +67,11 @@ def dirichlet_layers(
         f"not {median:g} with a maximum of {maximum:g}.",
     )
     count = samples_per_client(labels, clients, samples, reuse)
-    decks = ClassDecks(labels, classes, rng)
+    pools = ClassPools(labels, classes, rng)
     fractions = 1 - rng.random(clients)
     parts = []
     for client, fraction in enumerate(fractions):
         beta = median * fraction if client % 2 else median + (maximum - median) * fraction
         counts = allot(count, dirichlet_shares(float(beta), classes, rng))
-        parts.append(np.concatenate([decks.deal(label, int(own)) for label, own in enumerate(counts)]))
+        parts.append(np.concatenate([pools.take(label, int(own)) for label, own in enumerate(counts)]))
     return Deal(parts, shared=True)

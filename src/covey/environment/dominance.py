@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from covey.arrays import FloatArray, IntArray
-from covey.environment.partition import ClassDecks, Deal, samples_per_client
+from covey.environment.partition import ClassPools, Deal, samples_per_client
 from covey.errors import require
 from covey.registries import environments
 
@@ -14,7 +14,7 @@ OBSERVED = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def dominance_counts(alpha: float, dominant: int, samples: int, classes: int) -> IntArray:
-    """Samples per class of an α-dominance client (FedACS Definition 1): `[classes]`, summing to `samples`.
+    """Return the samples per class of an α-dominance client (FedACS Definition 1): `[classes]`, summing to `samples`.
 
     ⌊M(1-α)/C⌋ of every class, the rest of the dominant class.
     """
@@ -24,7 +24,7 @@ def dominance_counts(alpha: float, dominant: int, samples: int, classes: int) ->
     return counts
 
 
-def deal_dominance(
+def split_by_dominance(
     alphas: FloatArray,
     labels: IntArray,
     classes: int,
@@ -32,18 +32,18 @@ def deal_dominance(
     rng: np.random.Generator,
     class_numbers: Sequence[int] | None = None,
 ) -> list[IntArray]:
-    """Samples of α-dominance clients; the dominant class of the next client is the one dealt least so far.
+    """Return the samples of α-dominance clients; each one's dominant class is the one taken least so far.
 
-    With `class_numbers`, client i holds only as many classes, those dealt least so far.
+    With `class_numbers`, client i holds only that many classes, those taken least so far.
     """
-    decks = ClassDecks(labels, classes, rng)
+    pools = ClassPools(labels, classes, rng)
     parts = []
     for client, alpha in enumerate(alphas):
         number = classes if class_numbers is None else class_numbers[client]
-        held = np.argsort(decks.dealt, kind="stable")[:number]
+        held = np.argsort(pools.taken, kind="stable")[:number]
         counts = np.zeros(classes, dtype=np.int64)
         counts[held] = dominance_counts(float(alpha), 0, samples, number)
-        parts.append(np.concatenate([decks.deal(label, int(own)) for label, own in enumerate(counts)]))
+        parts.append(np.concatenate([pools.take(label, int(own)) for label, own in enumerate(counts)]))
     return parts
 
 
@@ -59,12 +59,12 @@ def uniform(
 ) -> Deal:
     """FedACS Definition 3: α-dominance clients with α uniform in [0, 1]; clients share samples.
 
-    Each client holds `samples`, or as many as use every training sample `reuse` times (the paper's
+    Each client holds `samples`, or enough to use every training sample `reuse` times (the paper's
     200 clients of 2,000 use each of 50,000 images 8 times).
     """
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = rng.uniform(0.0, 1.0, size=clients)
-    return Deal(deal_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
+    return Deal(split_by_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
 
 
 @environments.add("uniform-observed")
@@ -93,7 +93,7 @@ def uniform_observed(
     )
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = np.concatenate([rng.uniform(0.0, 1.0, size=clients - len(observed)), observed])
-    return Deal(deal_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
+    return Deal(split_by_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
 
 
 @environments.add("inverse-pareto")
@@ -116,7 +116,7 @@ def inverse_pareto(
     require(shape > 0, f"environment.shape must be above 0, not {shape:g}.")
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = inverse_pareto_quantiles(rng.random(clients), shape)
-    return Deal(deal_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
+    return Deal(split_by_dominance(alphas, labels, classes, count, rng), shared=True, skew=alphas)
 
 
 def inverse_pareto_quantiles(probability: FloatArray, shape: float) -> FloatArray:
@@ -138,11 +138,11 @@ def few_class(
 ) -> Deal:
     """FedACS section VII: clients of 1 to all classes, α-dominance with α uniform within them; clients share samples.
 
-    The number of classes is uniform too, and a client holds those dealt least so far. α alone does
+    The number of classes is uniform, too, and a client holds those taken least so far. α alone does
     not order these clients (one class at α = 0 is as skewed as can be), so the environment states no
-    skew, and evaluation takes the distance from the overall mix.
+    skew, and evaluation uses the distance from the overall mix.
     """
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = rng.uniform(0.0, 1.0, size=clients)
     numbers = rng.integers(1, classes, size=clients, endpoint=True)
-    return Deal(deal_dominance(alphas, labels, classes, count, rng, numbers.tolist()), shared=True)
+    return Deal(split_by_dominance(alphas, labels, classes, count, rng, numbers.tolist()), shared=True)

@@ -1,4 +1,4 @@
-"""A federation: clients' samples, and the truth about them that only evaluation may see."""
+"""A federation: the clients' samples, and the truth about them, which only evaluation may see."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -12,43 +12,43 @@ from covey.arrays import FloatArray, IntArray
 from covey.config.sections import Alterations
 from covey.data.dataset import Dataset, Samples
 from covey.environment.alterations import Altered, alter_images, alter_labels
-from covey.environment.partition import deal_regardless_of_class
+from covey.environment.partition import split_regardless_of_class
 from covey.randomness import generator, key
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What nobody outside evaluation may know: each client's class shares and skew."""
+    """Each client's class shares and skew. Only evaluation may know them."""
 
     shares: FloatArray
     """`[clients, classes]`, rows sum to one."""
     skew: FloatArray
-    """`[clients]`: the environment's own parameter (α), or else the distance of the shares from the overall mix."""
+    """`[clients]`: the environment's own parameter (α), or the distance of the shares from the overall mix."""
 
     @cached_property
     def mean_shares(self) -> FloatArray:
-        """`[classes]`: over clients, each as much as any other."""
+        """`[classes]`: mean over clients, each with the same weight."""
         mean: FloatArray = self.shares.mean(axis=0)
         return mean
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A data set dealt to clients."""
+    """A data set split among clients."""
 
     dataset: Dataset
     parts: list[Tensor]
     """Indices into the training samples, one int64 tensor per client."""
     shared: bool
-    """Whether clients share samples."""
+    """True if clients share samples."""
     skew: FloatArray | None = None
     names: tuple[str, ...] = ()
-    """What the data calls its clients, where it does."""
+    """The clients' names, if the data has any."""
     alterations: Alterations = field(default_factory=Alterations)
     altered: Altered | None = None
-    """Which clients' images or labels are altered, where any are."""
+    """The clients whose images or labels are altered; None if there are none."""
     seed: int = 0
-    """Decides which labels are noisy."""
+    """Seed of the noisy labels."""
 
     @property
     def clients(self) -> int:
@@ -59,14 +59,14 @@ class Federation:
         return np.array([len(part) for part in self.parts], dtype=np.int64)
 
     def samples(self, client: int) -> Samples:
-        """What a client holds, altered where it is one of those."""
+        """Return a client's samples, altered if the client is."""
         x = self.dataset.x[self.parts[client]]
         if self.altered is not None:
             x = alter_images(x, self.altered.features[client], self._white)
         return Samples(x, self.labels(client))
 
     def labels(self, client: int) -> Tensor:
-        """A client's labels, altered where it is one of those."""
+        """Return a client's labels, altered if the client is."""
         y = self.dataset.y[self.parts[client]]
         if self.altered is None:
             return y
@@ -79,7 +79,7 @@ class Federation:
 
     @property
     def known(self) -> bool:
-        """Whether the samples are those that clients hold; of blanks in their place, `truth` says nothing."""
+        """True if the samples are the clients' own; False for placeholders, about which `truth` says nothing."""
         return not self.dataset.blank
 
     @cached_property
@@ -96,7 +96,7 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short name for exactly these samples dealt in exactly this way."""
+        """Digest of exactly these samples, split in exactly this way."""
         digest = hashlib.blake2b(digest_size=8)
         for tensor in (self.dataset.x, self.dataset.y, self.dataset.test_x, self.dataset.test_y, *self.parts):
             digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
@@ -104,13 +104,13 @@ class Federation:
         return digest.hexdigest()
 
     def merged(self) -> "Federation":
-        """All data in one place: one client that holds every sample anybody holds, once, and unaltered."""
+        """Return a federation of one client that holds all clients' samples, each once and unaltered."""
         together = torch.unique(torch.cat(self.parts))
         return replace(self, parts=[together], shared=False, skew=None, names=(), altered=None)
 
     def without_skew(self, seed: int) -> "Federation":
-        """The IID reference: the same clients with as many samples each, dealt regardless of class, and unaltered."""
+        """Return the IID reference: clients of the same sizes, with samples regardless of class, unaltered."""
         rng = generator(seed, "iid reference")
-        hands = deal_regardless_of_class(len(self.dataset.y), self.sizes.tolist(), rng)
-        parts = [torch.from_numpy(hand) for hand in hands]
+        split = split_regardless_of_class(len(self.dataset.y), self.sizes.tolist(), rng)
+        parts = [torch.from_numpy(part) for part in split]
         return replace(self, parts=parts, shared=int(self.sizes.sum()) > len(self.dataset.y), skew=None, altered=None)

@@ -1,4 +1,4 @@
-"""The user's own data as a federation, from arrays in memory."""
+"""A federation of the user's own data, from arrays in memory."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -24,16 +24,16 @@ def federation(
     name: str = "own data",
     tokens: bool = False,
 ) -> Federation:
-    """A federation of your own samples, to pass to `covey.run(federation=...)`.
+    """Return a federation of your own samples, to pass to `covey.run(federation=...)`.
 
     `x` are samples `[n, ...]` (uint8 images `[n, channels, height, width]`, or numbers), `y` labels `[n]`.
-    `parts` says who holds what: the client of each sample `[n]` (numbers or names), or a list with each client's
-    sample numbers, or a mapping from its name to them (a sample may then belong to several clients). `test` is a pair
-    of test samples and labels, or the share of each client's samples to hold out. With `tokens=True`, `x` are numbers
-    of words `[n, length]`.
+    `parts` says how they are split: the client of each sample `[n]` (numbers or names), a list with each client's
+    sample numbers, or a mapping from clients' names to them (a sample may then belong to several clients). `test` is
+    a pair of test samples and labels, or the share of each client's samples to hold out. With `tokens=True`, `x` are
+    the numbers of words `[n, length]`.
     """
-    for what, given in (("x", x), ("y", y), ("parts", parts)):
-        require(hasattr(given, "__len__"), f"{name}: {what} must be an array or a list, not {given!r:.60}.")
+    for argument, given in (("x", x), ("y", y), ("parts", parts)):
+        require(hasattr(given, "__len__"), f"{name}: {argument} must be an array or a list, not {given!r:.60}.")
     count = len(y)
     require(len(x) == count, f"{name}: {len(x)} samples but {count} labels.")
     require(count > 0, f"{name}: there are no samples.")
@@ -42,7 +42,7 @@ def federation(
     names: tuple[str, ...] = ()
     if isinstance(parts, Mapping):
         names, parts = tuple(map(str, parts)), list(parts.values())
-    elif _is_one(next(iter(parts))):
+    elif _is_client(next(iter(parts))):
         require(
             len(parts) == count,
             f"parts must say the client of each of the {count} samples, or list each client's sample numbers; it says "
@@ -50,21 +50,21 @@ def federation(
         )
         dataset = from_arrays(name, x, y, parts, test=share, held_out=held_out, class_names=class_names, tokens=tokens)
         assert dataset.groups is not None
-        members = [torch.nonzero(dataset.groups == group).flatten() for group in range(len(dataset.group_names))]
-        return Federation(dataset, members, shared=False, names=dataset.group_names)
-    hands = [_hand(part, names[client] if names else client, count) for client, part in enumerate(parts)]
+        groups = [torch.nonzero(dataset.groups == group).flatten() for group in range(len(dataset.group_names))]
+        return Federation(dataset, groups, shared=False, names=dataset.group_names)
+    members = [_sample_numbers(part, names[client] if names else client, count) for client, part in enumerate(parts)]
     require(
         held_out is not None,
         "Where parts lists sample numbers, give test samples too: test=(test_x, test_y).",
     )
     dataset = from_arrays(name, x, y, None, held_out=held_out, class_names=class_names, tokens=tokens)
-    used = np.concatenate(hands)
+    used = np.concatenate(members)
     shared = len(np.unique(used)) < len(used)
-    return Federation(dataset, [torch.from_numpy(hand) for hand in hands], shared=shared, names=names)
+    return Federation(dataset, [torch.from_numpy(part) for part in members], shared=shared, names=names)
 
 
 def _test(test: Any) -> tuple[tuple[Any, Any] | None, float]:
-    """Test samples with their labels where they are given, and else the share to hold out."""
+    """Return the test samples and labels if they are given, and the share to hold out if not."""
     if isinstance(test, tuple | list) and len(test) == 2:
         return (test[0], test[1]), 0.0
     share = isinstance(test, Real) and not isinstance(test, bool)
@@ -72,13 +72,13 @@ def _test(test: Any) -> tuple[tuple[Any, Any] | None, float]:
     return None, float(test)
 
 
-def _is_one(entry: Any) -> bool:
-    """Whether an entry of `parts` is a client's number or name, and not a client's sample numbers."""
+def _is_client(entry: Any) -> bool:
+    """True if an entry of `parts` is a client's number or name, False if it is a client's sample numbers."""
     return isinstance(entry, str) or not hasattr(entry, "__len__") or (isinstance(entry, Tensor) and entry.ndim == 0)
 
 
-def _hand(part: Any, client: int | str, count: int) -> IntArray:
-    """A client's sample numbers."""
+def _sample_numbers(part: Any, client: int | str, count: int) -> IntArray:
+    """Return a client's sample numbers `[n]`, checked."""
     try:
         given = np.asarray(part).reshape(-1)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
-"""No skew."""
+"""The environment without skew."""
 
 import numpy as np
 
 from covey.arrays import IntArray
-from covey.environment.partition import Deal, deal_regardless_of_class
+from covey.environment.partition import Deal, split_regardless_of_class
 from covey.errors import require
 from covey.registries import environments
 
@@ -18,4 +18,4 @@ def iid(labels: IntArray, classes: int, clients: int, rng: np.random.Generator, 
         )
         return Deal([np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)], shared=False)
     require(samples >= 1, f"environment.samples must be at least 1, not {samples}.")
-    return Deal(deal_regardless_of_class(len(labels), [samples] * clients, rng), samples * clients > len(labels))
+    return Deal(split_regardless_of_class(len(labels), [samples] * clients, rng), samples * clients > len(labels))

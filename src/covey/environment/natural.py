@@ -28,11 +28,11 @@ def natural(groups: IntArray, clients: int) -> Deal:
 
 
 def natural_clients(dataset: Dataset) -> int:
-    """How many clients the data set comes with."""
+    """Return the number of clients that the data set names."""
     require(
         dataset.groups is not None,
         f"The dataset '{dataset.name}' does not say which client a sample belongs to, so the environment "
-        f"'natural' cannot deal it; choose another environment, or name the clients: a CSV file in a column "
+        f"'natural' cannot split it; choose another environment, or name the clients: a CSV file in a column "
         "(dataset.client=COLUMN), an NPZ file in an array 'client', a Dataset in groups.",
     )
     assert dataset.groups is not None
@@ -40,5 +40,5 @@ def natural_clients(dataset: Dataset) -> int:
 
 
 def count_clients(dataset: str, data_dir: str | None, options: dict[str, object]) -> int:
-    """Load a data set and return how many clients it comes with."""
+    """Load a data set and return the number of clients that it names."""
     return natural_clients(load_dataset(dataset, Path(data_dir) if data_dir else None, options))

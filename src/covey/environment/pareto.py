@@ -3,7 +3,7 @@
 import numpy as np
 
 from covey.arrays import IntArray
-from covey.environment.partition import Deal, allot, deal_by_class, normalised_powers, require_labels
+from covey.environment.partition import Deal, allot, normalised_powers, require_labels, split_by_class
 from covey.errors import require
 from covey.registries import environments
 
@@ -46,4 +46,4 @@ def pareto(
         if len(holders):
             shares = normalised_powers(log_weights[holders], 1 / shape)
             counts[holders, label] = 1 + allot(int(available) - len(holders), shares)
-    return Deal(deal_by_class(counts, y, rng), shared=False)
+    return Deal(split_by_class(counts, y, rng), shared=False)

@@ -1,4 +1,4 @@
-"""What an environment is, the registry of them, and how samples are dealt."""
+"""Splits of a data set's training samples among clients, and the tools that environments make them with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,78 +12,80 @@ from covey.registries import environments
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """Who got what: indices into the training set per client, and the skew parameter of each where there is one."""
+    """A split: each client's indices into the training set, and each client's skew if the environment states it."""
 
     parts: list[IntArray]
     shared: bool
-    """Whether one sample may belong to several clients."""
+    """True if a sample may belong to several clients."""
     skew: FloatArray | None = None
-    """`[clients]`: α of an α-dominance client; what evaluation calls the true skew."""
+    """`[clients]`: α of an α-dominance client; evaluation takes it for the true skew."""
 
 
 Environment = Callable[..., Deal]
-"""`deal(labels, classes, clients, rng, *, option=default, ...) -> Deal`"""
+"""`environment(labels, classes, clients, rng, *, option=default, ...) -> Deal`"""
 
 
-def deal(
+def split_samples(
     name: str, options: dict[str, object], labels: IntArray, classes: int, clients: int, rng: np.random.Generator
 ) -> Deal:
-    """Deal with the environment called `name`; every client ends with at least one sample, or it is refused."""
+    """Split samples by the environment called `name`; refuse a split that leaves a client without samples."""
     result = environments[name].part(labels, classes, clients, rng, **environments.options(name, options))
     empty = [client for client, part in enumerate(result.parts) if len(part) == 0]
     if len(result.parts) != clients or empty:
         raise Refusal(
-            f"The environment '{name}' dealt to {len(result.parts)} of {clients} clients, {len(empty)} of them nothing."
+            f"The environment '{name}' gave samples to {len(result.parts) - len(empty)} of {clients} clients; every "
+            "client needs at least one."
         )
     return result
 
 
-class ClassDecks:
-    """Samples of each class as a shuffled deck, dealt cyclically and reshuffled when exhausted.
+class ClassPools:
+    """A shuffled pool of samples for each class, taken from in turn and reshuffled when exhausted.
 
-    This is how FedACS's authors deal images, so that 200 clients of 2,000 share 50,000 of them. Nobody
-    is dealt a sample twice in one hand unless the hand is larger than the deck.
+    FedACS's authors assign images this way: 200 clients of 2,000 images share 50,000. A client gets a sample twice
+    only if it takes more samples than the pool holds.
     """
 
     def __init__(self, labels: IntArray, classes: int, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._decks = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
+        self._pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
         self._next = [0] * classes
-        self.dealt = np.zeros(classes, dtype=np.int64)
+        self.taken = np.zeros(classes, dtype=np.int64)
+        """`[classes]`: samples taken so far."""
 
-    def deal(self, label: int, count: int) -> IntArray:
-        """The next `count` samples of class `label`."""
-        deck, at = self._decks[label], self._next[label]
+    def take(self, label: int, count: int) -> IntArray:
+        """Return the next `count` samples of class `label`."""
+        pool, at = self._pools[label], self._next[label]
         require(
-            count == 0 or len(deck) > 0,
-            f"Class {label} has no training sample to deal; "
+            count == 0 or len(pool) > 0,
+            f"Class {label} has no training sample; "
             "choose a data set with samples of every class, or an environment such as dirichlet or iid.",
         )
         if count == 0:
             return np.empty(0, dtype=np.int64)
-        self.dealt[label] += count
-        whole, rest = divmod(count, len(deck))
-        taken = deck[at : at + rest]
-        at += len(taken)
-        if at == len(deck):
-            fresh, at = self._rng.permutation(deck), rest - len(taken)
+        self.taken[label] += count
+        whole, rest = divmod(count, len(pool))
+        part = pool[at : at + rest]
+        at += len(part)
+        if at == len(pool):
+            reshuffled, at = self._rng.permutation(pool), rest - len(part)
             if at > 0:
-                repeated = np.isin(fresh, taken)
-                fresh = np.concatenate([fresh[~repeated], fresh[repeated]])
-            self._decks[label] = fresh
-            taken = np.concatenate([taken, fresh[:at]])
+                repeated = np.isin(reshuffled, part)
+                reshuffled = np.concatenate([reshuffled[~repeated], reshuffled[repeated]])
+            self._pools[label] = reshuffled
+            part = np.concatenate([part, reshuffled[:at]])
         self._next[label] = at
-        return np.concatenate([np.tile(deck, whole), taken])
+        return np.concatenate([np.tile(pool, whole), part])
 
 
-def deal_regardless_of_class(available: int, sizes: list[int], rng: np.random.Generator) -> list[IntArray]:
-    """Hands of the given sizes from one shuffled deck, reshuffled when exhausted."""
-    deck = ClassDecks(np.zeros(available, dtype=np.int64), 1, rng)
-    return [np.sort(deck.deal(0, size)) for size in sizes]
+def split_regardless_of_class(available: int, sizes: list[int], rng: np.random.Generator) -> list[IntArray]:
+    """Return parts of the given sizes from one shuffled pool, reshuffled when exhausted."""
+    pool = ClassPools(np.zeros(available, dtype=np.int64), 1, rng)
+    return [np.sort(pool.take(0, size)) for size in sizes]
 
 
 def samples_per_client(labels: IntArray, clients: int, samples: int | None, reuse: float) -> int:
-    """`samples` where it is given, else as many as use each training sample `reuse` times."""
+    """Return `samples` if given, else the number that uses each training sample `reuse` times."""
     if samples is not None:
         require(samples >= 1, f"environment.samples must be at least 1, not {samples}.")
         return samples
@@ -98,15 +100,15 @@ def samples_per_client(labels: IntArray, clients: int, samples: int | None, reus
 
 
 def require_labels(labels: int, classes: int) -> None:
-    """Refuse a number of labels per client that the data set cannot give."""
+    """Refuse more labels per client than the data set has."""
     require(
         1 <= labels <= classes,
         f"environment.labels must be from 1 to the data set's {classes} classes, not {labels}.",
     )
 
 
-def deal_by_class(counts: IntArray, labels: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Disjoint hands with `counts` `[clients, classes]` samples of each class, chosen at random."""
+def split_by_class(counts: IntArray, labels: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Return disjoint parts with `counts` `[clients, classes]` samples of each class, chosen at random."""
     members = [rng.permutation(np.flatnonzero(labels == label)) for label in range(counts.shape[1])]
     taken = np.concatenate([own[:count] for own, count in zip(members, counts.sum(axis=0), strict=True)])
     owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])
@@ -114,7 +116,7 @@ def deal_by_class(counts: IntArray, labels: IntArray, rng: np.random.Generator) 
 
 
 def allot(total: int, shares: FloatArray) -> IntArray:
-    """`total` samples by `shares` (summing to one): each count is within one of its exact share, the sum is exact."""
+    """Round `total` · `shares` (summing to one) to counts that sum to `total`, each within one of its exact share."""
     exact = total * shares
     counts: IntArray = np.floor(exact).astype(np.int64)
     missing = total - int(counts.sum())
@@ -123,13 +125,13 @@ def allot(total: int, shares: FloatArray) -> IntArray:
 
 
 def dirichlet_shares(alpha: float, size: int, rng: np.random.Generator) -> FloatArray:
-    """A draw from Dirichlet(α·1), exact for any α: Gamma(α) = Gamma(α+1)·U^(1/α), kept in logarithms."""
+    """Draw from Dirichlet(α·1), exact for any α: Gamma(α) = Gamma(α+1)·U^(1/α), kept in logarithms."""
     gammas = np.log(rng.standard_gamma(alpha + 1, size))
     return normalised_powers(np.log(1 - rng.random(size)), 1 / alpha, gammas)
 
 
 def normalised_powers(logs: FloatArray, power: float, offsets: FloatArray | float = 0.0) -> FloatArray:
-    """exp(power·logs + offsets), scaled to sum to one; for any power, as large as it may be."""
+    """Return exp(power·logs + offsets), scaled to sum to one, without overflow for any power."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.where(logs == logs.max(), 0.0, (logs - logs.max()) * power) + offsets
     shares: FloatArray = np.exp(scaled - scaled.max())

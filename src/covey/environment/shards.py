@@ -1,4 +1,4 @@
-"""McMahan's shards, as FedDRL uses them (section 5.1): samples sorted by label, cut, and handed out at random."""
+"""McMahan's shards, as FedDRL uses them (section 5.1): samples sorted by label, cut, and assigned at random."""
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from covey.registries import environments
 def shards_equal(labels: IntArray, classes: int, clients: int, rng: np.random.Generator, *, shards: int = 2) -> Deal:
     """McMahan's shards: samples sorted by label and cut into `shards` pieces per client; disjoint, equal sizes.
 
-    All samples are dealt. Pieces differ by at most one sample where their number does not divide the data.
+    All samples are assigned. Pieces differ by at most one sample where their number does not divide the data.
     """
     require(shards >= 1, f"environment.shards must be at least 1, not {shards}.")
-    return Deal(_deal_shards(labels, np.full(clients, shards), rng), shared=False)
+    return Deal(_assign_shards(labels, np.full(clients, shards), rng), shared=False)
 
 
 @environments.add("shards-unequal")
@@ -31,7 +31,7 @@ def shards_unequal(
     """McMahan's shards, a random number of them per client (6 to 14 of 10 per client); disjoint, sizes differ.
 
     A client gets from `shards` - `spread` to `shards` + `spread` pieces, each number as likely as any
-    other. All samples are dealt: clients are paired at random, and what one gets above the mean the
+    other. All samples are assigned: clients are paired at random, and what one gets above the mean the
     other gets below it (with an odd number of clients, one gets the mean).
     """
     require(shards >= 1, f"environment.shards must be at least 1, not {shards}.")
@@ -41,11 +41,11 @@ def shards_unequal(
     )
     above = rng.integers(-spread, spread, size=clients // 2, endpoint=True)
     numbers = shards + rng.permutation(np.concatenate([above, -above, np.zeros(clients % 2, dtype=np.int64)]))
-    return Deal(_deal_shards(labels, numbers, rng), shared=False)
+    return Deal(_assign_shards(labels, numbers, rng), shared=False)
 
 
-def _deal_shards(labels: IntArray, numbers: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """`numbers` `[clients]` random shards for each client."""
+def _assign_shards(labels: IntArray, numbers: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Assign `numbers` `[clients]` random shards to the clients, and return their samples."""
     total = int(numbers.sum())
     require(
         len(labels) >= total,
@@ -53,5 +53,5 @@ def _deal_shards(labels: IntArray, numbers: IntArray, rng: np.random.Generator) 
     )
     shuffled = rng.permutation(len(labels))
     shards = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], total)
-    hands = np.split(rng.permutation(total), np.cumsum(numbers)[:-1])
-    return [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in hands]
+    parts = np.split(rng.permutation(total), np.cumsum(numbers)[:-1])
+    return [np.sort(np.concatenate([shards[shard] for shard in part])) for part in parts]
