@@ -1,4 +1,4 @@
-"""A client's work: what it trains on, what it measures with which keys, and what it sends."""
+"""A client's work in a round: training part, keys of probes, fields that are sent, and the gate."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ def test_a_client_trains_on_its_training_part_and_measures_with_keys_of_its_own(
     assert set(result.probe_seconds) == {"echo"}
 
 
-def test_kept_fields_are_apart_from_those_that_are_sent_and_hold_no_more_memory_than_they_need(client):
+def test_kept_fields_are_not_sent_and_hold_only_their_own_memory(client):
     learner, samples, received = client
     _, result = perform_task(ClientTask(1, 2, Local(), (Echo(),), train=False), learner, samples, received, seed=0)
     assert set(result.measured["echo"]) == {"key", "change"}

@@ -1,4 +1,4 @@
-"""Measurements that no client should send, on Flower: each costs itself, and the run goes on."""
+"""Bad measurements, nodes and sites on Flower: each is rejected alone, and the run continues."""
 
 import json
 import logging
@@ -56,7 +56,7 @@ GOOD = client_app(net, points, threads=1)
 
 
 def measuring_badly(change: Change) -> Callable[[Message, Context], Message]:
-    """A node all of whose measurements are changed."""
+    """A node that corrupts all its measurements."""
 
     def answer(message: Message, context: Context) -> Message:
         given = GOOD(message, context)
@@ -94,7 +94,7 @@ def test_a_bad_measurement_does_not_end_the_run(method, kind, alone, tmp_path):
 
 
 @pytest.mark.parametrize("lost", [{2}, {2, 3}, {2, 3, 4}])
-def test_a_client_that_keeps_variables_comes_back_however_many_of_its_answers_are_lost(lost):
+def test_a_client_that_keeps_variables_returns_after_any_number_of_lost_answers(lost):
     count = 0
 
     def late(message: Message, context: Context) -> Message:
@@ -111,7 +111,7 @@ def test_a_client_that_keeps_variables_comes_back_however_many_of_its_answers_ar
     assert [entry["round"] for entry in strategy.history if entry["faults"]] == sorted(lost)
 
 
-def test_a_node_that_does_not_say_its_name_is_nobody():
+def test_a_node_without_a_name_is_no_client():
     def nameless(message: Message, context: Context) -> Message:
         answer = GOOD(message, context)
         for record in answer.content.config_records.values():
@@ -124,7 +124,7 @@ def test_a_node_that_does_not_say_its_name_is_nobody():
     assert strategy.history[0]["answered"] == ["0", "1"]
 
 
-def test_an_option_of_a_site_that_there_is_not_is_refused(tmp_path: Path):
+def test_an_unknown_option_of_a_site_is_refused(tmp_path: Path):
     (tmp_path / "site.toml").write_text('name = "kiel"\nserver = "here:1"\n[node]\nupdate_clip = 1.0\n')
     with pytest.raises(Refusal, match="there is no option 'update_clip' under node"):
         Site.read(tmp_path)
@@ -141,14 +141,14 @@ def test_an_option_of_a_site_that_there_is_not_is_refused(tmp_path: Path):
         (["--address", "here:1", "--poll", 0], "poll must be above 0 seconds, not 0."),
     ],
 )
-def test_a_fleet_that_nobody_could_reach_is_refused_before_keys_are_made(tmp_path, covey_command, flags, sentence):
+def test_a_fleet_with_an_unreachable_address_is_refused_before_keys_are_made(tmp_path, covey_command, flags, sentence):
     given = ["--sites", "kiel,bremen", "--shape", 4, "--classes", 2, *flags]
     refused = covey_command("fleet", "init", tmp_path / "fleet", *given)
     assert sentence in refused.err
     assert not (tmp_path / "fleet").exists()
 
 
-def test_what_is_wrong_with_a_sites_samples_stays_there(tmp_path: Path):
+def test_errors_in_a_sites_samples_are_not_sent(tmp_path: Path):
     (tmp_path / "train.csv").write_text("a,label\nJane Doe,ok\n")
     told = about(build_federation(Config.of(SMALL)).dataset, "mlp", {}, 0, "fp32")
     context = Context(0, 0, {"folder": str(tmp_path)}, RecordDict(), {RUN: json.dumps(told)})
@@ -159,7 +159,7 @@ def test_what_is_wrong_with_a_sites_samples_stays_there(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("method", "goes_on"), [("local-only", False), ("mocha", False), ("fedavg", True)])
-def test_what_only_sites_know_is_not_gone_on_with_on_another_fleet(tmp_path, method, goes_on):
+def test_state_that_only_sites_hold_cannot_be_resumed_on_another_fleet(tmp_path, method, goes_on):
     config = Config.of({**SMALL, "method": method, "clients": 4, "cohort": 4})
     experiment = Experiment.of(config)
     fleet = loopback_fleet(tmp_path / "fleet", build_federation(config), {**SMALL, "clients": 4})

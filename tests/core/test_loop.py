@@ -20,7 +20,7 @@ from covey.selection import Uniform
 
 @dataclass(frozen=True)
 class Ticket(Probe):
-    """A number that depends on the client's samples; travels with a letter of 100 floats."""
+    """A number that depends on the client's samples; the server sends 100 floats with it."""
 
     name = "ticket"
 
@@ -28,12 +28,12 @@ class Ticket(Probe):
         return {"number": torch.tensor(float(samples.y.sum() % 2))}
 
     def payload(self) -> dict[str, Tensor]:
-        return {"letter": torch.zeros(100)}
+        return {"payload": torch.zeros(100)}
 
 
 @selectors.add("test-asking")
 class Asking(Uniform):
-    """Asks everybody for the loss first, and invites those with the highest."""
+    """Asks all clients for their loss, and invites those with the highest."""
 
     def survey(self, t, candidates):
         return candidates, (Losses(),)
@@ -49,7 +49,7 @@ class Asking(Uniform):
 
 @aggregators.add("test-gated")
 class Gated(Average):
-    """Takes models of clients with an odd ticket only."""
+    """Averages models of clients with an odd ticket only."""
 
     seen: list[tuple[list[int], list[int]]] = []  # noqa: RUF012
 
@@ -83,7 +83,7 @@ def test_a_survey_comes_before_the_cohort_and_its_bytes_count(tmp_path, runtime)
 
 
 @pytest.mark.parametrize("runtime", ["local", "stacked"])
-def test_behind_a_closed_gate_models_stay_and_cost_nothing(tmp_path, runtime):
+def test_withheld_models_cost_no_bytes(tmp_path, runtime):
     Gated.seen.clear()
     given = {**SMALL, "runtime": runtime, "device": "cpu"}
     gated = covey.run(given, aggregator="test-gated", out=tmp_path / "gated")
@@ -123,5 +123,5 @@ def test_a_missing_misshapen_or_infinite_measurement_costs_the_measurement_alone
     assert replies.take(np.array([1, 4])).observed("ticket").tolist() == [1]
 
 
-def test_nobody_measured_means_nobody_observed():
+def test_without_measurements_no_client_is_observed():
     assert replies_of([{}, {}]).observed("ticket").tolist() == []

@@ -98,7 +98,7 @@ def aggregator_of(one: Experiment) -> WithPredictor:
 
 
 @pytest.mark.parametrize("rounds", [0, 5])
-def test_a_zero_head_tells_class_shares_exactly_whatever_the_model(rounds):
+def test_a_zero_head_gives_exact_class_shares_for_any_model(rounds):
     one = experiment()
     play(one, range(1, rounds + 1))
     assert errors(one, "analytic").max() < 1e-5
@@ -118,7 +118,7 @@ def test_without_a_zero_head_the_error_is_small_at_a_fresh_model_and_large_at_a_
 LEAF = {"dataset": "digits", "clients": 12, "model": {"name": "leaf-cnn"}}
 
 
-def test_without_a_bias_shares_are_told_as_far_as_classes_have_the_same_mean_feature():
+def test_without_a_bias_shares_are_exact_if_classes_have_the_same_mean_feature():
     """The no-bias CNN of the paper is off by 0.03; with a bias in its last layer there is nothing to assume."""
     plain = experiment(**LEAF)
     play(plain, range(1, 3))
@@ -134,7 +134,7 @@ def test_without_a_bias_shares_are_told_as_far_as_classes_have_the_same_mean_fea
 
 
 class Scaled(nn.Module):
-    """A model that does something to its last layer's output."""
+    """A model that changes its last layer's output."""
 
     head = "last"
 
@@ -153,7 +153,7 @@ def test_a_model_that_scales_its_logits_is_not_mistaken_for_one_that_does_not():
     assert errors(one, "analytic").mean() < 0.2
 
 
-def test_clients_that_cannot_be_reached_are_asked_again_and_else_count_as_uniform():
+def test_unreachable_clients_are_asked_again_and_count_as_uniform_if_they_never_reply():
     one = experiment(devices={"availability": 0.5, "dropout": 0.2})
     found, notes, (up, down) = estimated(one, 0, "analytic")
     heard = found.seen > 0
@@ -165,8 +165,8 @@ def test_clients_that_cannot_be_reached_are_asked_again_and_else_count_as_unifor
     assert 0 < up < down
 
 
-def test_who_answers_late_is_compared_with_everybody():
-    """At a fresh model all clients are told equally well, whichever question they answered."""
+def test_late_answers_are_compared_with_those_of_all_clients():
+    """At a fresh model all estimates are equally good, whichever survey a client answered."""
     one = experiment(devices={"availability": 0.9})
     found, _, _ = estimated(one, 0, "analytic-as-is")
     assert (found.seen > 0).all()
@@ -176,7 +176,7 @@ def test_who_answers_late_is_compared_with_everybody():
 
 
 def counted(one: Experiment) -> np.ndarray:
-    """`[clients]`: how often each will have been asked."""
+    """`[clients]`: the number of times that each is asked."""
     counts, execute = np.zeros(one.federation.clients, dtype=int), one.runtime.execute
 
     def counting(order: Order) -> Replies:
@@ -187,8 +187,8 @@ def counted(one: Experiment) -> np.ndarray:
     return counts
 
 
-def test_nobody_is_asked_twice_where_each_answer_spends_privacy():
-    """Those who cannot be reached at first are asked later; those whose answer is lost are not asked again."""
+def test_no_client_is_asked_twice_if_each_answer_spends_privacy():
+    """Clients that cannot be reached at first are asked later; those whose answer is lost are not asked again."""
     one = experiment(devices={"availability": 0.5, "dropout": 0.4})
     counts = counted(one)
     found, notes, _ = estimated(one, 0, "analytic", insight_dp="1,1e-5")
@@ -204,7 +204,7 @@ def test_nobody_is_asked_twice_where_each_answer_spends_privacy():
     assert not any("No usable answer" in note for note in notes)
 
 
-def test_a_survey_by_a_noisy_predictor_asks_once_and_says_what_is_spent_with_it():
+def test_a_survey_with_a_noisy_predictor_asks_once_and_reports_the_privacy_spent():
     given = {"name": "ondemand", "hidden": 4, "epochs": 1, "insight_dp": "4,1e-5"}
     one = experiment(aggregator=given, devices={"dropout": 0.4}, cohort=10)
     play(one, range(1, 3))
@@ -291,7 +291,7 @@ def test_gradients_may_be_those_of_the_steps_of_local_training():
     torch.testing.assert_close(pairs.gradients[pairs.counts[0] :], alone.gradients)
 
 
-def test_the_papers_gradients_are_an_option_that_teaches_another_predictor():
+def test_the_papers_gradients_are_an_option_that_trains_another_predictor():
     chosen = {**FEW["aggregator"], "gradients": "training"}
     local, stacked = (
         experiment(**{**FEW, **more, "aggregator": chosen}) for more in ({}, {"runtime": "stacked", "device": "cpu"})
@@ -312,7 +312,7 @@ def probe_of(one: Experiment, **changes) -> PredictorProbe:
 
 
 def test_predictor_training_is_sgd_on_scaled_squared_errors():
-    """The same by torch's own modules and optimizer, for clients of different sizes, one without a whole batch."""
+    """Against torch's own modules and optimizer, for clients of different sizes, one without a whole batch."""
     one = experiment()
     learner, state = learner_of(one), one.method.model
     held = [one.federation.samples(client) for client in (3, 8, 11)]
@@ -354,7 +354,7 @@ def replies_of(clients: list[int], fields: dict[str, torch.Tensor]) -> Replies:
     return Replies(np.array(clients), states, samples, torch.zeros(count).double(), {"predictor": fields})
 
 
-def test_predictors_are_averaged_by_their_numbers_of_gradients_batch_norm_and_all():
+def test_predictors_are_averaged_by_numbers_of_gradients_including_batch_norm():
     one = experiment(aggregator={"name": "ondemand", "hidden": 4, "sends": "shares"})
     aggregator = one.method.aggregator
     size = len(aggregator.predictor)
@@ -368,7 +368,7 @@ def test_predictors_are_averaged_by_their_numbers_of_gradients_batch_norm_and_al
     torch.testing.assert_close(aggregator.predictor, torch.full((size,), 1.5))
 
 
-def test_estimates_are_of_the_latest_participation_and_uniform_for_those_never_seen():
+def test_estimates_are_from_the_latest_participation_and_uniform_for_clients_never_seen():
     one = experiment(aggregator={"name": "ondemand", "hidden": 4, "sends": "shares"})
     aggregator = one.method.aggregator
     first, second = torch.eye(10)[:2], torch.eye(10)[4:5]
@@ -397,7 +397,7 @@ MIXTURE = {
 
 @pytest.fixture(scope="module")
 def taught() -> Experiment:
-    """A predictor taught by the first 75 of 100 clients."""
+    """A predictor trained by the first 75 of 100 clients."""
     torch.set_num_threads(1)
     one = experiment(**MIXTURE)
     play(one, range(1, 21), candidates=np.arange(75))
@@ -424,7 +424,7 @@ def test_the_predictor_is_twice_as_good_as_a_uniform_guess_on_clients_it_never_s
     np.testing.assert_allclose(answers["error"], off, atol=1e-4)
 
 
-def test_what_the_base_run_keeps_is_twice_as_good_as_a_uniform_guess_and_told_apart(taught):
+def test_estimates_of_the_base_run_are_twice_as_good_as_a_uniform_guess_for_clients_seen(taught):
     known = taught.method.aggregator.class_estimates()
     seen = known.seen > 0
     assert seen[:75].mean() > 0.8
@@ -435,7 +435,7 @@ def test_what_the_base_run_keeps_is_twice_as_good_as_a_uniform_guess_and_told_ap
 
 
 def test_estimates_follow_when_clients_mixes_change(taught):
-    """Everybody's samples become their neighbour's; estimates of whom takes part again are about the new ones."""
+    """Each client gets its neighbour's samples; estimates of clients that take part again are of the new ones."""
     one = experiment(**MIXTURE)
     one.method.load_state_dict(taught.method.state_dict())
     old = one.federation.truth.shares
@@ -454,7 +454,7 @@ def test_estimates_follow_when_clients_mixes_change(taught):
     assert after.errors(old)[stale].mean() < after.errors(new)[stale].mean()
 
 
-def test_a_run_goes_on_from_its_state_as_if_never_stopped():
+def test_a_resumed_run_is_as_if_never_stopped():
     whole, halves = experiment(), experiment()
     play(whole, range(1, 5))
     play(halves, range(1, 3))
@@ -477,7 +477,7 @@ def test_the_model_is_that_of_the_inner_aggregator():
     assert torch.equal(with_predictor.method.model, plain.method.model)
 
 
-def test_local_and_stacked_teach_the_same_predictor():
+def test_local_and_stacked_train_the_same_predictor():
     local, stacked = experiment(**FEW), experiment(**FEW, runtime="stacked", device="cpu")
     begun = local.method.aggregator.predictor.clone()
     for one in (local, stacked):
@@ -516,7 +516,7 @@ def test_the_predictor_travels_both_ways_and_is_counted():
         ({"insight_dp": "1,2"}, "delta must be between 0 and 1"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options, sentence):
+def test_impossible_options_are_refused(options, sentence):
     with pytest.raises(Refusal, match=sentence):
         WithPredictor(**options)
 
@@ -540,7 +540,7 @@ def test_answers_compose():
     assert privacy.after(100) == pytest.approx(14.429270, rel=1e-5)
 
 
-def test_noise_has_the_deviation_that_it_shall_have_and_is_drawn_by_key():
+def test_noise_has_the_right_deviation_and_is_drawn_by_key():
     privacy, values = Privacy(1, 1e-5), torch.zeros(20_000, dtype=torch.float64)
     noise = privacy.noisy(values, 0.02, key(1, 2))
     assert float(noise.std()) == pytest.approx(0.02 * privacy.deviation, rel=0.03)
@@ -560,7 +560,7 @@ def test_more_privacy_costs_more_error():
         assert cost.deviation == Privacy(cost.epsilon, 1e-5).deviation
 
 
-def test_one_sample_moves_the_query_at_a_zero_head_by_no_more_than_its_noise_is_made_for():
+def test_one_sample_changes_the_query_at_a_zero_head_by_no_more_than_its_sensitivity():
     one = experiment()
     learner, samples = learner_of(one), one.federation.samples(3)
     zero = torch.zeros_like(one.method.model)
@@ -572,7 +572,7 @@ def test_one_sample_moves_the_query_at_a_zero_head_by_no_more_than_its_noise_is_
 
 
 def neighbours(samples: Samples, inputs: int) -> list[Samples]:
-    """The samples with another one in the first one's place: some of the others' inputs, with each label."""
+    """The samples with the first one replaced, by some of the others' inputs with each label."""
     sets = []
     for other in range(min(len(samples), inputs)):
         for label in range(10):
@@ -583,15 +583,15 @@ def neighbours(samples: Samples, inputs: int) -> list[Samples]:
 
 
 def farthest(one: Experiment, probe: ClassQuery, state: torch.Tensor, inputs: int = 12) -> float:
-    """How far one sample moves the query's answer at most, in samples; under the same noise it cancels out."""
+    """The largest change of the answer from replacing one sample, times samples; equal noise cancels out."""
     learner, samples = learner_of(one), one.federation.samples(3)
     answers = [probe.measure(learner, state, state, near, 0)["gradient"] for near in neighbours(samples, inputs)]
     return float(torch.cdist(torch.stack(answers), torch.stack(answers)).max()) * len(samples)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
-def test_one_sample_moves_the_query_by_no_more_than_its_noise_is_made_for_whatever_the_head(scale):
-    """A head that saturates the softmax would let a sample move the plain answer by twice as much."""
+def test_one_sample_changes_the_query_by_no_more_than_its_sensitivity_at_any_head(scale):
+    """With a head that saturates the softmax, one sample changes the unbounded answer by twice as much."""
     one = experiment()
     learner = learner_of(one)
     state = zero_head(learner.layout, one.method.model)
@@ -603,7 +603,7 @@ def test_one_sample_moves_the_query_by_no_more_than_its_noise_is_made_for_whatev
         assert farthest(one, ClassQuery("bias"), state) > 1.9 * math.sqrt(2)
 
 
-def test_the_query_that_a_model_scales_is_bounded_too():
+def test_the_query_of_a_model_that_scales_its_logits_is_bounded_too():
     one = experiment(model={"name": "tests.probe.test_class_query:Scaled"})
     state = zero_head(learner_of(one).layout, one.method.model)
     assert farthest(one, ClassQuery("bias"), state, inputs=1) > 2 * math.sqrt(2)
@@ -639,7 +639,7 @@ def test_a_last_layer_without_a_bias_is_not_asked_for_its_gradient():
 
 
 @pytest.mark.parametrize("clip", [0.1, 1.0])
-def test_gradients_for_the_predictor_have_the_noise_that_their_clipping_needs(clip):
+def test_gradients_for_the_predictor_have_noise_for_their_clipping(clip):
     one = experiment()
     learner, samples, state = learner_of(one), one.federation.samples(3), one.method.model
     privacy = Privacy(2, 1e-5)
@@ -656,7 +656,7 @@ def test_gradients_for_the_predictor_have_the_noise_that_their_clipping_needs(cl
     torch.testing.assert_close(shares["shares"], expected)
 
 
-def test_clipped_gradients_are_short_and_one_sample_moves_them_by_little():
+def test_clipped_gradients_are_short_and_one_sample_changes_them_little():
     one = experiment()
     learner, samples, state = learner_of(one), one.federation.samples(3), one.method.model
     open_ = clipped_gradient(learner, state, samples, 1e9)
@@ -672,7 +672,7 @@ def test_clipped_gradients_are_short_and_one_sample_moves_them_by_little():
     assert 0 < float((moved - short).norm()) <= 2 * clip / len(samples) + 1e-9
 
 
-def test_a_predictor_works_on_noisy_gradients_and_tells_no_error():
+def test_a_predictor_works_on_noisy_gradients_and_sends_no_error():
     given = {"aggregator": {"name": "ondemand", "hidden": 16, "epochs": 1, "insight_dp": "4,1e-5", "sends": "shares"}}
     one = experiment(**given)
     play(one, range(1, 3))
@@ -686,8 +686,8 @@ def test_a_predictor_works_on_noisy_gradients_and_tells_no_error():
     assert figures["epsilon_spent"] == pytest.approx(Privacy(4, 1e-5).after(int(most)))
 
 
-def test_privacy_is_spent_by_answers_that_the_server_cannot_use_too():
-    """Nobody knows of an answer that was lost whether it has left its client, so it counts as one that has."""
+def test_answers_that_the_server_cannot_use_spend_privacy_too():
+    """A lost answer may have been sent, so it counts as sent."""
     given = {"name": "ondemand", "hidden": 4, "inner": "cmfl", "sends": "shares", "insight_dp": "4,1e-5"}
     one = experiment(aggregator=given, cohort=4)
     aggregator = aggregator_of(one)
@@ -709,14 +709,14 @@ def test_privacy_is_spent_by_answers_that_the_server_cannot_use_too():
     assert aggregator.figures()["clients_estimated"] == 1
 
 
-def test_without_the_accountant_noise_is_refused_with_what_to_install(monkeypatch):
+def test_without_dp_accounting_noise_is_refused_with_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(Refusal, match=r"dp-accounting, which is not installed: pip install 'covey\[privacy\]'"):
         Privacy(1.234, 1e-5)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (math.nan, 1e-5), (1, 1)])
-def test_budgets_that_are_none_are_refused_by_the_name_of_the_option(epsilon, delta):
+def test_impossible_budgets_are_refused_by_the_name_of_the_option(epsilon, delta):
     with pytest.raises(Refusal, match=r"^insight_dp: (epsilon|delta) must be"):
         Privacy.of(f"{epsilon},{delta}", "insight_dp")
     with pytest.raises(Refusal, match=r"^(Epsilon|Delta) must be"):
@@ -745,6 +745,6 @@ def test_a_predictor_too_large_to_be_sent_is_refused_with_a_way_out(monkeypatch)
         assert "a last layer of 500 weights" in str(refusal.value)
 
 
-def test_noise_that_does_not_cover_the_predictor_is_not_taken_for_more():
+def test_a_warning_says_that_noise_does_not_cover_the_predictor():
     with pytest.warns(UserWarning, match="not to the predictor, which clients train on their labels"):
         experiment(aggregator={"name": "ondemand", "hidden": 4, "insight_dp": "4,1e-5"})

@@ -61,7 +61,7 @@ def test_the_full_insight_is_the_gradient_of_all_parameters():
 
 
 class ScaledHead(nn.Module):
-    """A model that does something after its last layer, so the product of residual and input is not its gradient."""
+    """A model that changes its last layer's output, so the product of residual and input is not its gradient."""
 
     head = "last"
 
@@ -87,7 +87,7 @@ class ConvolvedHead(nn.Module):
 
 
 class PixelHead(nn.Module):
-    """A last layer that is a 1 x 1 convolution, of one pixel or of the mean over several that it has seen."""
+    """A last layer that is a 1 x 1 convolution, of one pixel or averaged over several."""
 
     head = "last"
 
@@ -106,7 +106,7 @@ class ViewedPixelHead(PixelHead):
 
 
 class FirstPixelHead(PixelHead):
-    """What it returns begins where the last layer's output begins, and has as many numbers as there are classes."""
+    """Returns a view that starts with the last layer's output and has one number per class."""
 
     def __init__(self) -> None:
         super().__init__(pixels=2)
@@ -116,7 +116,7 @@ class FirstPixelHead(PixelHead):
 
 
 class PaddedHead(PixelHead):
-    """One pixel from an image of nine by a kernel of nine, but moved: its numbers are as many, and others."""
+    """One pixel from an image of nine by a padded kernel of nine: as many inputs, but other ones."""
 
     def __init__(self) -> None:
         super().__init__(pixels=3)
@@ -193,8 +193,8 @@ def brightness(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Ten
     return x.mean(dim=0).flatten()
 
 
-def test_a_function_of_the_user_shows_clients_whose_images_are_shifted():
-    """Section V-E: the labels are IID here and only the look of the images differs."""
+def test_a_users_function_finds_clients_whose_images_are_shifted():
+    """Section V-E: labels are IID and only the images differ."""
     config = Config.of(
         {"environment": "iid", "clients": 20, "altered": {"shifted": 0.1}, "local": {"epochs": 1}, "runtime": "local"}
     )

@@ -1,4 +1,4 @@
-"""SimHash: what is hashed, which bits come out, and that nothing but bits leaves a client."""
+"""SimHash: hashes, fingerprints, and clients that send only their bits."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def texts(topics=6, each=50, words=300, vocabulary=1000, seed=0) -> tuple[np.nda
 
 
 class Words(nn.Module):
-    """The least model that takes tokens."""
+    """The smallest model that takes tokens."""
 
     tokens = True
     head = "table"
@@ -132,7 +132,7 @@ def test_a_longer_fingerprint_begins_with_the_shorter_one():
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.sampled_from([8, 16, 64, 72, 256]))
 @settings(max_examples=40, deadline=None)
-def test_words_weigh_as_often_as_they_occur_in_any_order(tokens, size):
+def test_words_are_weighted_by_their_counts_in_any_order(tokens, size):
     hashes = hashes_of_numbers(np.array(tokens), size)
     one_by_one = fingerprint(hashes, np.ones(len(tokens)))
     assert (of_tokens(torch.tensor(tokens), size) == one_by_one).all()
@@ -197,7 +197,7 @@ def test_clients_with_the_same_digits_are_nearer_than_clients_with_others(form):
 # --- the probe
 
 
-def test_the_probe_hashes_the_words_and_leaves_out_those_that_are_no_answer():
+def test_the_probe_ignores_words_that_are_never_an_answer():
     x = torch.tensor([[0, 0, 5, 7], [0, 5, 7, 1]])
     assert (measured(SimHash(), reader(), x) == of_tokens(x)).all()
     assert (measured(SimHash(), reader(never=(0, 1)), x) == of_tokens(torch.tensor([5, 7, 5, 7]))).all()

@@ -35,7 +35,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
     assert len(set(expected.round(6))) == 4
 
 
-def test_the_clock_never_changes_what_is_learned(tmp_path):
+def test_the_clock_never_changes_the_model(tmp_path):
     plain = run(SMALL, out=tmp_path / "plain")
     slow = run(SMALL, devices={"spread": 2.0, "speed": 1}, out=tmp_path / "slow")
     assert [row["loss"] for row in plain.metrics] == [row["loss"] for row in slow.metrics]
@@ -51,14 +51,14 @@ def test_only_a_share_of_the_clients_can_be_reached_and_it_changes_by_round():
     assert len(built(devices={"availability": 0.01}).runtime.available(1)) == 1
 
 
-def test_who_answers_a_question_may_still_drop_out_of_the_training(tmp_path):
+def test_a_client_that_answers_a_survey_may_still_drop_out_of_training(tmp_path):
     given = {"clients": 20, "cohort": 5, "rounds": 20, "devices": {"dropout": 0.4}}
     result = run(SMALL, method="power-of-choice", out=tmp_path / "run", **given)
     lost = [fault for row in result.metrics for fault in row["dropped"] if fault["client"] in row["clients"]]
     assert 20 <= len(lost) <= 70  # 40 of 100 on average
 
 
-def test_cohorts_are_chosen_from_those_that_can_be_reached(tmp_path):
+def test_cohorts_are_chosen_from_reachable_clients(tmp_path):
     result = run(SMALL, rounds=6, devices={"availability": 0.5}, out=tmp_path / "run")
     runtime = built(devices={"availability": 0.5}).runtime
     for row in result.metrics:
@@ -73,7 +73,7 @@ def test_clients_that_drop_out_are_named_and_the_others_count(tmp_path):
     assert result.metrics[-1]["accuracy"] > 0.3
 
 
-def test_a_cohort_that_drops_out_whole_leaves_the_model_as_it_was(tmp_path):
+def test_the_model_is_unchanged_if_the_whole_cohort_drops_out(tmp_path):
     result = run(SMALL, cohort=1, rounds=20, devices={"dropout": 0.6}, out=tmp_path / "run")
     losses = [row["loss"] for row in result.metrics]
     for before, row in zip(losses, result.metrics[1:], strict=False):

@@ -57,7 +57,7 @@ def test_the_number_of_workers_never_changes_a_bit(precision):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_models_are_scored_alike_whether_they_share_all_but_their_heads_or_not(workers):
+def test_scores_are_the_same_if_models_share_their_bodies_or_not(workers):
     local = runtime(federation(), workers)
     layout = local._learner.layout
     start = layout.read(local._learner.module).clone()
@@ -97,7 +97,7 @@ def test_convolutions_too_are_the_same_with_any_number_of_workers(tmp_path):
     assert without_timings(one.metrics) == without_timings(two.metrics)
 
 
-def test_replies_come_in_client_order_whatever_their_sizes():
+def test_replies_are_in_client_order_for_any_sizes():
     parts = federation(environment={"name": "dirichlet", "alpha": 0.2})
     local = runtime(parts, 2)
     try:
@@ -178,7 +178,7 @@ def test_a_worker_that_dies_between_rounds_costs_nothing():
     assert torch.equal(after.states, before.states)
 
 
-def test_a_question_takes_no_room_for_models():
+def test_a_survey_reserves_no_memory_for_trained_models():
     local = runtime(federation(), 2)
     try:
         asked = local.execute(an_order(local, list(range(8)), probes=(Losses(),), train=False))
@@ -209,7 +209,7 @@ def test_an_error_in_client_code_is_not_swallowed(workers):
 
 
 def refuse_in_children(monkeypatch) -> None:
-    """As if this process had computed gradients on a GPU: forked workers get an error in place of theirs."""
+    """Simulate gradients on a GPU in this process: autograd fails in forked workers."""
     parent, grad = os.getpid(), torch.autograd.grad
 
     def refusing(*given, **options):
@@ -222,7 +222,7 @@ def refuse_in_children(monkeypatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
-def test_where_forked_workers_cannot_learn_one_process_does_all(monkeypatch):
+def test_one_process_does_all_if_forked_workers_cannot_train(monkeypatch):
     parts = federation()
     alone, local = runtime(parts, 1), runtime(parts, 2)
     order = an_order(alone, [0, 1, 2, 3])
@@ -237,7 +237,7 @@ def test_where_forked_workers_cannot_learn_one_process_does_all(monkeypatch):
         local.close()
 
 
-def test_a_gpu_that_has_computed_no_gradient_yet_does_not_cost_the_workers(monkeypatch):
+def test_workers_are_used_if_the_gpu_has_computed_no_gradient(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert workers_can_train()
     monkeypatch.setattr(worker_pool, "_one_gradient", lambda: os._exit(1))
@@ -281,7 +281,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_closing_gives_torch_its_threads_back():
+def test_closing_restores_torchs_threads():
     torch.set_num_threads(2)
     local = runtime(federation(), 1)
     assert torch.get_num_threads() == 1
@@ -289,7 +289,7 @@ def test_closing_gives_torch_its_threads_back():
     assert torch.get_num_threads() == 2
 
 
-def test_a_run_that_is_refused_gives_them_back_as_well():
+def test_a_refused_run_restores_torchs_threads():
     torch.set_num_threads(2)
     config = Config.of(method="fedacs", clients=5, cohort=5, workers=1)
     with pytest.raises(Refusal, match="too few for a cohort of 5") as kept:
@@ -298,7 +298,7 @@ def test_a_run_that_is_refused_gives_them_back_as_well():
     assert kept.value
 
 
-def test_the_last_of_several_that_is_closed_gives_them_back():
+def test_the_last_runtime_closed_restores_torchs_threads():
     torch.set_num_threads(2)
     first, second = (runtime(federation(), 1) for _ in range(2))
     first.close()
