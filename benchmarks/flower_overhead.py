@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from covey.config.schema import Config
 from covey.core.replies import checked
 from covey.flower import InProcessGrid
-from covey.flower.exchange import Post
+from covey.flower.exchange import Exchange
 from covey.flower.flower_runtime import FlowerRuntime
 from covey.flower.node_app import who
 from covey.flower.node_memory import Memory
@@ -120,7 +120,7 @@ def measured(case: Mapping[str, Any], rounds: int) -> dict[str, float]:
     over = FlowerRuntime(experiment.federation, experiment.module, config, grid)
     roster = Roster(CLIENTS)
     roster.wait(grid, 10.0)
-    post = Post(roster, seed=0, job=over._job.place, simulated=True, timeout=60.0)
+    exchange = Exchange(roster, seed=0, job=over._folder.place, simulated=True, timeout=60.0)
     laps = Laps()
     try:
         for number in range(1, rounds + 2):
@@ -128,11 +128,11 @@ def measured(case: Mapping[str, Any], rounds: int) -> dict[str, float]:
             begin = time.perf_counter()
             order = experiment.method.order(number, over.available(number))
             begin = laps.add("order", begin)
-            messages = post.messages(order)
+            messages = exchange.messages(order)
             laps.add("messages", begin)
             answers = list(grid.send_and_receive(messages))
             begin = time.perf_counter()
-            replies = post.read(grid, order, answers)
+            replies = exchange.read(grid, order, answers)
             begin = laps.add("replies", begin)
             experiment.method.absorb(number, checked(replies))
             laps.add("method", begin)

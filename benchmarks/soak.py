@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             watch = Watch(started, given.kills, given.returns, random.Random(given.seed))
             run = covey.run(settings, out=Path(place) / "run", on_round=watch, fleet=fleet.folder)
             time.sleep(3)
-            started.bury()
+            started.reap()
             left = zombies()
             _, state = read_checkpoint(run.folder)
         lost = sum(len(row["dropped"]) for row in run.metrics)

@@ -40,7 +40,7 @@ from covey.core.records import read_metrics
 from covey.core.replies import checked
 from covey.fleet import Fleet, Rules
 from covey.fleet.certificates import write_node_keys
-from covey.fleet.fault_injection import HUGE, Drill
+from covey.fleet.fault_injection import HUGE, InjectedFault
 from covey.fleet.fleet_folder import write_toml
 from covey.fleet.fleet_runtime import FLEET
 from covey.fleet.loopback import Loopback, loopback_fleet
@@ -50,7 +50,7 @@ from covey.fleet.site import about, read_samples, recall, remember
 from covey.fleet.site import app as site_app
 from covey.fleet.superlink import Link
 from covey.flower import InProcessGrid
-from covey.flower.exchange import Post
+from covey.flower.exchange import Exchange
 from covey.flower.node_memory import Memory
 from covey.flower.roster import Roster
 from covey.job.experiment import Experiment
@@ -303,22 +303,24 @@ def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill
 )
 def test_a_drill_that_cannot_take_place_is_refused(text, said):
     with pytest.raises(Refusal, match=said):
-        Drill.of(text, clients=5, rounds=range(1, 5))
+        InjectedFault.of(text, clients=5, rounds=range(1, 5))
 
 
 def test_drills_of_the_guide_take_place_and_others_are_named_with_the_reason(tmp_path):
     words = documented("fleet up --clients 5 --cohort")
-    drills = [Drill.of(words[place + 1], 5, range(1, 5)) for place, word in enumerate(words) if word == "--drill"]
+    drills = [
+        InjectedFault.of(words[place + 1], 5, range(1, 5)) for place, word in enumerate(words) if word == "--drill"
+    ]
     chosen = {words[place].removeprefix("--"): int(words[place + 1]) for place in (2, 4, 6)}
     run = covey.run({**SETTINGS, **chosen}, out=tmp_path / "run")
     assert [drill.missed(run.metrics) for drill in drills] == [None, None]
     rows = [{"round": 1, "clients": [0], "dropped": [], "away": [1], "resting": [2]}]
-    told = {client: Drill(client, "nan", 1).missed(rows) for client in range(4)}
+    told = {client: InjectedFault(client, "nan", 1).missed(rows) for client in range(4)}
     assert told[0] is None
     assert told[1] == "The drill nan of site 1 in round 1 did not take place: the site was away."
     assert told[2] is not None and told[2].endswith("the site was resting.")
     assert told[3] is not None and told[3].endswith("the site was not invited.")
-    assert str(Drill(0, "nan", 2).missed(rows)).endswith("the run ended before.")
+    assert str(InjectedFault(0, "nan", 2).missed(rows)).endswith("the run ended before.")
 
 
 @dataclass
@@ -583,9 +585,9 @@ def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
         grid = site_grid(*sites)
         roster = Roster(5, patience=1.0)
         roster.wait(grid, 5.0)
-        post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
+        exchange = Exchange(roster, seed=config.seed, timeout=30.0, run="one run")
         for number in (first, first + 1):
-            replies = checked(post.exchange(grid, experiment.method.order(number, np.arange(5))))
+            replies = checked(exchange.execute(grid, experiment.method.order(number, np.arange(5))))
             assert replies.faults == ()
             experiment.method.absorb(number, replies)
     local = covey.run(config, out=tmp_path / "local")
@@ -631,15 +633,15 @@ def test_a_round_that_is_played_again_after_a_crash_trains_models_at_sites_once(
     for rounds in ((1, 2), (2, 3), (1, 2, 2, 3)):
         roster = Roster(5, patience=1.0)
         roster.wait(grid, 5.0)
-        post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
-        post.holds = holds
+        exchange = Exchange(roster, seed=config.seed, timeout=30.0, run="one run")
+        exchange.holds = holds
         for number in rounds:
-            replies = checked(post.exchange(grid, experiment.method.order(number, np.arange(5))))
+            replies = checked(exchange.execute(grid, experiment.method.order(number, np.arange(5))))
             assert replies.faults == ()
         if rounds[0] == 2:
             # A run of the same settings that is begun anew begins at the initial model, too.
             once = own_models(grid)
-        holds = post.holds
+        holds = exchange.holds
     local = covey.run(config, out=tmp_path / "local")
     _, saved = read_checkpoint(local.folder)
     assert saved is not None
@@ -656,12 +658,12 @@ def test_a_site_whose_node_restarted_scores_the_model_that_it_trained(tmp_path):
     grid = site_grid(*sites)
     roster = Roster(5, patience=1.0)
     roster.wait(grid, 5.0)
-    post = Post(roster, seed=config.seed, timeout=30.0, run="one run")
-    untrained = post.scores(grid, replace(order, train=False))
-    post.exchange(grid, order)
-    trained = post.scores(grid, replace(order, train=False))
+    exchange = Exchange(roster, seed=config.seed, timeout=30.0, run="one run")
+    untrained = exchange.scores(grid, replace(order, train=False))
+    exchange.execute(grid, order)
+    trained = exchange.scores(grid, replace(order, train=False))
     assert all(trained[client][1] < untrained[client][1] for client in range(5))
-    assert post.scores(site_grid(*sites), replace(order, train=False)) == trained
+    assert exchange.scores(site_grid(*sites), replace(order, train=False)) == trained
 
 
 class Session:

@@ -45,7 +45,7 @@ from covey.data.dataset import Dataset, Samples
 from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.flower import InProcessGrid, Strategy, client_app
-from covey.flower.exchange import Post, _reason
+from covey.flower.exchange import Exchange, _reason
 from covey.flower.flower_runtime import FlowerRuntime
 from covey.flower.in_process_grid import travelled
 from covey.flower.roster import Roster
@@ -290,10 +290,10 @@ def test_digests_tell_numbers_types_and_shapes_apart():
     assert len({digest(one), *map(digest, others)}) == 5
 
 
-def a_post(grid: InProcessGrid, clients: int, **options) -> Post:
+def an_exchange(grid: InProcessGrid, clients: int, **options) -> Exchange:
     roster = Roster(clients, patience=1.0)
     roster.wait(grid, 5.0)
-    return Post(roster, seed=0, timeout=5.0, **options)
+    return Exchange(roster, seed=0, timeout=5.0, **options)
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -321,29 +321,29 @@ def an_order(clients: list[int], **options) -> Order:
 
 def test_a_model_that_clients_hold_is_not_sent_again():
     grid = InProcessGrid(an_app(), 3)
-    post = a_post(grid, 3)
+    exchange = an_exchange(grid, 3)
     first = an_order([0, 1, 2], held=True)
-    sizes = [[len(message.content.array_records) for message in post.messages(first)]]
-    replies = post.exchange(grid, first)
+    sizes = [[len(message.content.array_records) for message in exchange.messages(first)]]
+    replies = exchange.execute(grid, first)
     second = replace(first, round=2, start=replies.states)
-    sizes.append([len(message.content.array_records) for message in post.messages(second)])
+    sizes.append([len(message.content.array_records) for message in exchange.messages(second)])
     assert sizes == [[1, 1, 1], [0, 0, 0]]
     # And the clients do go on from there.
-    direct = post.exchange(grid, replace(second, held=False))
-    assert torch.equal(post.exchange(grid, second).states, direct.states)
+    direct = exchange.execute(grid, replace(second, held=False))
+    assert torch.equal(exchange.execute(grid, second).states, direct.states)
 
 
 def test_a_client_that_lost_what_it_held_is_asked_again_with_everything():
     grid = InProcessGrid(an_app(), 2)
-    post = a_post(grid, 2)
+    exchange = an_exchange(grid, 2)
     first = an_order([0, 1], held=True)
-    replies = post.exchange(grid, first)
+    replies = exchange.execute(grid, first)
     second = replace(first, round=2, start=replies.states)
     for context in list(grid.contexts.values())[:1]:
         context.state = RecordDict()
-    again = post.exchange(grid, second)
+    again = exchange.execute(grid, second)
     assert again.faults == ()
-    assert torch.equal(again.states, post.exchange(grid, replace(second, held=False)).states)
+    assert torch.equal(again.states, exchange.execute(grid, replace(second, held=False)).states)
 
 
 def test_what_probes_keep_stays_in_the_nodes_state():
@@ -447,7 +447,7 @@ def test_what_only_a_simulation_carries_is_not_taken_from_real_clients():
     app.train()(pushy)
     app.query("who")(good)
     grid = InProcessGrid(app, 2)
-    replies = a_post(grid, 2).exchange(grid, an_order([0, 1], resident=True))
+    replies = an_exchange(grid, 2).execute(grid, an_order([0, 1], resident=True))
     assert not (replies.states == 7).any()
 
 
@@ -522,7 +522,7 @@ NO_ANSWER, GONE = "no answer within 5 seconds", "it cannot be reached"
 )
 def test_an_order_that_the_superlink_gave_up_is_an_answer_that_did_not_come(say, reason):
     grid = Expiring(an_app(), 3, say=say)
-    replies = a_post(grid, 3).exchange(grid, an_order([0, 1, 2]))
+    replies = an_exchange(grid, 3).execute(grid, an_order([0, 1, 2]))
     assert replies.clients.tolist() == [0, 2]
     assert [(fault.client, fault.reason) for fault in replies.faults] == [(1, reason)]
 
@@ -819,7 +819,7 @@ def test_a_client_with_another_model_says_so():
 
 def test_another_version_of_the_format_is_refused():
     grid = InProcessGrid(an_app(), 1)
-    (message,) = a_post(grid, 1).messages(an_order([0]))
+    (message,) = an_exchange(grid, 1).messages(an_order([0]))
     told = json.loads(str(message.content.config_records[ORDER]["instructions"]))
     message.content[ORDER] = ConfigRecord({"instructions": json.dumps({**told, "version": 99})})
     with pytest.raises(Refusal, match="use the same version of covey"):
@@ -828,7 +828,7 @@ def test_another_version_of_the_format_is_refused():
 
 def test_messages_survive_bytes():
     grid = InProcessGrid(an_app(), 2)
-    (message, _) = a_post(grid, 2).messages(an_order([0, 1], probes=(Losses(), SimHash(16))))
+    (message, _) = an_exchange(grid, 2).messages(an_order([0, 1], probes=(Losses(), SimHash(16))))
     task = unpack_order(travelled(message).content, lambda name: None, ())
     assert task.start is not None
     assert torch.equal(task.start, flat(net()))
@@ -1039,13 +1039,13 @@ class Forging(InProcessGrid):
 
 def test_an_answer_counts_for_who_was_asked_whatever_it_says_of_itself():
     grid = Forging(an_app(), 3)
-    replies = a_post(grid, 3).exchange(grid, an_order([0, 1, 2]))
+    replies = an_exchange(grid, 3).execute(grid, an_order([0, 1, 2]))
     assert replies.clients.tolist() == [0, 1, 2]
     assert replies.samples.tolist() == [30, 31, 32]
 
 
 def test_an_answer_that_is_too_large_is_not_used():
     grid = InProcessGrid(an_app(), 2)
-    replies = a_post(grid, 2, limit=100).exchange(grid, an_order([0, 1]))
+    replies = an_exchange(grid, 2, limit=100).execute(grid, an_order([0, 1]))
     assert len(replies) == 0
     assert [fault.reason for fault in replies.faults] == ["its answer is larger than 100 bytes"] * 2

@@ -23,7 +23,7 @@ from covey.flower.node_memory import Memory
 from covey.flower.node_work import Client
 from covey.flower.protection import clipped_head_gradient
 from covey.flower.roster import IDENTITY
-from covey.flower.wire import EVALUATE, QUERY, TRAIN, WHO, Task, fields_of
+from covey.flower.wire import EVALUATE, QUERY, TRAIN, WHO, NodeTask, fields_of
 from covey.model import build_model
 from covey.probe.class_query import ClassQuery, Privacy, clipped_gradient, shares_at_zero_head, zero_head
 from covey.probe.insight import Insight, head_gradients
@@ -137,7 +137,7 @@ def a_learner(client: int = 0) -> tuple[Learner, Samples]:
     return Learner(module, Dataset("points", x, y, x[:1], y[:1], ("a", "b", "c"))), Samples(x, y)
 
 
-def a_task(learner: Learner, **changes: Any) -> Task:
+def a_task(learner: Learner, **changes: Any) -> NodeTask:
     given: dict[str, Any] = {
         "run": "a",
         "job": "",
@@ -155,7 +155,7 @@ def a_task(learner: Learner, **changes: Any) -> Task:
         "returns": True,
         "holds": False,
     }
-    return Task(**{**given, **changes})
+    return NodeTask(**{**given, **changes})
 
 
 def test_a_model_that_stays_on_a_client_is_not_sent_whatever_an_order_says():

@@ -79,7 +79,7 @@ def up(
 ) -> None:
     """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
     from covey.core.build import build_federation
-    from covey.fleet.fault_injection import Drill
+    from covey.fleet.fault_injection import InjectedFault
     from covey.fleet.fleet_folder import Rules
     from covey.fleet.loopback import QUICK, Loopback, loopback_fleet
     from covey.job.fleet_dry_run import dry_run_live
@@ -108,7 +108,7 @@ def up(
         require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
         federation = build_federation(chosen)
     done = len(covey.Run.open(again).metrics) if again else 0
-    drills = [Drill.of(text, federation.clients, range(done + 1, chosen.rounds + 1)) for text in drill or []]
+    drills = [InjectedFault.of(text, federation.clients, range(done + 1, chosen.rounds + 1)) for text in drill or []]
     with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
         rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
         node = {"drill": "drill.txt"} if drills else None

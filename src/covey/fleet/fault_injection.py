@@ -34,7 +34,7 @@ _ARRAYS = f"{REPLY}.arrays"
 
 
 @dataclass(frozen=True)
-class Drill:
+class InjectedFault:
     """What is rehearsed: which client misbehaves, how, and in which round (None: in every one)."""
 
     client: int
@@ -42,7 +42,7 @@ class Drill:
     round: int | None
 
     @classmethod
-    def of(cls, text: str, clients: int, rounds: range) -> "Drill":
+    def of(cls, text: str, clients: int, rounds: range) -> "InjectedFault":
         """`SITE:KIND:ROUND`, for a fleet with so many clients and a run with these rounds to come."""
         site, kind, when = [*text.split(":"), "", ""][:3]
         every = when in ("", "*")
@@ -80,7 +80,7 @@ class Drill:
         return f"The drill {self.kind} of site {self.client} {when} did not take place: {why}."
 
 
-def drilled(message: Message, context: Context, answer: Message) -> Message:
+def inject_fault(message: Message, context: Context, answer: Message) -> Message:
     """The answer, or what a drill makes of it."""
     name = context.node_config.get("drill")
     if not name:

@@ -30,7 +30,7 @@ from covey.fleet.fleet_folder import Fleet
 from covey.fleet.flower_app import write_app
 from covey.fleet.site import about
 from covey.fleet.superlink import FleetGrid, Link
-from covey.flower.exchange import Post
+from covey.flower.exchange import Exchange
 from covey.flower.live_method import require_live
 from covey.flower.private_api import TaskNumbers, set_task_identity, task_identity
 from covey.flower.roster import Roster
@@ -71,7 +71,7 @@ class FleetRuntime(Runtime):
         self._tests = not federation.dataset.untested
         """Whether the server has a test set of its own."""
         told = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
-        self._told = json.dumps(told, sort_keys=True)
+        self._description = json.dumps(told, sort_keys=True)
         self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
         size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
         self._limit = max(self.rules.bytes, _LARGER * size)
@@ -87,16 +87,16 @@ class FleetRuntime(Runtime):
         self._at_sites = False
         """Whether the last scores are what sites report."""
         self._scored = True
-        self._strange = False
+        self._other_fleet = False
         """Whether the run was begun on another fleet than this, whose sites hold nothing of it."""
-        self._post = Post(
+        self._exchange = Exchange(
             self._roster,
             seed=config.seed,
             timeout=config.devices.deadline or self.rules.timeout,
             limit=self._limit,
             run=self._name(),
         )
-        self._accounts = fleet.server / "accounts" / f"{self._post.run}.json"
+        self._accounts = fleet.server / "accounts" / f"{self._exchange.run}.json"
         self._recall()
 
     def attach(self, method: Method) -> None:
@@ -106,7 +106,7 @@ class FleetRuntime(Runtime):
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Go on with a run from its records: who failed in a row, and who is rested."""
         self._attendance.restore(rows)
-        self._strange = bool(rows) and not self._accounts.is_file()
+        self._other_fleet = bool(rows) and not self._accounts.is_file()
 
     @classmethod
     def of(
@@ -140,7 +140,8 @@ class FleetRuntime(Runtime):
 
     def execute(self, order: Order) -> Replies:
         require(
-            not self._strange or not ((order.train and order.resident) or any(probe.kept for probe in order.probes)),
+            not self._other_fleet
+            or not ((order.train and order.resident) or any(probe.kept for probe in order.probes)),
             f"The run cannot be gone on with here: '{self._config.method}' leaves with sites what only they know "
             f"(their own models or variables), and the fleet in {self.fleet.folder} knows nothing of this run. Go on "
             "with it on the fleet that it was begun on, or begin another.",
@@ -148,7 +149,7 @@ class FleetRuntime(Runtime):
         grid = self._grid()
         begin = time.perf_counter()
         with self._connected():
-            replies = checked(self._post.exchange(grid, order))
+            replies = checked(self._exchange.execute(grid, order))
         self._attendance.note(order, replies, forgiving=order.train)
         if order.train:
             self._resident = order.resident
@@ -201,12 +202,12 @@ class FleetRuntime(Runtime):
         models = start if start.dim() == 1 else start[torch.from_numpy(there)]
         with self._connected():
             order = Order(0, there, models, self._config.local, train=False, resident=self._resident)
-            return self._post.scores(grid, order)
+            return self._exchange.scores(grid, order)
 
     def _look(self, grid: FleetGrid) -> IntArray:
         """Sites that are there now."""
         with self._connected():
-            self._roster.refresh(grid, self._post.timeout)
+            self._roster.refresh(grid, self._exchange.timeout)
         return self._roster.available()
 
     @contextmanager
@@ -242,26 +243,26 @@ class FleetRuntime(Runtime):
 
     def _grid(self) -> FleetGrid:
         if self._session is None:
-            self._session = _Session.enter(self.fleet, self._told, self._limit)
+            self._session = _Session.enter(self.fleet, self._description, self._limit)
         self._session.act()
         return self._session.grid
 
     def _name(self) -> str:
         """A name for the run that a server which goes on with it finds again, and sites recognise."""
         config = {key: value for key, value in self._config.as_mapping().items() if key not in ("rounds", "workers")}
-        whole = json.dumps([config, self._told], sort_keys=True, default=str).encode()
+        whole = json.dumps([config, self._description], sort_keys=True, default=str).encode()
         return hashlib.blake2b(whole, key=self.fleet.secret[:64], digest_size=8).hexdigest()
 
     def _recall(self) -> None:
         """What sites hold of a run that this one goes on with."""
         if self._accounts.is_file():
             held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
-            self._post.holds = {int(client): list(models) for client, models in held.items()}
+            self._exchange.holds = {int(client): list(models) for client, models in held.items()}
 
     def _remember(self) -> None:
-        if self._post.holds:
+        if self._exchange.holds:
             self._accounts.parent.mkdir(exist_ok=True)
-            replace_file(self._accounts, json.dumps(self._post.holds).encode())
+            replace_file(self._accounts, json.dumps(self._exchange.holds).encode())
 
 
 def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:

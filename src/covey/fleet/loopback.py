@@ -133,12 +133,12 @@ class Loopback:
 
     def start_nodes(self, names: Sequence[str]) -> None:
         """Start nodes; several share what is loaded."""
-        self.bury()
+        self.reap()
         folders = [str(self.fleet.site(name)) for name in names]
         log = self.fleet.site(names[0]) / "node.log" if len(names) == 1 else self.fleet.folder / "nodes.log"
         self._hosts.append(start([sys.executable, "-m", "covey.fleet.node", *folders], log, self._variables))
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Let go of processes that have ended."""
         self._hosts = [host for host in self._hosts if host.poll() is None]
 

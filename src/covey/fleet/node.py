@@ -68,7 +68,7 @@ PID = "node.pid"
 NUMBER = "node.number"
 """File in a site's folder with the number that the node has at the server, for as long as it is there."""
 
-SLIP = "order"
+ORDER_FILE = "order"
 """Files in a site's folder that begin so say which orders are being answered."""
 
 _GRACE = 1.5
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     for _ in nodes:
-        # In the order in which they end, so that none waits to be buried.
+        # In the order in which they end, so that none waits to be reaped.
         os.waitpid(-1, 0)
     return 0
 
@@ -135,12 +135,12 @@ def run_node(site: Site) -> int:
     try:
         return _work(site, app, port, supernode, lambda: bool(ended[0]))
     finally:
-        _bury_all(supernode)
+        _reap_all(supernode)
         with suppress(OSError):
             (site.folder / PID).unlink()
 
 
-def _bury_all(supernode: int) -> None:
+def _reap_all(supernode: int) -> None:
     """End the SuperNode, and see every child off."""
     # What ends this process has mostly reached the SuperNode too, and a second signal would cut its leave short.
     with suppress(ChildProcessError):
@@ -178,9 +178,9 @@ def forked(do: Callable[[], int]) -> int:
 def _supernode(site: Site, port: int) -> NoReturn:
     """Flower's SuperNode, as its command runs it, in this process."""
     # Flower's own pace is 3 seconds, whatever there is to do.
-    vars(start_client_internal).update(time=_Paced(site.poll), http_request_response=_remembering(site))
+    vars(start_client_internal).update(time=_Paced(site.poll), http_request_response=_noting_number(site))
     folder = site.folder
-    _take_leave(site)
+    _sign_off(site)
     configuration = " ".join(f"{key}={json.dumps(value)}" for key, value in site.settings.items())
     sys.argv = [
         "flower-supernode",
@@ -196,7 +196,7 @@ def _supernode(site: Site, port: int) -> NoReturn:
     sys.exit(0)
 
 
-def _remembering(site: Site) -> Callable[..., Any]:
+def _noting_number(site: Site) -> Callable[..., Any]:
     """Flower's connection to the server, which writes down the number that the node has there."""
 
     @contextmanager
@@ -209,7 +209,7 @@ def _remembering(site: Site) -> Callable[..., Any]:
     return connected
 
 
-def _take_leave(site: Site) -> None:
+def _sign_off(site: Site) -> None:
     """Sign off for a life that ended without doing so: a server lets nobody in who it thinks is there."""
     try:
         number = int((site.folder / NUMBER).read_text())
@@ -250,18 +250,18 @@ def _work(site: Site, app: ClientApp, port: int, supernode: int, over: Callable[
     client = RuntimeHttpClient.from_server_address(address, True, None, interceptors)
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     parent = os.getppid()
-    for left in site.folder.glob(f"{SLIP}-*"):
+    for left in site.folder.glob(f"{ORDER_FILE}-*"):
         left.unlink()
     tokens: dict[int, str] = {}
     while not over() and os.getppid() == parent:
-        buried, status = _bury()
-        while buried:
-            if buried == supernode:
+        reaped, status = _reap()
+        while reaped:
+            if reaped == supernode:
                 return os.waitstatus_to_exitcode(status)
-            token, slip = tokens.pop(buried, ""), slip_of(site.folder, buried)
-            if token and status and slip.exists():
-                forked(partial(answer_for_dead, address, token, slip, os.waitstatus_to_exitcode(status)))
-            buried, status = _bury()
+            token, noted = tokens.pop(reaped, ""), order_file(site.folder, reaped)
+            if token and status and noted.exists():
+                forked(partial(answer_for_dead, address, token, noted, os.waitstatus_to_exitcode(status)))
+            reaped, status = _reap()
         try:
             answer = client.AcquireTask(wanted)
             if answer.HasField("task") and answer.token:
@@ -274,7 +274,7 @@ def _work(site: Site, app: ClientApp, port: int, supernode: int, over: Callable[
     return 0
 
 
-def _bury() -> tuple[int, int]:
+def _reap() -> tuple[int, int]:
     """A child that has ended, and how; (0, 0) where there is none."""
     try:
         return os.waitpid(-1, os.WNOHANG)
@@ -282,22 +282,22 @@ def _bury() -> tuple[int, int]:
         return 0, 0
 
 
-def slip_of(folder: Path, process: int) -> Path:
+def order_file(folder: Path, process: int) -> Path:
     """Where a process that answers an order says which one; a late one may still be at work when the next begins."""
-    return folder / f"{SLIP}-{process}"
+    return folder / f"{ORDER_FILE}-{process}"
 
 
 def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
     """Fetch an order from the SuperNode, have the app answer it, and hand over the answer.
 
-    Meanwhile whose order it is stands on a slip: where this process is killed, another one answers for it.
+    Meanwhile whose order it is stands on a noted: where this process is killed, another one answers for it.
     """
-    slip = slip_of(folder, os.getpid())
+    noted = order_file(folder, os.getpid())
     client = _task_client(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     message, context, _, _ = pull_task_input(client)
-    slip.write_bytes(message_to_proto(remove_content_from_message(message)).SerializeToString())
+    noted.write_bytes(message_to_proto(remove_content_from_message(message)).SerializeToString())
     status, details = SubStatus.COMPLETED, ""
     try:
         answer = app(message=message, context=context)
@@ -309,15 +309,15 @@ def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
         answer = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
     push_message(client, answer, context)
     push_task_output(client, context, status, details)
-    slip.unlink(missing_ok=True)
+    noted.unlink(missing_ok=True)
     return 0
 
 
-def answer_for_dead(address: str, token: str, slip: Path, code: int) -> int:
+def answer_for_dead(address: str, token: str, noted: Path, code: int) -> int:
     """Say that the process which should have answered an order died. Otherwise the SuperNode waits for a minute."""
     client = _task_client(address, token)
-    message = message_from_proto(ProtoMessage.FromString(slip.read_bytes()))
-    slip.unlink()
+    message = message_from_proto(ProtoMessage.FromString(noted.read_bytes()))
+    noted.unlink()
     run, node = message.metadata.run_id, message.metadata.dst_node_id
     set_task_identity(run, node, 0)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

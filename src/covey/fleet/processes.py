@@ -101,9 +101,9 @@ def _wait(groups: Sequence[int], seconds: float) -> None:
 
 
 def alive(group: int) -> bool:
-    """Whether a process of the group is left, other than ones that only wait to be buried."""
+    """Whether a process of the group is left, other than ones that only wait to be reaped."""
     with suppress(ChildProcessError):
-        # Our own children are buried here.
+        # Our own children are reaped here.
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
     try:
@@ -114,7 +114,7 @@ def alive(group: int) -> bool:
 
 
 def _states(group: int) -> list[str]:
-    """The states of a group's processes (Linux); of others it is not known which only wait to be buried."""
+    """The states of a group's processes (Linux); of others it is not known which only wait to be reaped."""
     found = []
     places = list(Path("/proc").glob("[0-9]*/stat"))
     for place in places:

@@ -30,7 +30,7 @@ from covey.client.learner import Learner
 from covey.data.dataset import Dataset, Samples
 from covey.errors import Refusal, require
 from covey.fleet.certificates import write_private
-from covey.fleet.fault_injection import drilled
+from covey.fleet.fault_injection import inject_fault
 from covey.flower.node_app import answered, register
 from covey.flower.node_work import Client
 from covey.flower.private_api import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
@@ -171,7 +171,7 @@ def work(message: Message, context: Context) -> Message:
     turn = recall(context)
     answer = answered(message, context, lambda: prepared(context, "train"), allowed=allowed(context.node_config))
     remember(context, turn)
-    return drilled(message, context, answer)
+    return inject_fault(message, context, answer)
 
 
 def recall(context: Context) -> int:

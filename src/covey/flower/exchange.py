@@ -29,7 +29,7 @@ from covey.flower.wire import (
     QUERY,
     REPLY,
     TRAIN,
-    Parcel,
+    Attachments,
     Shared,
     describe,
     digest,
@@ -51,7 +51,7 @@ LIMIT = 1 << 30
 _LOCAL = {spec.name for spec in fields(Local)}
 
 
-class Post:
+class Exchange:
     """Sends orders over a grid. Knows which models each client holds, so that they are not sent again."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Post:
         self._configure = configure
         self.holds: dict[int, list[str]] = {}
         """Client → digests of the models that it holds, the one used longest ago first."""
-        self._posted: list[tuple[Metadata, int]] = []
+        self._sent: list[tuple[Metadata, int]] = []
         """The round's messages, and whom each was for."""
         self._kept: dict[int, set[str]] = {}
         """Client → digests of what probes keep there (in a simulation)."""
@@ -95,30 +95,32 @@ class Post:
                 self._kept.pop(client, None)
         wanted = set(order.clients.tolist()) if everything is None else set(everything)
         messages = []
-        self._posted = [] if everything is None else self._posted
+        self._sent = [] if everything is None else self._sent
         shared: Shared = {}
         for position, client in enumerate(order.clients.tolist()):
             node = self.roster.node_of(client)
             if client in wanted and node is not None:
-                content = self.letter(order, position, shared, evaluate=evaluate)
+                content = self.content_for(order, position, shared, evaluate=evaluate)
                 kind = EVALUATE if evaluate else TRAIN if order.train else QUERY
                 message = Message(content, node, kind, ttl=self.timeout, group_id=str(order.round))
-                self._posted.append((message.metadata, client))
+                self._sent.append((message.metadata, client))
                 messages.append(message)
         return messages
 
-    def letter(
+    def content_for(
         self, order: Order, position: int, shared: Shared | None = None, *, evaluate: bool = False
     ) -> RecordDict:
         """What one client is sent."""
         client = int(order.clients[position])
         held = order.resident or order.held
         # Methods whose models stay with clients look for what is there; for others nothing is there.
-        parcel = Parcel({*self.holds.get(client, ()), *self._kept.get(client, ())}, {} if shared is None else shared)
+        attached = Attachments(
+            {*self.holds.get(client, ()), *self._kept.get(client, ())}, {} if shared is None else shared
+        )
         probes = [probe.for_client(client) for probe in order.probes]
         needed = evaluate or order.train or any(probe.uses_model for probe in probes)
         own = (order.train or evaluate) and order.resident and not self._simulated and client in self.holds
-        start = None if own or not needed else parcel.refer("state", order.start_of(position))
+        start = None if own or not needed else attached.refer("state", order.start_of(position))
         anchor = order.anchor if order.anchor is None or order.anchor.dim() == 1 else order.anchor[position]
         work, settings = self._for_client(order, client)
         instructions = {
@@ -129,33 +131,33 @@ class Post:
             "client": client,
             "start": start,
             "own": own,
-            "anchor": None if anchor is None else parcel.refer("anchor", anchor),
+            "anchor": None if anchor is None else attached.refer("anchor", anchor),
             "work": work_as_json(work),
-            "probes": [self._described(probe, parcel) for probe in probes],
+            "probes": [self._described(probe, attached) for probe in probes],
             "train": order.train,
             "gate": None if order.gate is None else asdict(order.gate),
             "holdout": order.holdout,
             "returns": order.train and not order.resident,
             "holds": held and needed and not evaluate,
         }
-        return pack_order(instructions, parcel.arrays, settings)
+        return pack_order(instructions, attached.arrays, settings)
 
     def _for_client(self, order: Order, client: int) -> tuple[Local, dict[str, Any]]:
         own = dict(self._configure(order.round, self.roster.names[client])) if self._configure else {}
         work = replace(order.work, **{name: value for name, value in own.items() if name in _LOCAL})
         return work, {**self.settings, **own} if order.train else {}
 
-    def _described(self, probe: Probe, parcel: Parcel) -> Any:
+    def _described(self, probe: Probe, attached: Attachments) -> Any:
         """A probe as JSON. What it keeps on clients is named by its round, as the server has nothing but that."""
-        described = describe(probe, probe.name, parcel.refer)
+        described = describe(probe, probe.name, attached.refer)
         for name in probe.kept if not self._simulated else ():
             t = getattr(probe, name, None)
             if t is not None:
                 described["options"][name] = {"~ndarray": {"held": f"{probe.name}.{name}@{int(t[0])}"}}
-                parcel.arrays.pop(f"{probe.name}.{name}", None)
+                attached.arrays.pop(f"{probe.name}.{name}", None)
         return described
 
-    def exchange(self, grid: Grid, order: Order) -> Replies:
+    def execute(self, grid: Grid, order: Order) -> Replies:
         """Send an order, wait for the answers, and read them."""
         begin = time.monotonic()
         sent = self.messages(order)
@@ -192,7 +194,7 @@ class Post:
 
     def _by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
         """The first answer to each message. Who sent it is who was asked, whatever the answer says of itself."""
-        asked = {metadata.message_id: client for metadata, client in self._posted if metadata.message_id}
+        asked = {metadata.message_id: client for metadata, client in self._sent if metadata.message_id}
         found: dict[int, Message] = {}
         for answer in answers:
             client = asked.get(answer.metadata.reply_to_message_id)

@@ -12,9 +12,9 @@ from covey.core.replies import Replies
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
 from covey.flower import simulation
-from covey.flower.exchange import Post
+from covey.flower.exchange import Exchange
 from covey.flower.roster import Roster
-from covey.flower.simulated_client import Job
+from covey.flower.simulated_client import SimulationFolder
 from covey.runtime.local import LocalRuntime, usable_cores
 
 TIMEOUT = 3600.0
@@ -31,10 +31,10 @@ class FlowerRuntime(Runtime):
     def __init__(self, federation: Federation, module: nn.Module, config: Config, grid: Grid | None = None) -> None:
         self.federation = federation
         self._grid = grid
-        self._job = Job(federation, config)
+        self._folder = SimulationFolder(federation, config)
         self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
-        self._post = Post(
-            Roster(federation.clients), seed=config.seed, job=self._job.place, simulated=True, timeout=TIMEOUT
+        self._exchange = Exchange(
+            Roster(federation.clients), seed=config.seed, job=self._folder.place, simulated=True, timeout=TIMEOUT
         )
         if grid is None:
             simulation.enter(self, federation.clients, config.workers or usable_cores())
@@ -49,12 +49,12 @@ class FlowerRuntime(Runtime):
 
     def execute(self, order: Order) -> Replies:
         if self._grid is not None:
-            if not self._post.roster.names:
-                self._post.roster.wait(self._grid, TIMEOUT)
-            return self._post.exchange(self._grid, order)
+            if not self._exchange.roster.names:
+                self._exchange.roster.wait(self._grid, TIMEOUT)
+            return self._exchange.execute(self._grid, order)
         session = simulation.current()
-        self._post.roster = session.roster
-        return self._post.exchange(session.grid, order)
+        self._exchange.roster = session.roster
+        return self._exchange.execute(session.grid, order)
 
     def evaluate(self, states: Tensor) -> Scores:
         return self._evaluator.evaluate(states)
@@ -63,4 +63,4 @@ class FlowerRuntime(Runtime):
         if self._grid is None:
             simulation.leave(self)
         self._evaluator.close()
-        self._job.close()
+        self._folder.close()

@@ -17,7 +17,7 @@ from covey.flower.node_memory import Memory
 from covey.flower.node_work import Client
 from covey.flower.protection import Protection
 from covey.flower.roster import identity
-from covey.flower.wire import EVALUATE, REPLY, Missing, Task, order_instructions, unpack_order
+from covey.flower.wire import EVALUATE, REPLY, Missing, NodeTask, order_instructions, unpack_order
 from covey.model.dropout import adopt_dropout
 
 Model = nn.Module | Callable[..., nn.Module]
@@ -27,7 +27,7 @@ Train = Callable[[nn.Module, Any, dict[str, Any]], float | None]
 """`train(model, data, settings)`: trains the model in place on what `data` gave; returns the mean training loss."""
 
 
-class Named(nn.Module):
+class ModelWithHead(nn.Module):
     """A user's model with a name for its last layer, which Covey's insights are about."""
 
     def __init__(self, model: nn.Module, head: str | None = None) -> None:
@@ -85,7 +85,7 @@ def client_app(
     def prepared(context: Context, source: Data, fit: Train | None = None) -> Client:
         if threads is not None:
             torch.set_num_threads(threads)
-        module = Named(_made(model, context), head)
+        module = ModelWithHead(_made(model, context), head)
         adopt_dropout(module)
         given = _made_data(source, context)
         samples = as_samples(given)
@@ -139,8 +139,8 @@ def answered(
     return Message(content, reply_to=message)
 
 
-def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[Task, Tensor, Samples], tuple[Tensor, float]]:
-    def fit(task: Task, received: Tensor, part: Samples) -> tuple[Tensor, float]:
+def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[NodeTask, Tensor, Samples], tuple[Tensor, float]]:
+    def fit(task: NodeTask, received: Tensor, part: Samples) -> tuple[Tensor, float]:
         state = received.clone()
         learner.layout.bind(learner.module, state)
         learner.module.train()
@@ -155,7 +155,7 @@ def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[Task, Tens
             "proximal": work.proximal,
             **task.settings,
         }
-        module = cast(Named, learner.module)
+        module = cast(ModelWithHead, learner.module)
         # Samples that a method holds out of training are no part of what the function is given.
         data = (part.x, part.y) if task.holdout else given
         loss = train(module.model, data, settings)

@@ -16,11 +16,11 @@ from covey.data.dataset import Samples
 from covey.errors import require
 from covey.flower.node_memory import Memory
 from covey.flower.protection import Protection
-from covey.flower.wire import Missing, Task, pack_answer
+from covey.flower.wire import Missing, NodeTask, pack_answer
 from covey.probe.insight import Insight
 from covey.randomness import key, torch_seed
 
-Fit = Callable[[Task, Tensor, Samples], tuple[Tensor, float]]
+Fit = Callable[[NodeTask, Tensor, Samples], tuple[Tensor, float]]
 """A user's own training: from the state received `[d]` to the one trained, and the mean training loss."""
 
 
@@ -35,7 +35,7 @@ class Client:
     simulated: bool = False
     """True in a simulation: noise is drawn from the seed, and what clients keep goes to the server for checkpoints."""
 
-    def answer(self, task: Task, memory: Memory) -> RecordDict:
+    def answer(self, task: NodeTask, memory: Memory) -> RecordDict:
         """Train and measure, and return the reply: only what the task asks for, protected as the client chose."""
         require(
             not (task.own and task.returns), "A model that stays with this client is not sent, whoever asks for it."
@@ -72,7 +72,7 @@ class Client:
         loss = result.loss if task.train else None
         return pack_answer(result.samples, loss, tensors, carried if self.simulated else None)
 
-    def _received(self, task: Task, memory: Memory) -> Tensor:
+    def _received(self, task: NodeTask, memory: Memory) -> Tensor:
         size = self.learner.layout.size
         state = memory.own(before=task.round) if task.own else task.start
         if state is None:
@@ -87,7 +87,7 @@ class Client:
         )
         return state
 
-    def _own_training(self, task: Task) -> Train | None:
+    def _own_training(self, task: NodeTask) -> Train | None:
         """The user's training function for this task; None trains as the order says."""
         fit = self.fit
         if fit is None:

@@ -38,7 +38,7 @@ class Roster:
         """`[clients]`; empty until everybody was seen, where none are given."""
         self._nodes: dict[int, int] = {}
         """Client → node."""
-        self._said: dict[int, str] = {}
+        self._name_of_node: dict[int, str] = {}
         """Node → what it calls itself."""
         self._numbered: dict[str, int] = {}
         self._looks = 0
@@ -51,7 +51,7 @@ class Roster:
         while True:
             self._ask(grid, min(timeout, limit, max(end - time.monotonic(), 1.0)))
             limit *= 2
-            seen = set(self._said.values())
+            seen = set(self._name_of_node.values())
             if (self.names and seen >= set(self.names)) or (not self.names and len(seen) >= self.clients):
                 break
             if time.monotonic() > end:
@@ -66,7 +66,7 @@ class Roster:
         self._looks += 1
         resting = self._silent.resting(self._looks)
         asked = self._ask(grid, min(timeout, max(self.patience, 1.0)), resting)
-        self._silent.note(self._looks, asked, [node for node in asked if node not in self._said])
+        self._silent.note(self._looks, asked, [node for node in asked if node not in self._name_of_node])
         self._assign(set(grid.get_node_ids()))
 
     def available(self) -> IntArray:
@@ -77,13 +77,13 @@ class Roster:
         return self._nodes.get(client)
 
     def client_of(self, node: int) -> int | None:
-        name = self._said.get(node)
+        name = self._name_of_node.get(node)
         return None if name is None else self._numbers.get(name)
 
     @property
-    def strangers(self) -> set[str]:
+    def unexpected(self) -> set[str]:
         """Names of nodes that are none of the clients."""
-        return set(self._said.values()) - self._numbers.keys()
+        return set(self._name_of_node.values()) - self._numbers.keys()
 
     @property
     def _numbers(self) -> dict[str, int]:
@@ -94,22 +94,24 @@ class Roster:
     def _ask(self, grid: Grid, limit: float, resting: Collection[int] = ()) -> list[int]:
         """Ask nodes that have not said who they are, but for those that rest; returns whom it asked."""
         if self.registered:
-            self._said = {int(node.node_id): str(node.name) for node in grid.get_nodes()}
+            self._name_of_node = {int(node.node_id): str(node.name) for node in grid.get_nodes()}
             return []
-        unknown = [node for node in grid.get_node_ids() if node not in self._said and node not in resting]
+        unknown = [node for node in grid.get_node_ids() if node not in self._name_of_node and node not in resting]
         if not unknown:
             return []
         asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit) for node in unknown]
         for answer in grid.send_and_receive(asked, timeout=limit):
             said = answer.content.config_records.get(IDENTITY) if answer.has_content() else None
             if said is not None and "name" in said:
-                self._said[answer.metadata.src_node_id] = str(said["name"])
+                self._name_of_node[answer.metadata.src_node_id] = str(said["name"])
         return unknown
 
     def _assign(self, present: set[int]) -> None:
         numbers = self._numbers
         # Where two nodes have one name, the later one counts: the client has started again.
-        reached = [(numbers[name], node) for node, name in self._said.items() if node in present and name in numbers]
+        reached = [
+            (numbers[name], node) for node, name in self._name_of_node.items() if node in present and name in numbers
+        ]
         self._nodes = dict(reached)
 
     def _absent(self, seen: set[str], connected: int) -> str:

@@ -25,7 +25,7 @@ from covey.model import build_model
 from covey.runtime.local import keep_freed_memory
 
 
-class Job:
+class SimulationFolder:
     """The folder of one run, removed with `close`. Clients' files are written when they are first invited."""
 
     def __init__(self, federation: Federation, config: Config) -> None:
@@ -85,7 +85,7 @@ def _learner(folder: str, like: int) -> Learner:
 
 
 _learners: dict[str, int] = {}
-"""Job → the client whose samples its learner was made from."""
+"""SimulationFolder → the client whose samples its learner was made from."""
 
 
 def _samples(folder: str, client: int) -> Samples:

@@ -29,9 +29,9 @@ from covey.core.loop import Joint, LoopRun, Request, RoundWriter, Survey, perfor
 from covey.core.messages import Order
 from covey.core.stall_warning import warn_of_stall
 from covey.errors import Refusal, require
-from covey.flower.exchange import Configure, Post, reported
+from covey.flower.exchange import Configure, Exchange, reported
 from covey.flower.live_method import require_live
-from covey.flower.node_app import Named
+from covey.flower.node_app import ModelWithHead
 from covey.flower.roster import Roster
 from covey.flower.strategy_folder import RoundCount, RunFolder
 from covey.flower.strategy_runtime import StrategyRuntime
@@ -95,7 +95,7 @@ class Strategy(FlowerStrategy):
         self._given: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._given |= {"clients": count, "cohort": cohort, "seed": seed}
         self._local = local
-        self._module = Named(model, head)
+        self._module = ModelWithHead(model, head)
         self._names = names
         self._configure = configure
         self._patience = patience
@@ -136,9 +136,9 @@ class Strategy(FlowerStrategy):
         state = self._flat(self._tensors)
         roster = Roster(config.clients, self._names, patience=self._patience)
         roster.wait(grid, timeout)
-        self._post = Post(roster, seed=config.seed, timeout=timeout, configure=self._configure)
+        self._exchange = Exchange(roster, seed=config.seed, timeout=timeout, configure=self._configure)
         expected = "names= does not list them" if self._names else f"{config.clients} clients are expected"
-        self._runtime = StrategyRuntime(self._post, grid, strikes=self._strikes, expected=expected)
+        self._runtime = StrategyRuntime(self._exchange, grid, strikes=self._strikes, expected=expected)
         self.history = self._runtime.history
         resumed = self._place is not None and has_checkpoint(self._place)
         setting = setting_of(config, config.clients, self._classes(), self.layout, resumed=resumed)
@@ -169,7 +169,7 @@ class Strategy(FlowerStrategy):
             return initial
         self._folder = RunFolder(self._place, config, self.layout)
         self._on_round = warn_of_stall(self._place, None)
-        write_names(self._place, self._post.roster.names)
+        write_names(self._place, self._exchange.roster.names)
         if self._folder.state is None:
             return initial
         self._ready().load_state_dict(self._folder.state)
@@ -236,8 +236,8 @@ class Strategy(FlowerStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Each client (or a share of them) evaluates the model that it uses."""
-        method, post, server_round = self._ready(), self._post, server_round + self._done
-        reachable = post.roster.available()
+        method, exchange, server_round = self._ready(), self._exchange, server_round + self._done
+        reachable = exchange.roster.available()
         count = round(self.evaluate * len(reachable))
         if not count:
             return []
@@ -248,13 +248,13 @@ class Strategy(FlowerStrategy):
         start = models[0] if len(models) == 1 else models[rows]
         own = self._order is not None and self._order.train and self._order.resident
         order = Order(server_round, chosen, start, self.config.local, train=False, resident=own)
-        return post.messages(order, evaluate=True)
+        return exchange.messages(order, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Means over clients, weighted by their samples."""
         found: dict[int, tuple[int, float, float]] = {}
         for reply in replies:
-            client = self._post.roster.client_of(reply.metadata.src_node_id)
+            client = self._exchange.roster.client_of(reply.metadata.src_node_id)
             scores = reported(reply)
             if client is not None and scores is not None:
                 found[client] = scores
@@ -279,7 +279,7 @@ class Strategy(FlowerStrategy):
         """Client's name → tensors of the model that it uses."""
         method = self._ready()
         states = method.models()
-        names = self._post.roster.names
+        names = self._exchange.roster.names
         return {name: self._named(states[method.model_of_client[client]]) for client, name in enumerate(names)}
 
     def _ready(self) -> Method:

@@ -16,7 +16,7 @@ from covey.core.messages import Order
 from covey.core.replies import Replies, checked
 from covey.core.round_record import RoundRecord
 from covey.core.scores import Scores
-from covey.flower.exchange import Post
+from covey.flower.exchange import Exchange
 
 _log = logging.getLogger("flwr")
 
@@ -31,7 +31,7 @@ class StrategyRuntime(Runtime):
     live = True
     holdings_known = False
 
-    def __init__(self, exchange: Post, grid: Grid, *, strikes: int, expected: str) -> None:
+    def __init__(self, exchange: Exchange, grid: Grid, *, strikes: int, expected: str) -> None:
         self.exchange = exchange
         self.grid = grid
         self.attendance = Attendance(exchange.roster.clients, Health(strikes or 1 << 30))
@@ -47,7 +47,7 @@ class StrategyRuntime(Runtime):
         """Return the clients that can be reached and do not rest, and begin the round's entry in the history."""
         roster = self.exchange.roster
         roster.refresh(self.grid, self.exchange.timeout)
-        self._warn_of_unexpected(roster.strangers)
+        self._warn_of_unexpected(roster.unexpected)
         reachable = roster.available()
         resting = self.attendance.health.resting(t).intersection(reachable.tolist())
         entry: dict[str, Any] = {"round": t, "reachable": len(reachable), "invited": [], "answered": [], "faults": []}
@@ -55,7 +55,7 @@ class StrategyRuntime(Runtime):
         return self.attendance.invite(t, reachable)
 
     def execute(self, order: Order) -> Replies:
-        return self._noted(self.exchange.exchange(self.grid, order))
+        return self._noted(self.exchange.execute(self.grid, order))
 
     def messages(self, order: Order) -> list[Message]:
         """Return the messages of the round's own order, for Flower to send."""

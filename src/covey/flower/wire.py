@@ -62,7 +62,7 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class NodeTask:
     """An order as one client gets it."""
 
     run: str
@@ -91,7 +91,7 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class NodeAnswer:
     """What a client sends back, as read from a message."""
 
     samples: int
@@ -103,7 +103,7 @@ class Answer:
 
 
 @dataclass
-class Parcel:
+class Attachments:
     """Arrays and references on their way to one client."""
 
     holds: Collection[str] = ()
@@ -275,7 +275,7 @@ def unpack_order(
     find_held: Callable[[str], Tensor | None],
     allowed: Collection[str] | None,
     told: Mapping[str, Any] | None = None,
-) -> Task:
+) -> NodeTask:
     """The task in a message (`told` its instructions); `Missing` where it names an array that is not held."""
     told = order_instructions(content) if told is None else told
     arrays = content.array_records.get(f"{ORDER}.arrays", ArrayRecord())
@@ -288,7 +288,7 @@ def unpack_order(
             raise Missing(reference["held"])
         return held
 
-    return Task(
+    return NodeTask(
         run=told["run"],
         job=told["job"],
         seed=told["seed"],
@@ -324,7 +324,7 @@ def pack_answer(
     return content
 
 
-def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | None]) -> Answer:
+def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | None]) -> NodeAnswer:
     """What a client answered; `wanted` are the probes that were asked for. Anything unreadable raises."""
     metrics = content.metric_records[REPLY]
     arrays = content.array_records.get(f"{REPLY}.arrays", ArrayRecord())
@@ -339,7 +339,7 @@ def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | No
     assert isinstance(samples, int)
     require(samples < 1 << 53, f"its number of samples is {samples}.")
     assert isinstance(loss, (int, float))
-    return Answer(
+    return NodeAnswer(
         samples=samples,
         loss=float(loss),
         state=as_tensor(arrays["state"]) if "state" in arrays else None,
