@@ -19,22 +19,22 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from covey.errors import require
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
-"""How long certificates hold."""
+"""Days for which certificates are valid."""
 
 _BACKDATED = timedelta(minutes=10)
-"""Clocks of sites may be behind by so much."""
+"""Tolerance for sites' clocks that are behind."""
 
 
 @dataclass(frozen=True, eq=False)
 class Authority:
-    """What signs a fleet's certificates."""
+    """The authority that signs a fleet's certificates."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 
     @classmethod
     def new(cls, name: str = "Covey fleet", days: int = AUTHORITY_DAYS) -> "Authority":
-        """An authority that signs itself, and may sign server certificates and nothing below them."""
+        """Return a self-signed authority that may sign server certificates and nothing below them."""
         key = ec.generate_private_key(ec.SECP384R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
         usage = _usage(signs_certificates=True)
@@ -48,7 +48,7 @@ class Authority:
         return cls(key, certificate)
 
     def server(self, hosts: Collection[str], days: int = SERVER_DAYS) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-        """A key and a certificate (PEM) for a server that is reached under these names and addresses."""
+        """Return a key and a certificate (PEM) for a server with these names and addresses."""
         require(bool(hosts), "A server certificate needs a name or an address that the server is reached at.")
         key = ec.generate_private_key(ec.SECP384R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, next(iter(hosts))[:64])])
@@ -75,7 +75,7 @@ class Authority:
 
 
 def write_server(folder: Path, hosts: Collection[str]) -> None:
-    """`ca.crt`, `ca.key`, `server.crt` and `server.key` of a new authority and a server that it vouches for."""
+    """Write `ca.crt`, `ca.key`, `server.crt` and `server.key` of a new authority and the server that it certifies."""
     folder.mkdir(parents=True, exist_ok=True)
     authority = Authority.new()
     key, certificate = authority.server(hosts)
@@ -86,7 +86,7 @@ def write_server(folder: Path, hosts: Collection[str]) -> None:
 
 
 def write_node_keys(folder: Path) -> None:
-    """`node.key` and `node.pub`: by which a site is recognised."""
+    """Write `node.key` and `node.pub`, which identify a site."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -96,7 +96,7 @@ def write_node_keys(folder: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A file that only its owner may read; it must not exist yet."""
+    """Write a file that only its owner may read; it must not exist yet."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

@@ -7,14 +7,14 @@ from covey.fleet.fleet_folder import Fleet
 
 _SERVER = """\
 #!/bin/sh
-# The fleet's SuperLink: where sites connect to. Its state and its log are in this folder.
+# The fleet's SuperLink, which sites connect to. Its state and its log are in this folder.
 cd "$(dirname "$0")/.."
 exec covey fleet link .
 """
 
 _RUN = """\
 #!/bin/sh
-# The fleet's server app: starts the run, or goes on from the last finished round. Start it again after a crash.
+# The fleet's server app: starts the run, or resumes it after the last finished round. Start it again after a crash.
 cd "$(dirname "$0")/.."
 exec covey fleet run . "$@"
 """
@@ -39,7 +39,7 @@ Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]
 2. **Give each site its folder** `sites/<name>`, over a channel that you trust, and delete your copy of its `node.key`.
    Keep `node.pub`: it is how the server recognises the site.
 3. **Each site puts its samples** into its folder `data`: `train.npz` (arrays `x`, `y`) or `train.csv` (a column
-   `label`), and `test.npz` or `test.csv` where it keeps some apart. What leaves the site: `docs/privacy.md` of Covey.
+   `label`), and `test.npz` or `test.csv` where it keeps some apart. What the site sends: `docs/privacy.md` of Covey.
 4. **Open port {port}** of the server to the sites and to nobody else. Flower lets whoever reaches that port register
    nodes and open runs; sites run no code that is sent to them, but they would answer.
 
@@ -48,10 +48,10 @@ Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]
 | who | command | |
 |---|---|---|
 | server | `server/start.sh` | the SuperLink; keep it running |
-| server | `covey fleet register .` | make the sites' keys known, once, and after a site was added |
+| server | `covey fleet register .` | register the sites' keys, once, and after a site was added |
 | site | `./start.sh` | the site's node; keep it running |
 | server | `covey fleet status .` | who is there |
-| server | `server/run.sh` | the run: starts it, or goes on where it stopped |
+| server | `server/run.sh` | the run: starts it, or resumes it |
 | server | `covey report run` | a page about it, with every fault |
 | server | `covey analyze --fleet .` | how skewed each site is |
 
@@ -61,13 +61,13 @@ that has begun keeps its method, model and so on; for others begin another one: 
 - A site that is away is not invited. It returns with the same key as the same client.
 - A site whose answers are late, broken or too large costs its own answer; the record says which and why. After
   {strikes} failures in a row it is rested, longer each time.
-- A server that was killed goes on from its last finished round: start the SuperLink, then `server/run.sh`.
-- Certificates of the server hold {days} days.
+- A server that was killed resumes after its last finished round: start the SuperLink, then `server/run.sh`.
+- Certificates of the server are valid for {days} days.
 """
 
 
 def write_deployment(fleet: Fleet, server_days: int) -> None:
-    """Scripts and the operator's page, beside what `Fleet.write` wrote."""
+    """Write scripts and the operator's page, beside the files of `Fleet.write`."""
     _script(fleet.server / "start.sh", _SERVER)
     _script(fleet.server / "run.sh", _RUN)
     for name in fleet.sites:

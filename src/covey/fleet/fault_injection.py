@@ -1,9 +1,9 @@
-"""Drills: a site that misbehaves on purpose, to see that the fleet bears it.
+"""Fault injection: a site misbehaves on purpose (a drill), to test that the fleet tolerates it.
 
-The node's configuration names a file, `drill="drill.txt"`, in the folder with the site's samples. Its lines say what
-happens in which round (`nan 2`) or in every one (`sleep *`). A site without that setting never looks for one.
+The node's configuration names a file, `drill="drill.txt"`, in the folder with the site's samples. Each line names a
+fault and its round (`nan 2`), or every round (`sleep *`). A site without that setting never looks for the file.
 
-    nan        the model is full of NaN                huge       an array of a hundred megabytes is enclosed
+    nan        the model is full of NaN                huge       an array of a hundred megabytes is attached
     shape      the model has another shape             negative   the number of samples is below zero
     nothing    the answer is empty                     garbage    the model's bytes are not numbers
     sleep      no answer for `sleep N SECONDS`         error      the app raises
@@ -28,14 +28,14 @@ from covey.flower.wire import REPLY, as_array, order_instructions
 KINDS = ("nan", "shape", "huge", "negative", "nothing", "garbage", "sleep", "error", "crash")
 
 HUGE = 100_000_000
-"""Bytes of the array that is enclosed."""
+"""Bytes of the attached array."""
 
 _ARRAYS = f"{REPLY}.arrays"
 
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """What is rehearsed: which client misbehaves, how, and in which round (None: in every one)."""
+    """A fault to inject: which client misbehaves, how, and in which round (None: in every one)."""
 
     client: int
     kind: str
@@ -43,7 +43,7 @@ class InjectedFault:
 
     @classmethod
     def of(cls, text: str, clients: int, rounds: range) -> "InjectedFault":
-        """`SITE:KIND:ROUND`, for a fleet with so many clients and a run with these rounds to come."""
+        """Parse `SITE:KIND:ROUND`, for a fleet with `clients` sites and a run with these rounds left."""
         site, kind, when = [*text.split(":"), "", ""][:3]
         every = when in ("", "*")
         require(
@@ -64,11 +64,11 @@ class InjectedFault:
 
     @property
     def line(self) -> str:
-        """What the site's file says of it."""
+        """The line of the site's file."""
         return f"{self.kind} {'*' if self.round is None else self.round}\n"
 
     def missed(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """Why it did not take place in the rounds of these records; None where it did."""
+        """Return why it did not take place in the rounds of these records; None if it did."""
         due = [row for row in rows if self.round in (None, row["round"])]
         if any(self.client in (*row["clients"], *(fault["client"] for fault in row["dropped"])) for row in due):
             return None
@@ -81,7 +81,7 @@ class InjectedFault:
 
 
 def inject_fault(message: Message, context: Context, answer: Message) -> Message:
-    """The answer, or what a drill makes of it."""
+    """Return the answer, altered if a fault is due."""
     name = context.node_config.get("drill")
     if not name:
         return answer

@@ -1,8 +1,8 @@
-"""A fleet's folder: what the operator keeps, what each site is given, and the settings of its runs.
+"""A fleet's folder: the operator's files, each site's files, and the settings of runs.
 
 fleet.toml            address, sites, time-outs, and the settings of runs
 server/               certificates and key of the SuperLink, the secret of its server app, its state and logs
-authority/            the key that signed them: keep it elsewhere
+authority/            the key that signed them; keep it elsewhere
 sites/<name>/         what a site is given: its key, the authority's certificate, site.toml, start.sh, data/
 """
 
@@ -26,10 +26,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How the server deals with sites that are away, slow or broken."""
+    """The server's rules for sites that are away, slow or broken."""
 
     timeout: float = 600.0
-    """Seconds that a round waits for answers; later ones are thrown away."""
+    """Seconds that a round waits for answers; later ones are discarded."""
     patience: float = 120.0
     """Seconds to wait for sites before the first round, and while nobody can be reached."""
     minimum: int = 1
@@ -39,9 +39,9 @@ class Rules:
     longest: int = 16
     """Rounds that a site is rested at most."""
     limit: str = "64MiB"
-    """Bytes that an answer may have, or three times the model where that is more; a larger one is not read."""
+    """Largest answer in bytes, or three times the model if that is more; a larger one is not read."""
     poll: float = 1.0
-    """Seconds between two looks for answers."""
+    """Seconds between two checks for answers."""
 
     def __post_init__(self) -> None:
         require(self.timeout > 0, f"rules.timeout must be above 0 seconds, not {self.timeout:g}.")
@@ -58,7 +58,7 @@ class Rules:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Rules":
-        """Rules from a mapping, its keys and types checked."""
+        """Return rules from a mapping, after checking its keys and types."""
         known = {spec.name: spec.type for spec in fields(cls)}
         for name in given:
             require(name in known, f"There is no rule '{name}'. Known: {', '.join(known)}.")
@@ -76,25 +76,25 @@ NODE_OPTIONS = (
     "memory",
     "drill",
 )
-"""What a site that runs Covey's app may say under `[node]`."""
+"""Options under `[node]` of a site that runs Covey's app."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What a site is given, and what its node does with it."""
+    """A site's folder, and the settings of its node."""
 
     folder: Path
     name: str
     server: str
     """`host:port` of the SuperLink."""
     data: str = "data"
-    """Folder with the site's samples, seen from the site's own."""
+    """Folder with the site's samples, relative to the site's folder."""
     port: int = 0
-    """Port on this machine for the SuperNode and its worker to talk; 0 takes one that is free."""
+    """Local port between the SuperNode and its worker; 0 takes a free one."""
     poll: float = 3.0
-    """Seconds between two looks for orders."""
+    """Seconds between two checks for orders."""
     app: str = "covey.fleet.site:app"
-    """What answers orders."""
+    """The app that answers orders."""
     node: Mapping[str, Any] = field(default_factory=dict)
     """More of the node's configuration: what the site allows and protects."""
 
@@ -120,7 +120,7 @@ class Site:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The node's configuration, as its app sees it."""
+        """The node's configuration, as its app receives it."""
         own = {"client": self.name, "folder": str(self.folder / self.data), "memory": str(self.folder / "memory")}
         return {**own, **self.node}
 
@@ -135,13 +135,13 @@ class Fleet:
 
     folder: Path
     address: str
-    """`host:port` that sites reach the SuperLink at."""
+    """`host:port` at which sites reach the SuperLink."""
     sites: tuple[str, ...]
     rules: Rules = field(default_factory=Rules)
     run: Mapping[str, Any] = field(default_factory=dict)
     """Settings of its runs, as in `covey.run`."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the sites' samples look like, where the server does not know: `shape`, `classes`, `mean`, `deviation`."""
+    """Description of sites' own samples (`shape`, `classes`, …); empty if the server split the data."""
 
     @classmethod
     def read(cls, folder: Path | str) -> "Fleet":
@@ -186,7 +186,7 @@ class Fleet:
         return (self.server / "secret").read_bytes()
 
     def check(self) -> None:
-        """Refuse sites and an address that no folder can be written for."""
+        """Refuse names of sites and addresses that are not valid."""
         for name in self.sites:
             require(bool(_NAME.fullmatch(name)), f"'{name}' cannot be a site's name: letters, digits, '.', '_', '-'.")
         require(len(set(self.sites)) == len(self.sites), "Two sites have the same name.")
@@ -200,7 +200,7 @@ class Fleet:
         _require_host(host)
 
     def write(self, hosts: Collection[str], poll: float = 3.0, node: Mapping[str, Any] | None = None) -> None:
-        """The whole folder: settings, certificates, and a folder for each site. Refuses one that is there already."""
+        """Write the whole folder: settings, certificates, and a folder for each site. Refuse one that is not empty."""
         self.check()
         require(poll > 0, f"poll must be above 0 seconds, not {poll:g}.")
         for host in hosts:
@@ -248,7 +248,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:
-    """Settings as TOML: plain values first, then sections."""
+    """Write settings as TOML: plain values first, then sections."""
     path.write_text("\n".join(_lines(values, "")).strip() + "\n", encoding="utf-8")
 
 
@@ -267,7 +267,7 @@ def _key(name: str) -> str:
 
 
 def _require_host(host: str) -> None:
-    """Refuse what a certificate cannot name."""
+    """Refuse a host that a certificate cannot name."""
     require(
         host.isascii() and not host.startswith("["),
         f"'{host}' cannot be a host here: a name in ASCII (xn--… for others) or an IPv4 address.",

@@ -1,4 +1,4 @@
-"""The fleet runtime: clients are the sites of a fleet, real ones, which come and go, fail and return."""
+"""The fleet runtime: clients are real sites, which come and go, fail and return."""
 
 import fcntl
 import hashlib
@@ -41,23 +41,23 @@ FLEET = "COVEY_FLEET"
 """The environment variable that names a fleet's folder."""
 
 _PARTS = 10**9
-"""Accuracy that sites report is kept to so many parts."""
+"""Resolution to which the sites' reported accuracy is kept."""
 
 _LARGER = 3
-"""An answer may have so many times the bytes of the model, where that is more than the limit."""
+"""An answer may have this many times the model's bytes, if that is more than the limit."""
 
 _PAUSE = 0.5
-"""Seconds between two looks for sites that are away."""
+"""Seconds between two checks for sites that are away."""
 
 
 class FleetRuntime(Runtime):
     """Runs orders on a fleet: site i of `fleet.toml` is client i, with the samples that it holds.
 
-    A round takes those sites that can be reached and are not rested, and waits for them no longer than the time-out.
+    A round invites sites that can be reached and are not rested, and waits for them no longer than the time-out.
     """
 
     live = True
-    """Time is real here, and nothing about devices is simulated."""
+    """Time is real, and no devices are simulated."""
 
     def __init__(self, federation: Federation, module: nn.Module, config: Config, fleet: Fleet) -> None:
         require_live(config.method)
@@ -67,9 +67,9 @@ class FleetRuntime(Runtime):
         )
         self.fleet, self.rules, self._config = fleet, fleet.rules, config
         self.holdings_known = not fleet.data
-        """Whether the server knows what samples the sites were dealt."""
+        """True if the server knows how the samples were split among sites."""
         self._tests = not federation.dataset.untested
-        """Whether the server has a test set of its own."""
+        """True if the server has a test set."""
         told = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
         self._description = json.dumps(told, sort_keys=True)
         self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
@@ -83,12 +83,12 @@ class FleetRuntime(Runtime):
         self._begun = False
         self._method: Method | None = None
         self._resident = False
-        """Whether the last training left its models at the sites."""
+        """True if the last training left its models at the sites."""
         self._at_sites = False
-        """Whether the last scores are what sites report."""
+        """True if the last scores were reported by sites."""
         self._scored = True
         self._other_fleet = False
-        """Whether the run was begun on another fleet than this, whose sites hold nothing of it."""
+        """True if the run was begun on another fleet; sites of this one hold nothing of it."""
         self._exchange = Exchange(
             self._roster,
             seed=config.seed,
@@ -97,14 +97,14 @@ class FleetRuntime(Runtime):
             run=self._name(),
         )
         self._accounts = fleet.server / "accounts" / f"{self._exchange.run}.json"
-        self._recall()
+        self._load_accounts()
 
     def attach(self, method: Method) -> None:
-        """Know which model each site uses, for it to be scored there."""
+        """Keep the method: each site scores the model that it uses."""
         self._method = method
 
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Go on with a run from its records: who failed in a row, and who is rested."""
+        """Restore from a run's records who failed in a row and who is rested."""
         self._attendance.restore(rows)
         self._other_fleet = bool(rows) and not self._accounts.is_file()
 
@@ -119,12 +119,12 @@ class FleetRuntime(Runtime):
         return cls(federation, module, config, Fleet.read(folder))
 
     def available(self, t: int) -> IntArray:
-        """Sites that can be reached and are not rested; waits for them, and gives up when `patience` is over."""
+        """Return the sites that can be reached and are not rested; wait for them for up to `patience` seconds."""
         grid = self._grid()
         end = time.monotonic() + self.rules.patience
         while True:
             there = self._look(grid)
-            # Before the first round all are waited for; later nobody in particular.
+            # The first round waits for all sites, later ones for the minimum.
             wanted = len(self.fleet.sites) if not self._begun else self.rules.minimum
             over = time.monotonic() > end
             if len(there) >= wanted or (over and len(there) >= self.rules.minimum):
@@ -153,12 +153,12 @@ class FleetRuntime(Runtime):
         self._attendance.note(order, replies, forgiving=order.train)
         if order.train:
             self._resident = order.resident
-        self._remember()
+        self._save_accounts()
         waited = time.perf_counter() - begin
         return replace(replies, timing=replace(replies.timing, round_seconds=waited))
 
     def evaluate(self, states: Tensor) -> Scores:
-        """On the server's test set; where it has none, or not the models, sites evaluate, each on its own samples."""
+        """Score models on the server's test set. Without one, or without the models, sites score them."""
         self._at_sites = self._resident or not self._tests
         if not self._at_sites:
             return self._evaluator.evaluate(states)
@@ -168,7 +168,7 @@ class FleetRuntime(Runtime):
         else:
             rows = self._at_all_sites(states)
         self._scored = bool(np.isfinite(rows).any())
-        # The mean of others stands for a model that nobody scored; nothing is said of classes.
+        # A model that nobody scored gets the others' mean; classes are not told apart.
         rows = np.where(np.isfinite(rows), rows, np.nanmean(rows, axis=0)) if self._scored else np.zeros_like(rows)
         classes = self._evaluator.federation.dataset.classes
         correct = np.zeros((len(states), classes), dtype=np.int64)
@@ -178,7 +178,7 @@ class FleetRuntime(Runtime):
         return Scores(rows[:, 0], correct, totals)
 
     def _at_all_sites(self, states: Tensor) -> FloatArray:
-        """Loss and accuracy `[m, 2]` of each model over all sites that answer, weighted by their samples."""
+        """Return loss and accuracy `[m, 2]` of each model over all sites that answer, weighted by their samples."""
         rows = np.full((len(states), 2), np.nan)
         for row, state in enumerate(states):
             scores = list(self._scores(state).values())
@@ -187,7 +187,7 @@ class FleetRuntime(Runtime):
         return rows
 
     def _at_their_sites(self, states: Tensor, users: IntArray) -> FloatArray:
-        """Loss and accuracy `[m, 2]` of each model over the sites that use it (`users` `[sites]`), by their samples."""
+        """Return loss and accuracy `[m, 2]` of each model over its sites, by samples; site i uses row `users[i]`."""
         rows = np.full((len(states), 2), np.nan)
         found = self._scores(states[0] if len(states) == 1 else states[torch.from_numpy(users)])
         for model in range(len(states)):
@@ -205,14 +205,14 @@ class FleetRuntime(Runtime):
             return self._exchange.scores(grid, order)
 
     def _look(self, grid: FleetGrid) -> IntArray:
-        """Sites that are there now."""
+        """Return the sites that are connected now."""
         with self._connected():
             self._roster.refresh(grid, self._exchange.timeout)
         return self._roster.available()
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """What a lost connection means, in words."""
+        """Turn a lost connection into a refusal."""
         try:
             yield
         except (httpx.HTTPError, OSError) as error:
@@ -222,7 +222,7 @@ class FleetRuntime(Runtime):
             ) from error
 
     def annotate(self, record: RoundRecord) -> RoundRecord:
-        """A round's record with who was away or rested, and without what is not known of sites' own data."""
+        """Return a round's record with who was away or rested, and without what is unknown of sites' own data."""
         record = self._attendance.annotate(record)
         if not self.holdings_known:
             record["cohort_skew"] = None
@@ -248,25 +248,25 @@ class FleetRuntime(Runtime):
         return self._session.grid
 
     def _name(self) -> str:
-        """A name for the run that a server which goes on with it finds again, and sites recognise."""
+        """Return a name for the run: the same when it is resumed, so that sites recognise it."""
         config = {key: value for key, value in self._config.as_mapping().items() if key not in ("rounds", "workers")}
         whole = json.dumps([config, self._description], sort_keys=True, default=str).encode()
         return hashlib.blake2b(whole, key=self.fleet.secret[:64], digest_size=8).hexdigest()
 
-    def _recall(self) -> None:
-        """What sites hold of a run that this one goes on with."""
+    def _load_accounts(self) -> None:
+        """Load which models sites hold of a run that is resumed."""
         if self._accounts.is_file():
             held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
             self._exchange.holds = {int(client): list(models) for client, models in held.items()}
 
-    def _remember(self) -> None:
+    def _save_accounts(self) -> None:
         if self._exchange.holds:
             self._accounts.parent.mkdir(exist_ok=True)
             replace_file(self._accounts, json.dumps(self._exchange.holds).encode())
 
 
 def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:
-    """Mean loss and accuracy of several sites, by their samples."""
+    """Return the mean loss and accuracy of several sites, weighted by their samples."""
     found = np.array(scores)
     mean: FloatArray = found[:, 0] / found[:, 0].sum() @ found[:, 1:]
     return mean
@@ -274,7 +274,7 @@ def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:
 
 @dataclass
 class _Session:
-    """A run on a fleet's SuperLink, shared by all runtimes of this process that are about the same model."""
+    """A run on a fleet's SuperLink, shared by all runtimes of this process with the same model."""
 
     key: tuple[Path, str]
     grid: FleetGrid
@@ -304,7 +304,7 @@ class _Session:
         return session
 
     def act(self) -> None:
-        """Send messages as this run's server."""
+        """Send messages as this run's server from now on."""
         set_task_identity(*self.identity)
 
     def leave(self) -> None:
@@ -317,7 +317,7 @@ class _Session:
 
 @contextmanager
 def _alone(fleet: Fleet) -> Iterator[None]:
-    """Be the fleet's only server; the system lets go of it however this process ends."""
+    """Hold the fleet's lock; the system releases it however this process ends."""
     with (fleet.server / "run.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

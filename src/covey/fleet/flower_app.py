@@ -1,4 +1,4 @@
-"""The Flower app of a fleet: what a SuperLink is given to open a run. Its client side is `covey.fleet.site`."""
+"""The Flower app of a fleet, with which a run is opened on a SuperLink. Its client side is `covey.fleet.site`."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ app = ServerApp()
 
 
 def write_app(folder: Path, told: str) -> None:
-    """The app's files; `told` is what sites have to know of the run, as JSON."""
+    """Write the app's files; `told` is what sites need to know of the run, as JSON."""
     package = folder / "covey_fleet"
     package.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT.format(run=RUN, told=json.dumps(told)), encoding="utf-8")

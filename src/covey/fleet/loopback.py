@@ -1,4 +1,4 @@
-"""A fleet on this machine: SuperLink and SuperNodes as processes on the loopback interface, and their end."""
+"""A fleet on this machine: SuperLink and SuperNodes as processes on the loopback interface."""
 
 import signal
 import subprocess
@@ -26,10 +26,10 @@ QUICK = Rules(poll=0.2, patience=60.0)
 """Rules of a fleet on one machine."""
 
 POLL = 0.25
-"""Seconds between two looks for orders of a node on this machine."""
+"""Seconds between a node's checks for orders on this machine."""
 
 _COMES_UP = 60.0
-"""Seconds that a process may take to come up."""
+"""Seconds within which a process must start."""
 
 
 def loopback_fleet(
@@ -40,7 +40,7 @@ def loopback_fleet(
     rules: Rules = QUICK,
     node: Mapping[str, Any] | None = None,
 ) -> Fleet:
-    """A fleet's folder for this machine; every client's samples are written to the folder of its site.
+    """Write a fleet's folder for this machine, with every client's samples in the folder of its site.
 
     `settings` are those of its runs, as in `covey.run`.
     """
@@ -54,7 +54,7 @@ def loopback_fleet(
 
 
 def superlink_command(fleet: Fleet, host: str = "127.0.0.1") -> list[str]:
-    """What starts the fleet's SuperLink: TLS, nodes by registered keys alone, its state in a file."""
+    """Return the command of the fleet's SuperLink: TLS, only nodes with registered keys, state in a file."""
     server = fleet.server
     return [
         program("flower-superlink"),
@@ -72,9 +72,9 @@ def superlink_command(fleet: Fleet, host: str = "127.0.0.1") -> list[str]:
 
 
 class Loopback:
-    """A fleet's processes on this machine. A context manager: whatever happens within, they are ended after it.
+    """A fleet's processes on this machine, as a context manager: they are ended whatever happens inside.
 
-    To be used from the main thread: processes end with the thread that started them.
+    Use it from the main thread: processes end with the thread that started them.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -101,12 +101,12 @@ class Loopback:
 
     @property
     def log(self) -> Path:
-        """What the SuperLink says."""
+        """The SuperLink's log."""
         return self.fleet.server / "superlink.log"
 
     @property
     def superlink(self) -> int:
-        """The SuperLink's process."""
+        """The SuperLink's process ID."""
         assert self._superlink is not None
         return self._superlink.pid
 
@@ -128,22 +128,22 @@ class Loopback:
         self._superlink = None
 
     def register(self) -> None:
-        """Make the sites' keys known."""
+        """Register the sites' keys."""
         self.link.register((name, self.fleet.site(name) / "node.pub") for name in self.fleet.sites)
 
     def start_nodes(self, names: Sequence[str]) -> None:
-        """Start nodes; several share what is loaded."""
+        """Start nodes; several share the loaded libraries."""
         self.reap()
         folders = [str(self.fleet.site(name)) for name in names]
         log = self.fleet.site(names[0]) / "node.log" if len(names) == 1 else self.fleet.folder / "nodes.log"
         self._hosts.append(start([sys.executable, "-m", "covey.fleet.node", *folders], log, self._variables))
 
     def reap(self) -> None:
-        """Let go of processes that have ended."""
+        """Forget processes that have ended."""
         self._hosts = [host for host in self._hosts if host.poll() is None]
 
     def node(self, name: str) -> int | None:
-        """A site's process, and the number of its group; None where it does not run."""
+        """Return a site's process ID, which is that of its group; None if it does not run."""
         try:
             return int((self.fleet.site(name) / PID).read_text())
         except (OSError, ValueError):

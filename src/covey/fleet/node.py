@@ -1,8 +1,8 @@
 """A site's processes: Flower's SuperNode, and beside it the worker that answers orders.
 
-Flower starts a Python process for every message, which takes longer than most training does. Here the libraries are
-loaded once, and each message is answered by a fork. The worker runs the site's own app (`covey.fleet.site`) and no code
-that is sent to it.
+Flower starts a Python process for every message, which takes longer than most training. Here the libraries are loaded
+once, and a fork answers each message. The worker runs the site's own app (`covey.fleet.site`) and no code that is sent
+to it.
 
     python -m covey.fleet.node SITE_FOLDER [SITE_FOLDER ...]
 """
@@ -63,23 +63,23 @@ from covey.flower.private_api import (
 from covey.registry import import_path
 
 PID = "node.pid"
-"""File in a site's folder with the number of its process, which is that of its group as well."""
+"""File in a site's folder with its process ID, which is that of its group as well."""
 
 NUMBER = "node.number"
-"""File in a site's folder with the number that the node has at the server, for as long as it is there."""
+"""File in a site's folder with the node's number at the server, while it is connected."""
 
 ORDER_FILE = "order"
-"""Files in a site's folder that begin so say which orders are being answered."""
+"""Prefix of the files in a site's folder that name the orders being answered."""
 
 _GRACE = 1.5
-"""Seconds that a SuperNode has to take its leave of the server, by itself and when asked."""
+"""Seconds that a SuperNode has to sign off from the server, by itself and when asked."""
 
 _QUICK = 0.25
-"""Seconds between two looks for orders on this machine, at most."""
+"""Seconds between two checks for orders on this machine, at most."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the nodes of sites; with several, each in a process of its own, forked from one that is loaded."""
+    """Run the nodes of sites; several run in processes of their own, forked after the libraries are loaded."""
     sites = [Site.read(Path(argument)) for argument in arguments]
     require(bool(sites), "Say which site: its folder, with a site.toml.")
     require(hasattr(os, "fork"), "A site's node forks for each order, which this system cannot; use Linux or macOS.")
@@ -111,11 +111,11 @@ def _separately(site: Site) -> int:
 
 
 def run_node(site: Site) -> int:
-    """Connect a site to its fleet and answer orders, until the SuperNode ends; returns its exit code."""
+    """Connect a site to its fleet and answer orders until the SuperNode ends; return its exit code."""
     app = import_path(site.app, "app")
     require(isinstance(app, ClientApp), f"{site.app} is not a ClientApp.")
     if site.app == Site.app:
-        # Now, and not when the first order comes.
+        # Check the options now, not at the first order.
         protection(site.settings)
     alone = (site.folder / "node.lock").open("w")
     try:
@@ -141,8 +141,8 @@ def run_node(site: Site) -> int:
 
 
 def _reap_all(supernode: int) -> None:
-    """End the SuperNode, and see every child off."""
-    # What ends this process has mostly reached the SuperNode too, and a second signal would cut its leave short.
+    """End the SuperNode, and reap every child."""
+    # The signal that ends this process mostly reaches the SuperNode too; a second one would interrupt its sign-off.
     with suppress(ChildProcessError):
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
@@ -155,7 +155,7 @@ def _reap_all(supernode: int) -> None:
 
 
 def forked(do: Callable[[], int]) -> int:
-    """A child process that does something and ends, and ends with this one; returns its number."""
+    """Fork a child process that does something and exits, at the latest with this process; return its ID."""
     child = os.fork()
     if child:
         return child
@@ -176,8 +176,8 @@ def forked(do: Callable[[], int]) -> int:
 
 
 def _supernode(site: Site, port: int) -> NoReturn:
-    """Flower's SuperNode, as its command runs it, in this process."""
-    # Flower's own pace is 3 seconds, whatever there is to do.
+    """Run Flower's SuperNode in this process, as its command does."""
+    # Flower itself polls every 3 seconds.
     vars(start_client_internal).update(time=_Paced(site.poll), http_request_response=_noting_number(site))
     folder = site.folder
     _sign_off(site)
@@ -197,7 +197,7 @@ def _supernode(site: Site, port: int) -> NoReturn:
 
 
 def _noting_number(site: Site) -> Callable[..., Any]:
-    """Flower's connection to the server, which writes down the number that the node has there."""
+    """Return Flower's connection to the server, extended to note the node's number there."""
 
     @contextmanager
     def connected(*arguments: Any) -> Iterator[Any]:
@@ -210,7 +210,7 @@ def _noting_number(site: Site) -> Callable[..., Any]:
 
 
 def _sign_off(site: Site) -> None:
-    """Sign off for a life that ended without doing so: a server lets nobody in who it thinks is there."""
+    """Sign off for a process that died without doing so: a server refuses a node that it thinks is connected."""
     try:
         number = int((site.folder / NUMBER).read_text())
         key = load_ssh_private_key((site.folder / "node.key").read_bytes(), None)
@@ -223,7 +223,7 @@ def _sign_off(site: Site) -> None:
         with FleetHttpClient.from_server_address(site.server, False, authority, interceptors) as client:
             client.DeactivateNode(DeactivateNodeRequest(node_id=number))
     except (OSError, ValueError, httpx.HTTPError):
-        # There was no such life, or the server does not know it: it will say so itself.
+        # There was no such process, or the server does not know it; connecting will tell.
         pass
 
 
@@ -241,7 +241,7 @@ class _Paced:
 
 
 def _work(site: Site, app: ClientApp, port: int, supernode: int, over: Callable[[], bool]) -> int:
-    """Take tasks from the SuperNode, and fork for each."""
+    """Claim tasks from the SuperNode, and fork for each."""
     address = f"127.0.0.1:{port}"
     interceptors: list[ProtobufClientInterceptor] = [
         RuntimeVersionHttpInterceptor(component_name="SuperExec"),
@@ -283,14 +283,14 @@ def _reap() -> tuple[int, int]:
 
 
 def order_file(folder: Path, process: int) -> Path:
-    """Where a process that answers an order says which one; a late one may still be at work when the next begins."""
+    """Return the file that names the order which a process answers; a late one may overlap with the next."""
     return folder / f"{ORDER_FILE}-{process}"
 
 
 def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
     """Fetch an order from the SuperNode, have the app answer it, and hand over the answer.
 
-    Meanwhile whose order it is stands on a noted: where this process is killed, another one answers for it.
+    A file notes the order meanwhile: if this process is killed, another one answers for it.
     """
     noted = order_file(folder, os.getpid())
     client = _task_client(address, token)
@@ -303,7 +303,7 @@ def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
         answer = app(message=message, context=context)
     except Exception as error:
         traceback.print_exc()
-        # Sentences of our own are for the server too; what libraries say may hold what a sample does.
+        # The server gets Covey's own sentences; messages of libraries may contain sample values.
         said = str(error) if isinstance(error, Refusal) else "the site's log says more"
         status, details = SubStatus.FAILED, f"{type(error).__name__}: {said}"
         answer = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
@@ -314,7 +314,7 @@ def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
 
 
 def answer_for_dead(address: str, token: str, noted: Path, code: int) -> int:
-    """Say that the process which should have answered an order died. Otherwise the SuperNode waits for a minute."""
+    """Report that the process which should have answered an order died; otherwise the SuperNode waits for a minute."""
     client = _task_client(address, token)
     message = message_from_proto(ProtoMessage.FromString(noted.read_bytes()))
     noted.unlink()

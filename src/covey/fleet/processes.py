@@ -20,21 +20,21 @@ _SET_DEATH_SIGNAL = 1
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether somebody answers at a port."""
+    """True if somebody answers at a port."""
     with socket.socket() as attempt:
         attempt.settimeout(1.0)
         return attempt.connect_ex((host, port)) == 0
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What Flower's programs are started with: a home of their own, nothing sent anywhere, one thread each."""
+    """Return the environment of Flower's programs: a home of their own, no telemetry, one thread each."""
     programs = Path(sys.executable).parent
     return {
         **os.environ,
@@ -50,7 +50,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def program(name: str) -> str:
-    """A program of this environment."""
+    """Return the path of a program of this Python environment."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise Refusal(f"{name} is not installed here: pip install 'covey[flower]'")
@@ -58,7 +58,7 @@ def program(name: str) -> str:
 
 
 def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """A process in a group of its own that ends with this one; what it says is added to the log."""
+    """Start a process in a group of its own that ends with this one; its output is appended to the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -73,14 +73,14 @@ def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> "s
 
 
 def end_with_parent() -> None:
-    """Have the system end this process when its parent dies, however that happens (Linux)."""
+    """Have the system end this process when its parent dies, in whatever way (Linux)."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def end(groups: Sequence[int], grace: float = GRACE) -> None:
-    """End process groups: asked first, then forced. They are gone when this returns."""
+    """End process groups, by SIGTERM first and then by force. They are gone when this returns."""
     for group in groups:
         _signal(group, signal.SIGTERM)
     _wait(groups, grace)
@@ -101,9 +101,9 @@ def _wait(groups: Sequence[int], seconds: float) -> None:
 
 
 def alive(group: int) -> bool:
-    """Whether a process of the group is left, other than ones that only wait to be reaped."""
+    """True if a process of the group is left, other than zombies."""
     with suppress(ChildProcessError):
-        # Our own children are reaped here.
+        # Reap our own children.
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
     try:
@@ -114,7 +114,7 @@ def alive(group: int) -> bool:
 
 
 def _states(group: int) -> list[str]:
-    """The states of a group's processes (Linux); of others it is not known which only wait to be reaped."""
+    """Return the states of a group's processes (Linux); elsewhere zombies cannot be told apart."""
     found = []
     places = list(Path("/proc").glob("[0-9]*/stat"))
     for place in places:

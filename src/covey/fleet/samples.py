@@ -1,6 +1,6 @@
-"""What a server knows of sites that hold data of their own: the shape of a sample, the classes, perhaps a test set.
+"""A data set as the server of sites with their own data knows it: sample shape, classes, perhaps a test set.
 
-In the place of the sites' samples stand blank ones, one for each class, which nobody learns from.
+Blank samples, one for each class, stand in for the sites' samples; nobody learns from them.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _KNOWN = ("shape", "classes", "mean", "deviation", "test")
 
 
 def settings(fleet: Fleet) -> dict[str, Any]:
-    """The settings of a fleet's runs."""
+    """Return the settings of a fleet's runs."""
     run = {"runtime": "fleet", **fleet.run}
     if not fleet.data:
         return run
@@ -31,12 +31,12 @@ def settings(fleet: Fleet) -> dict[str, Any]:
 
 
 def load(data_dir: Path | None, /, *, folder: str = "") -> Dataset:
-    """The samples of a live fleet, as its server sees them: not at all."""
+    """Return the data set of a live fleet as its server knows it, with blank samples."""
     return _seen(Fleet.read(folder))
 
 
 def federation_of(fleet: Fleet) -> Federation:
-    """The sites of a fleet with data of its own, as its server sees them."""
+    """Return the sites of a fleet with its own data, as its server knows them."""
     dataset = _seen(fleet)
     parts = torch.arange(len(dataset.y)).view(len(fleet.sites), dataset.classes)
     return Federation(dataset, list(parts), shared=False, names=fleet.sites)
@@ -65,7 +65,7 @@ def _seen(fleet: Fleet) -> Dataset:
 
 
 def described(data: Mapping[str, Any], folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Shape and class names from a fleet's section `data`."""
+    """Return shape and class names from a fleet's section `data`."""
     where = folder / "fleet.toml"
     for key in data:
         require(key in _KNOWN, f"{where}: there is no setting 'data.{key}'. Known: {', '.join(_KNOWN)}.")

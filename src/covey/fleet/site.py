@@ -1,8 +1,8 @@
-"""What a site answers orders with: its own samples, and the model that the fleet's run is about.
+"""A site's app: answers orders with the site's own samples and the model of the fleet's run.
 
 Samples are in the folder that the node's configuration names: `train.npz` with arrays `x` and `y`, or `train.csv` with
-a header and a column `label`; `test.npz` or `test.csv` likewise, for evaluation, where the site keeps some apart. The
-run says what the model is, by name; models and probes of users' own only where the site's configuration allows them.
+a header and a column `label`; `test.npz` or `test.csv` likewise, if the site keeps samples for evaluation. The run
+names the model; models and probes of users' own run only if the site's configuration allows them.
 
     folder="/data/pumps"              where the samples are
     allow="fleet_models:Net"          models and probes of your own, separated by commas
@@ -39,11 +39,11 @@ from covey.model import build_model
 from covey.probe.class_query import Privacy
 
 RUN = "covey"
-"""Where a run's configuration holds what it is about."""
+"""Key of a run's configuration that holds its description."""
 
 
 def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, precision: str) -> dict[str, Any]:
-    """What sites have to know of a run: the model, and how samples are normalised."""
+    """Return what sites need to know of a run: the model, and how samples are normalised."""
     return {
         "shape": list(dataset.shape),
         "class_names": list(dataset.class_names),
@@ -58,7 +58,7 @@ def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, p
 
 
 def prepared(context: Context, part: str) -> Client:
-    """The client at this site, with its training or its test samples."""
+    """Return the client at this site, with its training or its test samples."""
     torch.set_num_threads(1)
     told = json.loads(str(context.run_config[RUN]))
     node = context.node_config
@@ -67,7 +67,7 @@ def prepared(context: Context, part: str) -> Client:
             Path(str(node["folder"])), part, tuple(told["class_names"]), str(node.get("label", "label"))
         )
     except Refusal as error:
-        # The reason may hold values, labels and names of files; it is in the site's log.
+        # The reason may contain values, labels and file names; it stays in the site's log.
         raise Refusal("Its samples cannot be read; the site's log says why.") from error
     require(
         tuple(samples.x.shape[1:]) == tuple(told["shape"]),
@@ -95,12 +95,12 @@ def prepared(context: Context, part: str) -> Client:
 
 
 def allowed(node: Mapping[str, Any]) -> tuple[str, ...]:
-    """Models and probes of users' own that the site runs."""
+    """Return the models and probes of users' own that the site runs."""
     return tuple(name.strip() for name in str(node.get("allow", "")).split(",") if name.strip())
 
 
 def protection(node: Mapping[str, Any]) -> Protection | None:
-    """What the site does to its answers before they leave it."""
+    """Return the clipping and noise that the site applies to its answers."""
     clip = node.get("update-clip")
     update, insight = node.get("update-privacy"), node.get("insight-privacy")
     for option, text in (("update-privacy", update), ("insight-privacy", insight)):
@@ -117,7 +117,7 @@ def protection(node: Mapping[str, Any]) -> Protection | None:
 
 
 def read_samples(folder: Path, part: str, classes: tuple[str, ...], label: str = "label") -> Samples:
-    """A site's samples; without test samples, evaluation is on those that it trains on."""
+    """Return a site's samples; without test samples, it evaluates on its training samples."""
     for name in (part, "train"):
         for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
             if path.is_file():
@@ -167,7 +167,7 @@ def _csv(path: Path, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def work(message: Message, context: Context) -> Message:
-    """The answer to an order."""
+    """Answer an order."""
     turn = recall(context)
     answer = answered(message, context, lambda: prepared(context, "train"), allowed=allowed(context.node_config))
     remember(context, turn)
@@ -175,10 +175,10 @@ def work(message: Message, context: Context) -> Message:
 
 
 def recall(context: Context) -> int:
-    """Take up what the site holds (its own model, MOCHA's dual variables), and take a number for this order.
+    """Load what the site holds (its own model, MOCHA's dual variables), and return a turn number for this order.
 
-    What is written down counts, also where the node hands over something else: that is lost when the node restarts,
-    and may be of an order that ended late.
+    The file counts, not the state that the node hands over: that one is lost when the node restarts, and may come from
+    an order that ended late.
     """
     place = context.node_config.get("memory")
     if not place:
@@ -192,7 +192,7 @@ def recall(context: Context) -> int:
 
 
 def remember(context: Context, turn: int) -> None:
-    """Write down what the site holds, where it holds anything, and unless a later order has done so already."""
+    """Write what the site holds, if anything, unless a later order has done so already."""
     place = context.node_config.get("memory")
     if not place or not any(len(record) for record in context.state.array_records.values()):
         return
@@ -209,9 +209,9 @@ def remember(context: Context, turn: int) -> None:
 
 @contextmanager
 def _turns(path: Path) -> Iterator[dict[str, int]]:
-    """Be alone with a site's memory: the last number that was taken, and that of the order which wrote it last.
+    """Lock a site's memory; yield the last turn taken, and the turn of the order that wrote last.
 
-    A server that gives an order up sends the next one, so that two may be at work.
+    A server that gives up on an order sends the next one, so two may be in progress.
     """
     handle = os.open(path.with_name(f"{path.name}.turns"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -219,18 +219,18 @@ def _turns(path: Path) -> Iterator[dict[str, int]]:
         found = [int(word) for word in os.read(handle, 64).split()]
         turns = dict(zip(("taken", "written"), found or (0, 0), strict=True))
         yield turns
-        # Always as many bytes, over those that were there, so that a process which is killed leaves no half of them.
+        # A fixed number of bytes, in place: a process that is killed leaves no partial write.
         os.pwrite(handle, b"%020d %020d" % (turns["taken"], turns["written"]), 0)
     finally:
         os.close(handle)
 
 
 def score(message: Message, context: Context) -> Message:
-    """How a model does on the site's test samples."""
+    """Score a model on the site's test samples."""
     recall(context)
     return answered(message, context, lambda: prepared(context, "test"), allowed=allowed(context.node_config))
 
 
 app = ClientApp()
-"""What nodes of a fleet run."""
+"""The app of a fleet's nodes."""
 register(app, work, score)

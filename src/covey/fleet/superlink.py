@@ -1,7 +1,7 @@
-"""The connection to a SuperLink: sites are registered, a run is opened, and its grid is handed to Covey's round loop.
+"""The connection to a SuperLink: register sites, open a run, and hand its grid to Covey's round loop.
 
-A SuperLink started with `--isolation process` leaves it to others to run server apps. Here Covey is the server app: it
-opens a run, claims its task, and sends orders from this process for as long as it likes.
+A SuperLink started with `--isolation process` leaves running server apps to others. Covey is the server app here: it
+opens a run, claims its task, and sends orders from this process until the run ends.
 """
 
 import hashlib
@@ -63,45 +63,45 @@ from covey.flower.private_api import (
 )
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-"""Calls that the shared secret is needed for."""
+"""Calls that need the shared secret."""
 
 LIMIT = 64 << 20
-"""Bytes that an answer may have, where nothing else is said."""
+"""Default limit of an answer's bytes."""
 
 UNUSABLE = 1000
-"""The error code of an answer that came, but is too large, not whole or unreadable; Flower's own are small numbers."""
+"""Error code of an answer that is too large, incomplete or unreadable; Flower's own codes are small numbers."""
 
 _OPENING = 60.0
 """Seconds within which a run must be opened."""
 
 _LOOKS = 3.0
-"""Seconds between two looks at who is still there while answers are waited for."""
+"""Seconds between two checks of who is still connected while waiting for answers."""
 
 _UPLOAD = 30.0
-"""Seconds within which an answer that has begun to arrive must be whole."""
+"""Seconds within which an answer that has begun to arrive must be complete."""
 
 _SIDE_BY_SIDE = 8
-"""Answers that are read at a time."""
+"""Answers that are read at the same time."""
 
 _OVERDUE = 1000
-"""Orders without an answer whose late answers are looked for, to be thrown away."""
+"""Unanswered orders whose late answers are still discarded."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Where a SuperLink is, and what it takes to be its server."""
+    """A SuperLink's address, and what it takes to be its server."""
 
     address: str
     """`host:port`"""
     authority: Path
-    """The certificate that vouches for it."""
+    """The certificate of the authority that signed the SuperLink's."""
     secret: bytes | None = None
-    """What a server app shows to claim its task."""
+    """The secret with which a server app claims its task."""
 
     def register(self, sites: Iterable[tuple[str, Path]]) -> dict[str, int]:
-        """Make sites known by their public keys (OpenSSH files); returns the number of each one's node.
+        """Register sites by their public keys (OpenSSH files); return the number of each one's node.
 
-        What is registered already under this name stays as it is; a name or a key that is somebody else's is refused.
+        A key that is already registered under its name stays; a name or a key of another site is refused.
         """
         with self._control() as control:
             known = {node.public_key: node for node in control.ListNodes(ListNodesRequest()).nodes_info}
@@ -134,7 +134,7 @@ class Link:
         return found
 
     def nodes(self) -> list[NodeInfo]:
-        """The nodes that are registered, there or not."""
+        """Return the registered nodes, connected or not."""
         with self._control() as control:
             return [node for node in control.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at]
 
@@ -148,7 +148,7 @@ class Link:
 
     @contextmanager
     def grid(self, app: Path, *, poll: float = 0.5, limit: int = LIMIT) -> "Iterator[FleetGrid]":
-        """Open a run of a Flower app, whose server is this process, and close it at the end."""
+        """Open a run of a Flower app with this process as its server, and close it at the end."""
         content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         with self._control() as control:
@@ -163,7 +163,7 @@ class Link:
             raise
 
     def _claimed(self, run: int) -> str:
-        """The token of a run's server task. Tasks of runs whose server died before it claimed them are given up."""
+        """Return the token of a run's server task; tasks of runs whose server died earlier are dropped."""
         interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
         if self.secret:
             interceptors.append(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE))
@@ -204,7 +204,7 @@ class Link:
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """What keeps the SuperLink from being reached, in words."""
+        """Turn errors of the connection into refusals."""
         try:
             yield
         except httpx.TransportError as error:
@@ -216,7 +216,7 @@ class Link:
 
 @contextmanager
 def _opened(link: Link, token: str, poll: float, limit: int) -> "Iterator[FleetGrid]":
-    """The grid of a run whose server task was claimed; the SuperLink is told that it is alive, and how it ended."""
+    """Open the grid of a claimed run; report to the SuperLink that the server is alive, and how it ended."""
     grid = FleetGrid(link, token, poll, limit)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
     status, details = SubStatus.FAILED, "stopped"
@@ -240,24 +240,24 @@ def _opened(link: Link, token: str, poll: float, limit: int) -> "Iterator[FleetG
 
 
 class TooLarge(Exception):
-    """An answer has more bytes than it may."""
+    """An answer exceeds the limit of bytes."""
 
 
 class FleetGrid(HttpGrid):
-    """Flower's grid for a server that trusts nobody: answers are bounded in size, and a bad one costs only itself."""
+    """Flower's grid for a server that trusts nobody: answers are limited in size, and a bad one is lost alone."""
 
     def __init__(self, link: Link, token: str, poll: float, limit: int) -> None:
         super().__init__(link.address, False, link.authority.read_bytes(), token=token)
-        # A SuperLink that is away for a moment is waited for; one that stays away ends the run, which can be resumed.
+        # Wait for a SuperLink that is away for a moment; if it stays away the run ends, and can be resumed.
         self._retry_invoker = make_simple_http_retry_invoker()
         self._retry_invoker.max_time = _OPENING
         self._poll = poll
         self._limit = limit
         self._overdue: list[str] = []
-        """Orders whose answers are late; those are thrown away when they come."""
+        """Orders whose answers are late; these are discarded when they arrive."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Answers that come in time. A node that leaves is not waited for."""
+        """Return the answers that arrive in time, without waiting for nodes that leave."""
         sent = list(messages)
         begin = time.monotonic()
         waiting = dict(zip(self.push_messages(sent), (message.metadata.dst_node_id for message in sent), strict=True))
@@ -286,11 +286,11 @@ class FleetGrid(HttpGrid):
         return answers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answers that are there; one that is too large or cannot be read becomes an error of its sender."""
+        """Return the answers that have arrived; one that is too large or unreadable becomes an error of its sender."""
         return self._pulled(message_ids, _UPLOAD)
 
     def _pulled(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
-        """Answers that are there, each whole within so many seconds or an error; side by side, as one may hang."""
+        """Return the answers that have arrived, or errors after `seconds`; in threads, as one may hang."""
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
         pairs = list(zip(found.messages_list, found.message_object_trees, strict=True))
         if not pairs:
@@ -330,7 +330,7 @@ class FleetGrid(HttpGrid):
         return inflated
 
     def _contents(self, tree: ObjectTree, seconds: float) -> dict[str, bytes]:
-        """The parts of an answer, as long as they are not too many bytes."""
+        """Return the parts of an answer; raise `TooLarge` beyond the limit."""
         pull = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self.run.run_id)
         lock, total = threading.Lock(), 0
 
@@ -352,7 +352,7 @@ class FleetGrid(HttpGrid):
         self._runtime_client.ConfirmMessageReceived(request)
 
     def _discard_late(self) -> None:
-        """Throw late answers away unread, so that the SuperLink need not keep them."""
+        """Discard late answers unread, so that the SuperLink need not keep them."""
         if not self._overdue:
             return
         self._overdue = self._overdue[-_OVERDUE:]
@@ -366,7 +366,7 @@ class FleetGrid(HttpGrid):
 
 
 def public_bytes(path: Path) -> bytes:
-    """A public key as a SuperLink knows it, from an OpenSSH file."""
+    """Return a public key from an OpenSSH file, in the SuperLink's form."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:

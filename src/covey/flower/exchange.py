@@ -1,6 +1,6 @@
-"""The server's side of the wire: orders become messages, and messages replies; nothing a client sends is trusted.
+"""The server's side of the wire: turn orders into messages and answers into replies. No answer is trusted.
 
-A client that answers with an error, with garbage or not at all costs its own reply (a `Fault` that says why).
+A client that answers with an error, with garbage or not at all loses its own reply: a `Fault` says why.
 """
 
 import math
@@ -39,20 +39,20 @@ from covey.flower.wire import (
 )
 
 Configure = Callable[[int, str], Mapping[str, Any]]
-"""`configure(round, client's name)`: settings for one client. Those of local SGD (`epochs`, `rate`, …) apply to it, and
-all reach a training function of the user's own."""
+"""`configure(round, client's name)`: settings for one client. Those of local SGD (`epochs`, `rate`, …) override the
+method's; all of them are passed to a training function of the user's own."""
 
 LACKING = "covey.lacking"
-"""A reply with this record says that the client lost what it should hold; it is asked again, with everything."""
+"""A record in the reply of a client that lost what it should hold; the order is sent again, in full."""
 
 LIMIT = 1 << 30
-"""Bytes of arrays that an answer may hold, where nothing else is said."""
+"""Default limit of an answer's arrays, in bytes."""
 
 _LOCAL = {spec.name for spec in fields(Local)}
 
 
 class Exchange:
-    """Sends orders over a grid. Knows which models each client holds, so that they are not sent again."""
+    """Sends orders over a grid and reads the answers. Models that a client holds already are not sent again."""
 
     def __init__(
         self,
@@ -68,34 +68,32 @@ class Exchange:
     ) -> None:
         self.roster = roster
         self.run = secrets.token_hex(8) if run is None else run
-        """Names the run to clients: what they hold from another one they forget."""
+        """Identifies the run to clients; they forget what they hold of another."""
         self.timeout = timeout
         """Seconds that a round waits for answers."""
         self.limit = limit
         self.settings: Mapping[str, Any] = {}
-        """For all clients' own training functions."""
+        """Settings for all clients, for training functions of users' own."""
         self._seed = seed
         self._job = job
         self._simulated = simulated
         self._configure = configure
         self.holds: dict[int, list[str]] = {}
-        """Client → digests of the models that it holds, the one used longest ago first."""
+        """Client → digests of the models that it holds, least recently used first."""
         self._sent: list[tuple[Metadata, int]] = []
-        """The round's messages, and whom each was for."""
+        """The round's messages and the client that each went to."""
         self._kept: dict[int, set[str]] = {}
         """Client → digests of what probes keep there (in a simulation)."""
 
-    def messages(
-        self, order: Order, everything: Sequence[int] | None = None, *, evaluate: bool = False
-    ) -> list[Message]:
-        """The order as messages to its clients, or to those of `everything`, who hold nothing any more."""
-        if everything is not None:
-            for client in everything:
+    def messages(self, order: Order, again: Sequence[int] | None = None, *, evaluate: bool = False) -> list[Message]:
+        """Return the order as messages to its clients, or to those of `again` alone, who hold nothing any more."""
+        if again is not None:
+            for client in again:
                 self.holds.pop(client, None)
                 self._kept.pop(client, None)
-        wanted = set(order.clients.tolist()) if everything is None else set(everything)
+        wanted = set(order.clients.tolist()) if again is None else set(again)
         messages = []
-        self._sent = [] if everything is None else self._sent
+        self._sent = [] if again is None else self._sent
         shared: Shared = {}
         for position, client in enumerate(order.clients.tolist()):
             node = self.roster.node_of(client)
@@ -110,10 +108,10 @@ class Exchange:
     def content_for(
         self, order: Order, position: int, shared: Shared | None = None, *, evaluate: bool = False
     ) -> RecordDict:
-        """What one client is sent."""
+        """Return the content of one client's message."""
         client = int(order.clients[position])
         held = order.resident or order.held
-        # Methods whose models stay with clients look for what is there; for others nothing is there.
+        # Only methods whose models stay with clients have arrays there.
         attached = Attachments(
             {*self.holds.get(client, ()), *self._kept.get(client, ())}, {} if shared is None else shared
         )
@@ -148,7 +146,7 @@ class Exchange:
         return work, {**self.settings, **own} if order.train else {}
 
     def _described(self, probe: Probe, attached: Attachments) -> Any:
-        """A probe as JSON. What it keeps on clients is named by its round, as the server has nothing but that."""
+        """Return a probe as JSON. What it keeps on clients is named by its round: the server has no more of it."""
         described = describe(probe, probe.name, attached.refer)
         for name in probe.kept if not self._simulated else ():
             t = getattr(probe, name, None)
@@ -165,14 +163,14 @@ class Exchange:
         return self.read(grid, order, answers, self.timeout - (time.monotonic() - begin))
 
     def scores(self, grid: Grid, order: Order) -> dict[int, tuple[int, float, float]]:
-        """Client → samples, loss and accuracy that it reports of a model, where that makes sense."""
+        """Return client → samples, loss and accuracy that it reports; senseless reports are left out."""
         sent = self.messages(order, evaluate=True)
         found = self._by_client(grid.send_and_receive(sent, timeout=self.timeout)) if sent else {}
         read = {client: reported(found[client]) for client in sorted(found)}
         return {client: scores for client, scores in read.items() if scores is not None}
 
     def read(self, grid: Grid, order: Order, answers: Iterable[Message], left: float | None = None) -> Replies:
-        """Answers in client order; who lacks what it should hold is asked once more, in the seconds that are left."""
+        """Return the replies in client order; ask clients that lost what they held once more, in the time left."""
         found = self._by_client(answers)
         lacking = [client for client, answer in found.items() if _lacks(answer)]
         if lacking and (left is None or left > 0):
@@ -193,7 +191,7 @@ class Exchange:
         return gathering.timed(times, max(seconds, default=0.0))
 
     def _by_client(self, answers: Iterable[Message]) -> dict[int, Message]:
-        """The first answer to each message. Who sent it is who was asked, whatever the answer says of itself."""
+        """Return the first answer to each message, by the client that was asked, whatever sender the answer states."""
         asked = {metadata.message_id: client for metadata, client in self._sent if metadata.message_id}
         found: dict[int, Message] = {}
         for answer in answers:
@@ -205,7 +203,7 @@ class Exchange:
         return found
 
     def _seconds(self, answer: Message) -> float:
-        """From when the order was made to when its answer was: what Flower took off the time that it may live."""
+        """Return the seconds between order and answer: Flower subtracts them from the answer's time to live."""
         taken = self.timeout - answer.metadata.ttl
         return min(max(taken, 0.0), self.timeout) if math.isfinite(taken) else self.timeout
 
@@ -213,7 +211,7 @@ class Exchange:
         client = int(order.clients[position])
         code = answer.error.code if answer is not None and answer.has_error() else None
         if answer is None or code in _EXPIRED or code == ErrorCode.NODE_UNAVAILABLE:
-            # The SuperLink may notice before the time is over here that an order has expired, or that a node is gone.
+            # The SuperLink may notice an expired order, or a node that left, before the time-out here.
             there = self.roster.node_of(client) is not None and code != ErrorCode.NODE_UNAVAILABLE
             return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
         if answer.has_error():
@@ -223,7 +221,7 @@ class Exchange:
         try:
             return self._checked(order, position, answer.content)
         except Exception as error:  # whatever a client sends, it must not end the run
-            # What libraries advise ("load it unsafely") is not for operators; sentences of our own are.
+            # Operators get Covey's own sentences, not what libraries advise ("load it unsafely").
             why = _short(str(error)) if isinstance(error, Refusal) else type(error).__name__
             return Fault(client, f"its answer cannot be read: {why}")
 
@@ -241,7 +239,7 @@ class Exchange:
                 answer.measured.get(probe.name, {}).pop(name, None)
         if order.gate is not None and order.gate.field not in answer.measured.get(order.gate.probe, {}):
             return Fault(client, f"its {order.gate.probe} is missing, on which it depends whether it sends its model")
-        # Only simulated clients send what they hold; what others put there is not looked at.
+        # Only simulated clients send what they hold; from others it is ignored.
         carried = answer.carried if self._simulated else {}
         state = order.start_of(position)
         if order.train:
@@ -261,7 +259,7 @@ class Exchange:
     def _kept_by(
         self, order: Order, probes: Sequence[Probe], carried: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Tensor]]:
-        """What a simulated client keeps; of a real one, from which round it is."""
+        """Return what a simulated client keeps; for a real one, the round that it is from."""
         mark = torch.tensor([order.round])
         return {
             probe.name: {name: carried.get(f"{probe.name}.{name}", mark) for name in probe.kept}
@@ -270,7 +268,7 @@ class Exchange:
         }
 
     def _account(self, order: Order, position: int, state: Tensor, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Note what the client holds now, by the rule that it follows itself."""
+        """Record what the client holds now, by the same rule as the client."""
         client = int(order.clients[position])
         if self._simulated and kept:
             held = {digest(value) for values in kept.values() for value in values.values()}
@@ -284,7 +282,7 @@ class Exchange:
 
 
 def reported(reply: Message) -> tuple[int, float, float] | None:
-    """Samples, loss and accuracy that a client reports, where they make sense."""
+    """Return the samples, loss and accuracy that a client reports, or None where they make no sense."""
     if not reply.has_content() or REPLY not in reply.content.metric_records:
         return None
     record = reply.content.metric_records[REPLY]
@@ -300,18 +298,18 @@ def _lacks(answer: Message) -> bool:
 
 
 _EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""A SuperLink's codes for an order and for an answer whose time is over. Flower's own grid has the first of them for an
-answer that was never uploaded in full, too; that one did not come either."""
+"""A SuperLink's codes for an expired order and an expired answer. Flower's own grid also uses the first for an answer
+that was never uploaded in full."""
 
 
 _WRAPPED = re.compile(r"<class '(?:[^']*\.)?([^'.]+)'>:<'(.*)'>", re.DOTALL)
-"""How Flower reports an exception; that of a simulated node holds the whole trace in place of a message."""
+"""Flower's report of an exception; from a simulated node, the whole trace takes the place of the message."""
 
 _FROM_APP = "Exception ClientAppException occurred. Message: "
 
 
 def _reason(text: str | None) -> str:
-    """Why a client answered with an error, without Flower's wrapping."""
+    """Return the reason of a client's error, without Flower's wrapping."""
     wrapped = _WRAPPED.fullmatch((text or "").strip())
     if wrapped is None:
         return _short(text)
@@ -320,7 +318,7 @@ def _reason(text: str | None) -> str:
 
 
 def _short(text: str | None) -> str:
-    """The last line of a message, of at most 200 characters."""
+    """Return the last line of a message, cut to 200 characters."""
     lines = [line for line in (text or "no reason given").strip().splitlines() if line.strip()]
     line = lines[-1].strip() if lines else "no reason given"
     return line if len(line) <= 200 else f"{line[:197]}..."

@@ -18,14 +18,14 @@ from covey.flower.simulated_client import SimulationFolder
 from covey.runtime.local import LocalRuntime, usable_cores
 
 TIMEOUT = 3600.0
-"""Seconds after which a client's answer is given up."""
+"""Seconds to wait for a client's answer."""
 
 
 class FlowerRuntime(Runtime):
     """Runs a federation on Flower's engine: node i is client i, and reads its samples from a file of its own.
 
-    What a client computes is what it computes on the local runtime, to the bit. What stays on clients (see
-    `docs/privacy.md`) is carried to the server here, for checkpoints and for evaluation on the server's test set.
+    Clients compute the same bits as on the local runtime. Here the server also receives what stays on clients (see
+    `docs/privacy.md`), for checkpoints and for evaluation on its test set.
     """
 
     def __init__(self, federation: Federation, module: nn.Module, config: Config, grid: Grid | None = None) -> None:
@@ -41,7 +41,7 @@ class FlowerRuntime(Runtime):
 
     @classmethod
     def of(cls, federation: Federation, module: nn.Module, config: Config) -> "FlowerRuntime":
-        """Flower's simulation engine."""
+        """Build the runtime on Flower's simulation engine."""
         return cls(federation, module, config)
 
     def available(self, t: int) -> IntArray:

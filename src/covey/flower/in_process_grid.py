@@ -1,7 +1,6 @@
-"""A grid in this process: nodes are contexts, and a message is answered by calling the app. For tests and first steps.
+"""A grid in this process, for tests and first steps: a message is answered by calling the app.
 
-Messages are serialised on the way there and back, as they are on a real grid. For the real thing there is Flower's
-simulation (`covey.flower.simulation`).
+Messages are serialised both ways, as on a real grid. Flower's own simulation is in `covey.flower.simulation`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +67,7 @@ class InProcessGrid(Grid):
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        # Answers come in any order on a real grid: here in the reverse one.
+        # A real grid returns answers in any order; this one in reverse.
         return self.pull_messages(list(self.push_messages(messages))[::-1])
 
     def _answer(self, message: Message) -> Message:
@@ -80,6 +79,6 @@ class InProcessGrid(Grid):
 
 
 def travelled(message: Message) -> Message:
-    """The message as it arrives: through bytes."""
+    """Return the message as it arrives: through bytes."""
     sent = message_to_proto(message)
     return message_from_proto(type(sent).FromString(sent.SerializeToString()))

@@ -28,7 +28,7 @@ Train = Callable[[nn.Module, Any, dict[str, Any]], float | None]
 
 
 class ModelWithHead(nn.Module):
-    """A user's model with a name for its last layer, which Covey's insights are about."""
+    """A user's model with the name of its last layer (`head`), which insights are about."""
 
     def __init__(self, model: nn.Module, head: str | None = None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ModelWithHead(nn.Module):
 
 
 def last_layer(model: nn.Module) -> str:
-    """The name of a model's last layer: what it says itself (`head`), or else its last linear layer."""
+    """Return the name of a model's last layer: its attribute `head`, or else its last linear layer."""
     said = getattr(model, "head", None)
     if isinstance(said, str):
         return str(said)
@@ -67,7 +67,7 @@ def client_app(
     threads: int | None = None,
     precision: Precision = "fp32",
 ) -> ClientApp:
-    """A ClientApp that trains, measures and evaluates for any of Covey's methods.
+    """Return a ClientApp that trains, measures and evaluates for any of Covey's methods.
 
     model: the model, or a function (or class) that makes it; without parameters, or with Flower's context.
     data: the client's samples: a data loader, tensors (x, y), or a function of Flower's context that returns one.
@@ -76,7 +76,7 @@ def client_app(
         and `settings` the round's (`lr`, `epochs`, what the strategy's configuration adds). Without it, Covey's local
         SGD trains, as the strategy's `local` says, to the same bits as in a simulation.
     head: name of the last layer; the last linear layer where it is not given.
-    protection: clipping and noise on what leaves the client.
+    protection: clipping and noise on what the client sends.
     probes: measurements of your own that the client makes for a server, as `package.module:Name`.
     threads: torch threads; 1 makes results independent of the machine's cores.
     """
@@ -106,7 +106,7 @@ Handler = Callable[[Message, Context], Message]
 
 
 def register(app: ClientApp, work: Handler, score: Handler) -> None:
-    """Let an app answer Covey's kinds of messages."""
+    """Register the handlers of Covey's message types."""
     app.train()(work)
     app.query()(work)
     app.evaluate()(score)
@@ -114,14 +114,14 @@ def register(app: ClientApp, work: Handler, score: Handler) -> None:
 
 
 def who(message: Message, context: Context) -> Message:
-    """The node says who it is."""
+    """Answer with the node's name."""
     return Message(identity(context), reply_to=message)
 
 
 def answered(
     message: Message, context: Context, client: Callable[[], Client], allowed: Collection[str] | None
 ) -> Message:
-    """The reply to an order; or that the client lacks what the order takes for granted."""
+    """Return the reply to an order, or one that names what the client lacks."""
     told = order_instructions(message.content)
     memory = Memory(context.state, told["run"])
     try:
@@ -156,7 +156,7 @@ def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[NodeTask, 
             **task.settings,
         }
         module = cast(ModelWithHead, learner.module)
-        # Samples that a method holds out of training are no part of what the function is given.
+        # The function must not see samples that a method holds out of training.
         data = (part.x, part.y) if task.holdout else given
         loss = train(module.model, data, settings)
         return learner.layout.read(module), 0.0 if loss is None else float(loss)
@@ -165,7 +165,7 @@ def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[NodeTask, 
 
 
 def as_samples(given: Any) -> Samples:
-    """A client's samples from a loader of batches, a pair of tensors or arrays, or as they are."""
+    """Return a client's samples from a loader of batches, a pair of tensors or arrays, or `Samples`."""
     if isinstance(given, Samples):
         return given
     if isinstance(given, (tuple, list)) and len(given) == 2 and hasattr(given[0], "__len__"):
@@ -183,7 +183,7 @@ def as_samples(given: Any) -> Samples:
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """x and y of a batch; of one with names (Hugging Face), the image and the label."""
+    """Return x and y of a batch; of one with names (Hugging Face), the image and the label."""
     if isinstance(batch, dict):
         x = next((batch[name] for name in ("image", "img", "x", "input_ids") if name in batch), None)
         y = next((batch[name] for name in ("label", "labels", "y") if name in batch), None)
@@ -195,7 +195,7 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _as_dataset(module: nn.Module, samples: Samples) -> Dataset:
-    """What a learner has to know of the data: its shape, and as many classes as the last layer has outputs."""
+    """Return what a learner needs of the data: the shape, and a class for each output of the last layer."""
     head = module.get_submodule(str(module.head))
     outputs = next(iter(head.parameters())).shape[0]
     names = tuple(str(number) for number in range(outputs))

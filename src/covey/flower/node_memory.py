@@ -1,7 +1,7 @@
-"""What a client holds between orders, in the node's own state (`context.state`), which never leaves it.
+"""A client's memory between orders, in the node's own state (`context.state`), which is never sent.
 
-Models that a method leaves with its clients (local-only, MOCHA, FedFomo), and what probes keep there (MOCHA's dual
-variables). Arrays are found by their digest.
+It holds models that a method leaves with its clients (local-only, MOCHA, FedFomo), and what probes keep there (MOCHA's
+dual variables). Arrays are found by their digest.
 """
 
 from typing import cast
@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.flower.wire import as_array, as_tensor, digest
 
 MODELS = 3
-"""Models that a client holds: FedFomo looks back at what its last training began from and came to."""
+"""Models that a client holds: FedFomo needs those before and after its last training."""
 
 _ARRAYS, _INDEX = "covey.held", "covey.index"
 
@@ -28,11 +28,11 @@ class Memory:
         self._index = state.config_records[_INDEX]
         self._arrays = state.array_records[_ARRAYS]
         self._asked_for: set[str] = set()
-        """What probes kept that the present order goes on from."""
+        """Kept arrays that the present order refers to."""
 
     @property
     def models(self) -> list[str]:
-        """Digests of the models held, the one used longest ago first."""
+        """Digests of the models held, least recently used first."""
         return cast(str, self._index["models"]).split()
 
     @property
@@ -42,7 +42,7 @@ class Memory:
         return {name: known for name, _, known in pairs}
 
     def find(self, name: str) -> Tensor | None:
-        """The array with this digest, or what a probe kept under this name."""
+        """Return the array with this digest, or the one that a probe kept under this name."""
         if name in self.kept:
             self._asked_for.add(name)
         array: Array | None = self._arrays.get(self.kept.get(name, name))
@@ -50,22 +50,22 @@ class Memory:
 
     @property
     def trained(self) -> list[tuple[int, str]]:
-        """The last two rounds in which the client trained a model of its own, and the digest of what came of it."""
+        """The last two rounds in which the client trained a model of its own, with the digests of these models."""
         pairs = [pair.rpartition("=") for pair in cast(str, self._index["own"]).split()]
         return [(int(t or 0), known) for t, _, known in pairs]
 
     def own(self, before: int | None = None) -> Tensor | None:
-        """The model that the client trained last, or last before a round, where it holds one.
+        """Return the model that the client trained last, or last before a round; None if it holds none.
 
-        A server that died before a round was finished asks for it again, and the client begins it where it did then.
+        A server that died during a round repeats it, and the client starts from the same model again.
         """
         found = [known for t, known in self.trained if before is None or t < before]
         return self.find(found[-1]) if found else None
 
     def hold(self, model: Tensor, *, own: int | None = None) -> None:
-        """Keep a model, in the place of the one used longest ago where there are too many.
+        """Keep a model; if there are too many, drop the least recently used.
 
-        `own` is the round in which the client trained it, where it did; rounds from that one on are forgotten.
+        `own` is the round in which the client trained it; trained models of that round and later ones are forgotten.
         """
         known = digest(model)
         if known not in self._arrays:
@@ -79,8 +79,8 @@ class Memory:
     def keep(self, name: str, t: int, value: Tensor) -> None:
         """Keep what a probe leaves with the client.
 
-        What this order goes on from stays too (else that of the round before): where its reply is lost, and those of
-        later rounds, the server goes on from there.
+        What this order refers to stays as well (or else that of the round before): if replies are lost, the server
+        refers to it again.
         """
         known = digest(value)
         self._arrays[known] = as_array(value)
@@ -101,5 +101,5 @@ class Memory:
 
 
 def used_now(models: list[str], known: str) -> list[str]:
-    """The models held after one more was used; client and server keep the same account."""
+    """Return the models held after one more was used; client and server apply the same rule."""
     return [*(other for other in models if other != known), known][-MODELS:]

@@ -80,7 +80,7 @@ class PrivateName(NamedTuple):
     name: str
     use: str
     members: Sequence[str] = ()
-    """Its attributes that Covey replaces or reads though they are not its interface."""
+    """Attributes of it that Covey relies on."""
 
 
 _CONTROL, _RUNTIME = "flwr.proto.control_pb2", "flwr.proto.runtime_pb2"

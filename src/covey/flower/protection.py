@@ -1,6 +1,6 @@
-"""What a client does to its answers before they leave it: clipping and Gaussian noise. The client's own choice.
+"""Clipping and Gaussian noise that a client applies to its answers before it sends them, by its own choice.
 
-The noise is that of `covey.probe.class_query.Privacy`: as little as (ε, δ) allows.
+The noise is that of `covey.probe.class_query.Privacy`: the least that (ε, δ) allows.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from covey.probe.predictor import GuardedPredictorProbe, PredictorProbe, Private
 
 @dataclass(frozen=True)
 class Protection:
-    """Clipping and noise of one client's answers, each for itself; what is None is sent as it is.
+    """Clipping and noise of one client's answers; parts that are None are sent as they are.
 
     update: epsilon and delta, such as "8,1e-5", of each model that is sent. The update (trained minus received) is cut
         to the length `update_clip`, and noise is added for a sensitivity of twice that: whatever the client's samples
@@ -54,7 +54,7 @@ class Protection:
         return None if text is None else Privacy.of(text, option)
 
     def of_update(self, received: Tensor, trained: Tensor, key: int) -> Tensor:
-        """The model to send in the place of the one trained."""
+        """Return the model to send instead of the trained one."""
         if self.update_clip is None:
             return trained
         update = trained.double() - received.double()
@@ -64,7 +64,7 @@ class Protection:
         return (received.double() + update).to(trained.dtype)
 
     def of_probe(self, probe: Probe) -> Probe:
-        """The probe as this client answers it: what is made of the last layer's gradients, with noise."""
+        """Return the probe as this client answers it: with noise if it uses the last layer's gradients."""
         own = self._privacy("insight")
         if own is None:
             return probe
@@ -84,7 +84,7 @@ class Protection:
     def of_insight(
         self, probe: Insight, learner: Learner, received: Tensor, samples: Samples, key: int
     ) -> dict[str, Tensor]:
-        """The insight of the last layer with noise, in the place of the exact one."""
+        """Return the last layer's insight with noise, instead of the exact one."""
         privacy = self._privacy("insight")
         assert privacy is not None
         require(probe.kind == "head", f"Noise is known for the insight head, not for {probe.kind}: none is sent.")
@@ -99,12 +99,12 @@ class Protection:
 
 
 def _stricter(own: Privacy, asked: Privacy | None) -> Privacy:
-    """Of two budgets the one with more noise, which keeps to both."""
+    """Return the budget with more noise, which satisfies both."""
     return own if asked is None else max(own, asked, key=lambda budget: budget.deviation)
 
 
 def clipped_head_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> dict[str, Tensor]:
-    """The mean of per-sample gradients of the last layer (weight, bias), each no longer than `clip` as a whole."""
+    """Return the mean of the last layer's per-sample gradients (weight, bias), each clipped to the norm `clip`."""
     total: dict[str, Tensor] = {}
     for each in sample_gradients(learner, received, samples):
         lengths = torch.stack([value.flatten(1).double().norm(dim=1) for value in each.values()]).norm(dim=0)

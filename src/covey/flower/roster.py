@@ -1,7 +1,7 @@
-"""Who is who: Flower's nodes have random numbers, clients have names that stay.
+"""The roster: which node is which client.
 
-A node says who it is: its name (`client = "north"` in its node configuration) or its partition. Clients are numbered by
-their names in order, partitions by themselves; a node that comes back under another number is the same client.
+Flower numbers nodes at random. A node states its name (`client = "north"` in its node configuration) or its partition;
+clients are numbered by sorted names, or by partition. A node that returns under another number is the same client.
 """
 
 import time
@@ -19,8 +19,8 @@ from covey.flower.wire import WHO
 IDENTITY = "covey.identity"
 
 _FIRST = 5.0
-"""Seconds that the first question is open while clients are waited for, and each further one twice as long: nodes that
-come late are asked soon, and slow ones have the time that they take."""
+"""Seconds that the first question stays open while the server waits for clients; each further one stays open twice as
+long. Late nodes are asked soon, and slow ones have time."""
 
 
 class Roster:
@@ -31,22 +31,22 @@ class Roster:
     ) -> None:
         self.clients = clients
         self.registered = registered
-        """Whether a node is called what its key was registered as, whatever it says of itself."""
+        """True if a node is named by its registered key, whatever name it states."""
         self.patience = patience
-        """Seconds to wait for clients that are not there yet."""
+        """Seconds to wait for clients that are not connected yet."""
         self.names: list[str] = list(names) if names is not None else []
-        """`[clients]`; empty until everybody was seen, where none are given."""
+        """`[clients]`; if none are given, empty until all clients were seen."""
         self._nodes: dict[int, int] = {}
         """Client → node."""
         self._name_of_node: dict[int, str] = {}
-        """Node → what it calls itself."""
+        """Node → the name that it states."""
         self._numbered: dict[str, int] = {}
         self._looks = 0
         self._silent = Health()
-        """Nodes that do not say who they are; each question costs time, so they are asked less and less often."""
+        """Nodes that do not state a name. Each question costs time, so they are asked less and less often."""
 
     def wait(self, grid: Grid, timeout: float) -> None:
-        """Wait until every client is there, and number them; refuse after `patience` seconds."""
+        """Wait until every client is connected, and number them; refuse after `patience` seconds."""
         end, limit = time.monotonic() + self.patience, _FIRST
         while True:
             self._ask(grid, min(timeout, limit, max(end - time.monotonic(), 1.0)))
@@ -62,7 +62,7 @@ class Roster:
         self._assign(set(grid.get_node_ids()))
 
     def refresh(self, grid: Grid, timeout: float) -> None:
-        """Look who is there now: nodes come and go."""
+        """Update who is connected: nodes come and go."""
         self._looks += 1
         resting = self._silent.resting(self._looks)
         asked = self._ask(grid, min(timeout, max(self.patience, 1.0)), resting)
@@ -70,7 +70,7 @@ class Roster:
         self._assign(set(grid.get_node_ids()))
 
     def available(self) -> IntArray:
-        """Clients that can be reached, ascending."""
+        """Return the clients that can be reached, ascending."""
         return np.array(sorted(self._nodes), dtype=np.int64)
 
     def node_of(self, client: int) -> int | None:
@@ -82,7 +82,7 @@ class Roster:
 
     @property
     def unexpected(self) -> set[str]:
-        """Names of nodes that are none of the clients."""
+        """Names of nodes that are not clients of this run."""
         return set(self._name_of_node.values()) - self._numbers.keys()
 
     @property
@@ -92,7 +92,7 @@ class Roster:
         return self._numbered
 
     def _ask(self, grid: Grid, limit: float, resting: Collection[int] = ()) -> list[int]:
-        """Ask nodes that have not said who they are, but for those that rest; returns whom it asked."""
+        """Ask nodes without a known name, except those that rest; return the nodes asked."""
         if self.registered:
             self._name_of_node = {int(node.node_id): str(node.name) for node in grid.get_nodes()}
             return []
@@ -108,7 +108,7 @@ class Roster:
 
     def _assign(self, present: set[int]) -> None:
         numbers = self._numbers
-        # Where two nodes have one name, the later one counts: the client has started again.
+        # Of two nodes with one name the later one counts: the client was restarted.
         reached = [
             (numbers[name], node) for node, name in self._name_of_node.items() if node in present and name in numbers
         ]
@@ -126,7 +126,7 @@ class Roster:
 
 
 def identity(context: Context) -> RecordDict:
-    """What a node says of itself."""
+    """Return the name that a node states."""
     given = context.node_config
     name = given.get("client", given.get("partition-id", context.node_id))
     return RecordDict({IDENTITY: ConfigRecord({"name": str(name)})})

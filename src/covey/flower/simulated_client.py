@@ -1,6 +1,6 @@
-"""A federation laid out for simulated nodes: a folder that says what model is trained, and a file for each client.
+"""A federation as files for simulated nodes: a folder with the model's description and a file of samples per client.
 
-A node reads its own file and no other, so a client's samples are where they would be: with the client.
+A node reads no file but its own, as a real client would.
 """
 
 import json
@@ -26,7 +26,7 @@ from covey.runtime.local import keep_freed_memory
 
 
 class SimulationFolder:
-    """The folder of one run, removed with `close`. Clients' files are written when they are first invited."""
+    """The folder of one run, removed by `close`. A client's file is written when it is first invited."""
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation = federation
@@ -46,7 +46,7 @@ class SimulationFolder:
         (self.folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
     def place(self, client: int) -> str:
-        """Where a client finds what it needs."""
+        """Write a client's file if need be, and return the folder."""
         path = _file(self.folder, client)
         if not path.exists():
             samples = self._federation.samples(client)
@@ -63,7 +63,7 @@ def _file(folder: Path, client: int) -> Path:
 
 @lru_cache(maxsize=4)
 def _learner(folder: str, like: int) -> Learner:
-    """A job's model ready to train; it is the same for all clients."""
+    """Return a run's model ready to train; it is the same for all clients."""
     torch.set_num_threads(1)
     keep_freed_memory()
     about = json.loads((Path(folder) / "about.json").read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def _learner(folder: str, like: int) -> Learner:
 
 
 _learners: dict[str, int] = {}
-"""SimulationFolder → the client whose samples its learner was made from."""
+"""Folder → the client whose samples its learner was made from."""
 
 
 def _samples(folder: str, client: int) -> Samples:
@@ -94,18 +94,18 @@ def _samples(folder: str, client: int) -> Samples:
 
 
 def client_of(folder: str, client: int) -> Client:
-    """A simulated client."""
+    """Return a simulated client."""
     torch.set_num_threads(1)
     learner = _learner(folder, _learners.setdefault(folder, client))
     return Client(learner, _samples(folder, client), simulated=True)
 
 
 def work(message: Message, context: Context) -> Message:
-    """A simulated node's answer to an order: it acts as the client that the order names."""
+    """Answer an order as the client that the order names."""
     told = order_instructions(message.content)
     return answered(message, context, lambda: client_of(told["job"], told["client"]), allowed=None)
 
 
 app = ClientApp()
-"""What every node of Covey's simulations runs."""
+"""The app of every node in Covey's simulations."""
 register(app, work, work)

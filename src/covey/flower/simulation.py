@@ -1,8 +1,8 @@
-"""Flower's simulation engine (Ray), held open for as many runs as need it.
+"""Flower's simulation engine (Ray), kept open for all runs of this process.
 
-Flower runs a server app from beginning to end; Covey's round loop wants a grid to send orders over. So the server app
-hands out its grid and waits. Ray can be started once in a process: all runs share one simulation, which is opened when
-the first order is sent and closed with the last run.
+Flower runs a server app from beginning to end, but Covey's round loop needs a grid to send orders over: the server app
+hands out its grid and waits. Ray starts once per process, so all runs share one simulation. It opens with the first
+order and closes with the last run.
 """
 
 import logging
@@ -16,10 +16,10 @@ from typing import Any
 
 from covey.errors import Refusal
 
-# Read by Flower and Ray when they are imported: a simulation of Covey's sends nothing anywhere.
+# Flower and Ray read these at import: Covey's simulations send no telemetry.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray otherwise warns of what a later version will do.
+# Otherwise Ray warns of a change in a later version.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 from flwr.app import Context
@@ -30,12 +30,12 @@ from covey.flower.roster import Roster
 from covey.flower.simulated_client import app as client_app
 
 _OPENING = 180.0
-"""Seconds that Ray and the nodes may take to come up."""
+"""Seconds within which Ray and the nodes must start."""
 
 
 @dataclass
 class Session:
-    """A running simulation: a grid, and who is who on it."""
+    """A running simulation: its grid and its roster."""
 
     nodes: int
     cpus: int
@@ -94,7 +94,7 @@ class Session:
 
 @dataclass
 class _Shared:
-    """The one simulation of this process and who needs it."""
+    """The one simulation of this process and its users."""
 
     users: dict[int, int] = field(default_factory=dict)
     """User → nodes that it needs."""
@@ -106,13 +106,13 @@ _shared = _Shared()
 
 
 def enter(user: object, nodes: int, cpus: int) -> None:
-    """Announce that so many nodes will be needed; nothing is started yet."""
+    """Announce a user that needs so many nodes; nothing is started yet."""
     _shared.users[id(user)] = nodes
     _shared.cpus = max(_shared.cpus, cpus) if _shared.session is None else _shared.cpus
 
 
 def current() -> Session:
-    """The simulation, with nodes enough for everyone who announced themselves."""
+    """Return the simulation, with enough nodes for every user."""
     wanted = max(_shared.users.values())
     if _shared.session is not None and (_shared.session.nodes < wanted or not _shared.session.alive):
         _shared.session.close()
@@ -123,7 +123,7 @@ def current() -> Session:
 
 
 def leave(user: object) -> None:
-    """No longer needed; with the last user the simulation ends."""
+    """Remove a user; with the last one the simulation ends."""
     _shared.users.pop(id(user), None)
     if not _shared.users and _shared.session is not None:
         _shared.session.close()
@@ -132,7 +132,7 @@ def leave(user: object) -> None:
 
 @contextmanager
 def simulation(nodes: int, cpus: int = 1) -> Iterator[None]:
-    """Keep one simulation open for all runs within: Ray takes seconds to start."""
+    """Keep one simulation open for all runs inside: Ray takes seconds to start."""
     holder = object()
     enter(holder, nodes, cpus)
     try:

@@ -46,23 +46,23 @@ Part = str | Mapping[str, Any]
 class Strategy(FlowerStrategy):
     """A method by name, or a selector and an aggregator: `Strategy("fedacs", model=Net(), clients=20)`.
 
-    method: any that `covey list methods` names, but for references that rearrange clients' data (central, iid).
+    method: any of `covey list methods`, except references that rearrange clients' data (central, iid).
     model: the model that clients train, for the names and shapes of its tensors.
-    clients: how many clients there are; the strategy waits for all of them before the first round.
-    names: what they call themselves, where they have names; then none needs to be counted, and each keeps its place
-        whoever else is there.
+    clients: the number of clients; the strategy waits for all of them before the first round.
+    names: the clients' names, if they have any. Then `clients` can be left out, and each client keeps its number
+        whoever else is connected.
     cohort: clients invited each round, a count or a fraction.
     selector, aggregator, many: parts or their options, as in `covey.run`.
     local: local SGD, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
-    head: name of the model's last layer; the last linear layer where it is not given.
+    head: name of the model's last layer; by default the last linear layer.
     evaluate: share of the clients that evaluate their model after each round; 0 is none.
     configure: `configure(round, name)`, settings for single clients.
     patience: seconds to wait for the clients before the first round.
-    folder: a run folder, written after every round: the method's whole state, from which `start` goes on, and who
+    folder: a run folder, written after every round: the method's whole state, from which `start` resumes, and who
         failed and why, for `covey report`. A folder of another run is refused; more rounds are allowed.
     strikes: failures in a row after which a client is not invited for a round, then two, four, … (0: never rested).
 
-    How long a round waits for answers is Flower's `start(timeout=...)`.
+    Flower's `start(timeout=...)` limits how long a round waits for answers.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Strategy(FlowerStrategy):
         self.history: list[dict[str, Any]] = []
         """One entry for each round: who was invited, who answered, what was lost and why."""
         self.method: Method | None = None
-        """Made by `start`; `method.state_dict()` is what a checkpoint needs."""
+        """Built by `start`; `method.state_dict()` is what a checkpoint needs."""
         self._order: Order | None = None
         self._loop: Generator[Request, Any, None] | None = None
         """The round loop, paused at the present round's order."""
@@ -178,7 +178,7 @@ class Strategy(FlowerStrategy):
         return self._record()
 
     def _require_nothing_lost(self, order: Order) -> None:
-        """Refuse to go on with a method that needs what clients held: Flower gives them a new memory with each run."""
+        """Refuse to resume a method that needs what clients held: Flower gives them a new memory with each run."""
         require(
             not (order.train and order.resident) and not any(probe.kept for probe in order.probes),
             f"The run in {self._place} cannot be gone on with: '{self.config.method}' leaves with clients what only "
@@ -251,7 +251,7 @@ class Strategy(FlowerStrategy):
         return exchange.messages(order, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Means over clients, weighted by their samples."""
+        """Return the mean loss and accuracy over clients, weighted by their samples."""
         found: dict[int, tuple[int, float, float]] = {}
         for reply in replies:
             client = self._exchange.roster.client_of(reply.metadata.src_node_id)
@@ -269,14 +269,14 @@ class Strategy(FlowerStrategy):
         return MetricRecord({"loss": loss, "accuracy": accuracy, "clients": len(found), "num-examples": total})
 
     def summary(self) -> None:
-        """Say what is run."""
+        """Log the method and its parts."""
         config = self.config
         parts = [choice.name for choice in (config.selector, config.aggregator, config.many) if choice]
         _log.info("\t├──> Covey: %s (%s)", config.method, ", ".join(parts))
         _log.info("\t└──> %d of %d clients a round, seed %d", config.cohort, config.clients, config.seed)
 
     def models(self) -> dict[str, dict[str, Tensor]]:
-        """Client's name → tensors of the model that it uses."""
+        """Return client's name → tensors of the model that it uses."""
         method = self._ready()
         states = method.models()
         names = self._exchange.roster.names
@@ -291,7 +291,7 @@ class Strategy(FlowerStrategy):
         return self.layout.head[0].shape[0]
 
     def _record(self) -> ArrayRecord:
-        """The global model; of methods with many models, their mean over clients."""
+        """Return the global model; for methods with many models, their mean over clients."""
         method = self._ready()
         states = method.models()
         if len(states) == 1:
@@ -299,7 +299,7 @@ class Strategy(FlowerStrategy):
         return ArrayRecord(self._named(states[torch.from_numpy(method.model_of_client)].mean(dim=0)))
 
     def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A user's `state_dict` as one vector."""
+        """Return a user's `state_dict` as one vector."""
         slots = (*self.layout.parameters, *self.layout.buffers)
         lacking = [
             slot.name.removeprefix("model.") for slot in slots if slot.name.removeprefix("model.") not in tensors
@@ -315,6 +315,6 @@ class Strategy(FlowerStrategy):
         return torch.cat([part.reshape(-1).to(torch.float32) for part in parts])
 
     def _named(self, state: Tensor) -> "OrderedDict[str, Tensor]":
-        """A vector as a user's `state_dict`, in its order and with what is not learned as it was."""
+        """Return a vector as a user's `state_dict`, in its order and with its untrained entries."""
         learned = {name.removeprefix("model."): value for name, value in self.layout.named(state).items()}
         return OrderedDict((name, learned.get(name, value)) for name, value in self._tensors.items())

@@ -34,7 +34,7 @@ class RunFolder:
     def __init__(self, folder: Path, config: Config, layout: Layout) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        # The clients' data are their own business, so nothing is said of a data set.
+        # The server knows nothing of the clients' data.
         unknown = {"dataset": {"name": GIVEN}, "environment": GIVEN, "runtime": "flower"}
         tensors = {slot.name: list(slot.shape) for slot in (*layout.parameters, *layout.buffers)}
         about = {**config.as_mapping(), **unknown}
@@ -52,7 +52,7 @@ class RunFolder:
         self.records = Records(folder, self.done, float(rows[-1]["clock"]) if rows else 0.0)
 
     def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
-        """Refuse a folder of another run; one that is gone on with may have more rounds than it was begun with."""
+        """Refuse a folder of another run; a resumed one may have more rounds than it was begun with."""
         before = read_config(self.folder)
         require_same(
             before,
@@ -68,7 +68,7 @@ class RunFolder:
         )
 
     def score(self, t: int, scores: Mapping[str, Any]) -> None:
-        """Add what clients found of a round's model to its line."""
+        """Add the scores that clients report of a round's model to its line."""
         rows = read_metrics(self.folder)
         if rows and rows[-1]["round"] == t:
             found = {name: float(scores[name]) for name in ("accuracy", "loss") if name in scores}

@@ -1,8 +1,8 @@
 """Orders and replies as Flower records: tensors in an ArrayRecord, instructions as JSON in a ConfigRecord.
 
-Nothing is pickled. A probe travels as its name with its options and is made anew on the client, from the probes known
-here or from `package.module:Name`; its tensors travel as arrays. An array that the client holds already (its own model,
-what a probe keeps there) is named by a digest instead of being sent.
+Nothing is pickled. A probe is sent as its name with its options and rebuilt on the client, from the registered probes
+or from `package.module:Name`; its tensors are sent as arrays. An array that the client holds already (its own model,
+what a probe keeps there) is named by its digest instead of being sent.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ VERSION = 1
 """Of the format; a client and a server of different versions refuse each other."""
 
 ORDER, REPLY, SETTINGS, CARRIED = "covey.order", "covey.reply", "covey.settings", "covey.carried"
-"""Names of records: what is asked, what is answered, a user's own settings, what only a simulation carries."""
+"""Names of records: order, reply, a user's own settings, and what only a simulation carries."""
 
 WHO, QUERY, TRAIN, EVALUATE = "query.who", "query", "train", "evaluate"
 """Types of messages: who are you, measure, train (and measure), evaluate."""
@@ -42,19 +42,19 @@ OPTION_TYPES: dict[str, type] = {"privacy": Privacy, "local": Local}
 """Dataclasses that probes have as options, by their name on the wire."""
 
 _PLAIN = rb"\x93NUMPY\x01\x00(..)\{'descr': '([<|][fiub]\d)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}"
-"""The head of an NPY file of plain numbers in rows."""
+"""The header of an NPY file of plain numbers in C order."""
 
 with warnings.catch_warnings():
-    # Torch warns once in a process of tensors on memory that is not to be written to; here they are meant.
+    # Torch warns once per process of tensors on read-only memory, which are intended here.
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
 
 Numbers = Tensor | NDArray[Any]
 Reference = dict[str, Any]
-"""`{"array": name}` is among the arrays of the message, `{"held": name}` is with the client."""
+"""`{"array": name}` is an array of the message, `{"held": name}` one that the client holds."""
 
 Shared = dict[int, tuple[Numbers, Array]]
-"""Arrays that go to many clients, made once: by the identity of their numbers, which live as long as this does."""
+"""Arrays that go to many clients, made once, by the identity of their numbers (which are kept alive here)."""
 
 
 class Missing(Exception):
@@ -63,17 +63,17 @@ class Missing(Exception):
 
 @dataclass(frozen=True, eq=False)
 class NodeTask:
-    """An order as one client gets it."""
+    """An order as one client receives it."""
 
     run: str
-    """Names the run; what a client holds from another run is forgotten."""
+    """Identifies the run; a client forgets what it holds of another."""
     job: str
-    """Where a simulated client finds its samples; empty for others."""
+    """The folder with a simulated client's samples; empty for others."""
     seed: int
     round: int
     client: int
     start: Tensor | None
-    """`[d]`; None where no model is needed, or where the client goes on from its own."""
+    """`[d]`; None if no model is needed, or if the client starts from its own."""
     own: bool
     """Start from the model that the client trained last before this round."""
     anchor: Tensor | None
@@ -83,28 +83,28 @@ class NodeTask:
     gate: Gate | None
     holdout: int
     returns: bool
-    """Whether the trained model is sent back."""
+    """True if the trained model is sent back."""
     holds: bool
-    """Whether the client keeps the model it started from and the one it trained."""
+    """True if the client keeps the model it started from and the one it trained."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """A user's own settings, for a training function of theirs."""
 
 
 @dataclass(frozen=True, eq=False)
 class NodeAnswer:
-    """What a client sends back, as read from a message."""
+    """A client's answer as read from a message."""
 
     samples: int
     loss: float
     state: Tensor | None
     measured: dict[str, dict[str, Tensor]]
     carried: dict[str, Tensor]
-    """What stays on a client and travels in a simulation alone: `state`, and `probe.field`."""
+    """What real clients keep and only simulated ones send: `state`, and `probe.field`."""
 
 
 @dataclass
 class Attachments:
-    """Arrays and references on their way to one client."""
+    """The arrays of one client's message, and references to those that it holds."""
 
     holds: Collection[str] = ()
     """Digests of the arrays that the client holds."""
@@ -112,7 +112,7 @@ class Attachments:
     arrays: dict[str, Array] = field(default_factory=dict)
 
     def refer(self, name: str, numbers: Numbers) -> Reference:
-        """Name an array that the client holds; enclose any other."""
+        """Refer to an array by its digest if the client holds it; else attach it."""
         if self.holds and (known := digest(numbers)) in self.holds:
             return {"held": known}
         if id(numbers) not in self.shared:
@@ -122,7 +122,7 @@ class Attachments:
 
 
 def as_array(numbers: Numbers) -> Array:
-    """Numbers as Flower's arrays have them (NPY), in one copy."""
+    """Return numbers as a Flower array (NPY), in one copy."""
     values = numbers.detach().cpu().numpy() if isinstance(numbers, Tensor) else numbers
     values = np.ascontiguousarray(values).reshape(values.shape)
     name, header = _header(values.dtype, values.shape)
@@ -131,25 +131,25 @@ def as_array(numbers: Numbers) -> Array:
 
 @lru_cache(maxsize=256)
 def _header(kind: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
-    """The name of a type, and the head of an NPY file."""
+    """Return the name of a type, and the header of an NPY file."""
     buffer = BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": kind.str, "fortran_order": False, "shape": shape})
     return str(kind), buffer.getvalue()
 
 
 _NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
-"""Types that tensors can be made of and computed with."""
+"""Element types that are accepted."""
 
 
 def as_tensor(array: Array) -> Tensor:
-    """The tensor that an array holds, to read and not to write to; whatever is not plain numbers raises."""
+    """Return an array's tensor, which is read-only; raise if it is not plain numbers."""
     values = _values(array)
     require(values.dtype.name in _NUMBERS, f"an array of type {values.dtype} is not one of {', '.join(_NUMBERS)}.")
     return torch.from_numpy(values)
 
 
 def _values(array: Array) -> NDArray[Any]:
-    """The numbers in place, where they are laid out as ours are; else as Flower reads them."""
+    """Return the numbers in place if they have our layout, else as Flower reads them."""
     data = array.data
     form = re.match(_PLAIN, data[:256], re.DOTALL)
     if array.stype != "numpy.ndarray" or form is None:
@@ -160,7 +160,7 @@ def _values(array: Array) -> NDArray[Any]:
 
 
 def digest(numbers: Numbers) -> str:
-    """A name for exactly these numbers."""
+    """Return a name for exactly these numbers."""
     values = numbers.detach().cpu().numpy() if isinstance(numbers, Tensor) else numbers
     values = np.ascontiguousarray(values)
     made = hashlib.blake2b(f"{values.dtype.str}{values.shape}".encode(), digest_size=16)
@@ -169,7 +169,7 @@ def digest(numbers: Numbers) -> str:
 
 
 def describe(value: Any, where: str, refer: Callable[[str, Numbers], Reference]) -> Any:
-    """A probe (or one of its options) as JSON; tensors and arrays become references named after `where`."""
+    """Return a probe (or one of its options) as JSON; tensors and arrays become references named after `where`."""
     if isinstance(value, Tensor):
         return {"~tensor": refer(where, value)}
     if isinstance(value, np.ndarray):
@@ -192,7 +192,7 @@ def describe(value: Any, where: str, refer: Callable[[str, Numbers], Reference])
 
 
 def rebuild(described: Any, find: Callable[[Reference], Tensor], allowed: Collection[str] | None) -> Any:
-    """What `describe` described. `allowed` lists parts of users' own that a client makes; None is all."""
+    """Return what `describe` described. `allowed` lists the users' own parts that a client builds; None allows all."""
     if isinstance(described, list):
         return [rebuild(item, find, allowed) for item in described]
     if not isinstance(described, dict):
@@ -249,7 +249,7 @@ def _permit(name: str, allowed: Collection[str] | None) -> None:
 
 
 def pack_order(instructions: Mapping[str, Any], arrays: Mapping[str, Array], settings: Mapping[str, Any]) -> RecordDict:
-    """A message's content."""
+    """Return the content of an order's message."""
     content = RecordDict({ORDER: ConfigRecord({"instructions": json.dumps({"version": VERSION, **instructions})})})
     if arrays:
         content[f"{ORDER}.arrays"] = ArrayRecord(dict(arrays))
@@ -259,7 +259,7 @@ def pack_order(instructions: Mapping[str, Any], arrays: Mapping[str, Array], set
 
 
 def order_instructions(content: RecordDict) -> dict[str, Any]:
-    """The instructions of a message, made sure to be of this version."""
+    """Return the instructions of a message; refuse those of another version."""
     require(ORDER in content.config_records, "The message is not one of Covey's.")
     told: dict[str, Any] = json.loads(str(content.config_records[ORDER]["instructions"]))
     require(
@@ -276,7 +276,7 @@ def unpack_order(
     allowed: Collection[str] | None,
     told: Mapping[str, Any] | None = None,
 ) -> NodeTask:
-    """The task in a message (`told` its instructions); `Missing` where it names an array that is not held."""
+    """Return the task in a message (`told`: its instructions); raise `Missing` if it names an array not held."""
     told = order_instructions(content) if told is None else told
     arrays = content.array_records.get(f"{ORDER}.arrays", ArrayRecord())
 
@@ -314,7 +314,7 @@ def pack_answer(
     tensors: Mapping[str, Tensor],
     carried: Mapping[str, Tensor] | None = None,
 ) -> RecordDict:
-    """A reply's content: the model (`state`) and measurements (`probe.field`), how many samples, the training loss."""
+    """Return a reply's content: model (`state`), measurements (`probe.field`), number of samples and training loss."""
     metrics: dict[str, Any] = {"samples": samples, **({} if loss is None else {"loss": loss})}
     content = RecordDict({REPLY: MetricRecord(metrics)})
     if tensors:
@@ -325,7 +325,7 @@ def pack_answer(
 
 
 def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | None]) -> NodeAnswer:
-    """What a client answered; `wanted` are the probes that were asked for. Anything unreadable raises."""
+    """Return a client's answer; `wanted` are the probes of the order. Anything unreadable raises."""
     metrics = content.metric_records[REPLY]
     arrays = content.array_records.get(f"{REPLY}.arrays", ArrayRecord())
     measured: dict[str, dict[str, Tensor]] = {}
@@ -349,7 +349,7 @@ def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | No
 
 
 def fields_of(content: RecordDict) -> set[str]:
-    """Everything that a reply holds, by name: what leaves a client."""
+    """Return the names of everything in a reply: all that a client sends."""
     names = set(content.metric_records.get(REPLY, {}))
     for name, record in content.items():
         if name == REPLY:
