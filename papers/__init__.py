@@ -1,32 +1,35 @@
-"""Papers, reproduced: each says in a file of its own what to run, and what its tables and figures are made of.
+"""Reproductions of papers: the runs that a paper needs, and the page of tables and figures made from their results.
 
-plan        runs, groups and scales as data
-playing     runs what is missing, over as many occasions as it takes
-measuring   what is measured of clients on the way
-branching   runs that begin with another one's model
-schooling   agents that are trained before the runs in which they decide
-store       a small file for each run; all that tables and figures are made from
-statistics  what stored runs say
-lines       the lines of a table, as cells; standing says how far their runs are
-pages       tables and charts as a page, drawing its pictures; lines_page and openings are what several pages share
-fedacs      the first of them; fedacs_page has its tables and figures, made of fedacs_lines, fedacs_words and
-            fedacs_tables; so for the others, some with what the paper prints in a file of its own
+grid          planned runs, groups, scales and papers, as data
+campaign      makes the runs that are missing, over as many sessions as it takes
+measurements  measurements of all clients during a run
+branches      runs that start from another run's model
+agents        agents that are trained before the runs in which they decide
+store         one small file per run, from which tables and figures are made; `export` fills it from run folders
+curves        which runs of a line are shown, and mean curves; statistics are Covey's own
+results       stored results as cells of tables
+page          tables and charts as Markdown, `pictures` as SVG; `assembly` puts a paper's page together
+prose         templates of the pages' text; `wording` formats their fields
+command       `covey reproduce`
+
+Each paper has a folder: `scales` and `experiments` (what is run), `printed.toml` (the numbers in the paper),
+`results`, `tables` and `figures`, and the text in `prose.md`, filled in by `text`.
 """
 
 from covey.errors import require
+from papers.campaign import Outcome, machine_settings, reproduce
 from papers.fedacs import PAPER as FEDACS
 from papers.feddrl import PAPER as FEDDRL
+from papers.grid import Group, Paper, PlannedRun, Request, Scale
 from papers.nccb import PAPER as NCCB
 from papers.ondemand import PAPER as ONDEMAND
-from papers.plan import Group, Paper, Planned, Scale, Wanted
-from papers.playing import Outcome, machine_settings, reproduce
 from papers.store import Result, Store
 
 papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS, FEDDRL, ONDEMAND, NCCB)}
 """Papers that can be reproduced, by name."""
 
 
-def paper_called(name: str) -> Paper:
+def find_paper(name: str) -> Paper:
     require(name in papers, f"There is no paper '{name}' to reproduce. Papers: {', '.join(papers)}.")
     return papers[name]
 
@@ -35,13 +38,13 @@ __all__ = [
     "Group",
     "Outcome",
     "Paper",
-    "Planned",
+    "PlannedRun",
+    "Request",
     "Result",
     "Scale",
     "Store",
-    "Wanted",
+    "find_paper",
     "machine_settings",
-    "paper_called",
     "papers",
     "reproduce",
 ]

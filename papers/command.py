@@ -1,4 +1,4 @@
-"""`covey reproduce`: a thin layer over `papers`."""
+"""Implementation of `covey reproduce`, a thin layer over the campaign and the pages."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich import box
@@ -17,86 +17,74 @@ from covey.core.loop import OnRound
 from covey.core.progress import listening
 from covey.errors import Refusal
 from covey.job.comparison.execution import OnRun
-from papers import Paper, Scale, Store, Wanted, machine_settings, paper_called, papers
-from papers import reproduce as run_paper
-from papers.pages import Written, write_page
-from papers.plan import PAGES_ONLY
+from papers import Paper, Request, Scale, Store, find_paper, machine_settings, papers, reproduce
+from papers.grid import PAGES_ONLY
+from papers.page import Written, write_page
 
 _RESULTS, _PAGES, _WORK = Path("results"), Path("docs/results"), Path("runs/reproduce")
 
 
-def reproduce(
-    paper: Annotated[str | None, typer.Argument(help="Paper to reproduce; without one, what there is.")] = None,
-    scale: Annotated[str, typer.Option("--scale", help="smoke (seconds on a CPU), short, or paper.")] = "paper",
-    seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N", help="How many seeds (0, 1, …), or a list such as 3,7.")
-    ] = None,
-    environments: Annotated[
-        str | None, typer.Option("--environments", help="Only these environments, separated by commas.")
-    ] = None,
-    methods: Annotated[str | None, typer.Option("--methods", help="Only these methods, separated by commas.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="Rounds of every run.")] = None,
-    runtime: Annotated[str | None, typer.Option("--runtime", help="stacked (where there is a GPU) or local.")] = None,
-    only: Annotated[
-        str | None,
-        typer.Option("--only", help="'tables' for the page alone, or what to run: table-2, figure-7, …"),
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", metavar="M", help="Stop after so many minutes; the next call goes on.")
-    ] = None,
-    results: Annotated[
-        Path | None, typer.Option("--results", help="Folder of the stored results; by default results/.")
-    ] = None,
-    work: Annotated[
-        Path | None, typer.Option("--work", help="Folder of the runs in progress; by default runs/reproduce/.")
-    ] = None,
-    pages: Annotated[Path | None, typer.Option("--pages", help="Folder of the page; by default docs/results/.")] = None,
-    data_dir: Annotated[str | None, typer.Option("--data-dir", help="Folder with data sets (or COVEY_DATA).")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+def reproduce_command(
+    paper: str | None = None,
+    *,
+    scale: str = "paper",
+    seeds: str | None = None,
+    environments: str | None = None,
+    methods: str | None = None,
+    rounds: int | None = None,
+    runtime: str | None = None,
+    only: str | None = None,
+    minutes: float | None = None,
+    results: Path | None = None,
+    work: Path | None = None,
+    pages: Path | None = None,
+    data_dir: str | None = None,
+    json_: bool = False,
 ) -> None:
-    """Reproduce a paper's tables and figures, over as many occasions as it takes."""
+    """Make the runs of a paper that are missing and write its page; without a paper, list what there is.
+
+    Arguments are those of the command line: lists are strings separated by commas.
+    """
     if paper is None:
-        _tell_papers(results, json_)
+        _list_papers(results, json_)
         return
-    chosen = paper_called(paper)
+    chosen = find_paper(paper)
     size = chosen.scale(scale)
-    wanted = Wanted(
+    request = Request(
         seeds=_seeds(seeds), environments=_names(environments), methods=_names(methods), rounds=rounds, only=_only(only)
     )
-    folder = _results_of(size, results)
+    folder = _results_folder(size, results)
     outcome: dict[str, Any] = {}
     if only != PAGES_ONLY:
-        begin = time.monotonic()
-        with _progress(begin) as (on_run, on_round):
-            played = run_paper(
+        with _progress(time.monotonic()) as (on_run, on_round):
+            outcome = reproduce(
                 chosen,
                 size,
-                wanted,
+                request,
                 results=folder,
                 work=work or _WORK / size.store,
                 machine=machine_settings(size, runtime, data_dir),
                 minutes=minutes,
                 on_run=on_run,
                 on_round=on_round,
-            )
-        outcome = played.as_mapping()
+            ).as_mapping()
     written = write_page(chosen.page(size, Store.read(folder)), pages or (_WORK if size.local_only else _PAGES))
     if json_:
         print(json.dumps({**outcome, "page": str(written.path), "undrawn": written.undrawn}, indent=2))
     else:
-        _tell(outcome, written)
+        _show(outcome, written)
     if outcome.get("stopped") == "interrupt":
         raise typer.Exit(130)
 
 
-def _results_of(scale: Scale, results: Path | None) -> Path:
-    """Where a scale's results are; those of trials stay out of the way."""
+def _results_folder(scale: Scale, results: Path | None) -> Path:
+    """Return the folder of a scale's results; those of trials are kept apart."""
     return (results or (_WORK / "results" if scale.local_only else _RESULTS)) / scale.store
 
 
 @contextmanager
 def _progress(begin: float) -> Iterator[tuple[OnRun, OnRound]]:
-    """Bars where somebody watches; else a line for each group and each long wait: a log says where the time went."""
+    """Show bars on a terminal; else log a line per group and per long wait, with the time."""
     with display.comparison_progress() as (bar, on_round):
 
         def note(text: str) -> None:
@@ -111,7 +99,8 @@ def _progress(begin: float) -> Iterator[tuple[OnRun, OnRound]]:
             yield on_run, on_round
 
 
-def _tell(outcome: dict[str, Any], written: Written) -> None:
+def _show(outcome: dict[str, Any], written: Written) -> None:
+    """Print what was done and where the page is."""
     if outcome:
         display.say(
             f"{outcome['finished']} of {outcome['runs']} runs are complete; "
@@ -119,7 +108,7 @@ def _tell(outcome: dict[str, Any], written: Written) -> None:
         )
         reasons = {"time": "The time is over", "interrupt": "Stopped"}
         if outcome["stopped"]:
-            display.say(f"{reasons[outcome['stopped']]}; the same command goes on where this one ended.")
+            display.say(f"{reasons[outcome['stopped']]}; the same command resumes where this one ended.")
     display.say(f"Page: {written.path}")
     if written.undrawn:
         display.say(
@@ -128,8 +117,8 @@ def _tell(outcome: dict[str, Any], written: Written) -> None:
         )
 
 
-def _tell_papers(results: Path | None, json_: bool) -> None:
-    """What there is to reproduce, what it costs, and how much of it is done."""
+def _list_papers(results: Path | None, json_: bool) -> None:
+    """List the papers with what they cost and how much of each is done."""
     rows = [row for paper in papers.values() for scale in paper.scales.values() for row in _rows(paper, scale, results)]
     if json_:
         print(json.dumps(rows, indent=2))
@@ -159,7 +148,7 @@ def _cost(rows: list[dict[str, Any]], scale: str) -> str:
 
 
 def _rows(paper: Paper, scale: Scale, results: Path | None) -> list[dict[str, Any]]:
-    store = Store.read(_results_of(scale, results))
+    store = Store.read(_results_folder(scale, results))
     return [
         {
             "paper": paper.name,
@@ -170,7 +159,7 @@ def _rows(paper: Paper, scale: Scale, results: Path | None) -> list[dict[str, An
             "client_samples": group.cost,
             "complete": sum(store.holds(run) for run in group.runs),
         }
-        for group in paper.plan(scale, Wanted())
+        for group in paper.plan(scale, Request())
     ]
 
 

@@ -10,20 +10,20 @@ import typer
 from click.testing import Result as Said
 from typer.testing import CliRunner
 
+from covey.cli.reproduce_command import reproduce as command
 from covey.job.runs import run_together
 from papers import (
     Outcome,
     Paper,
-    Planned,
+    PlannedRun,
+    Request,
     Result,
     Scale,
     Store,
-    Wanted,
+    campaign,
     machine_settings,
-    playing,
     reproduce,
 )
-from papers.command import reproduce as command
 from papers.store import CENTRAL
 
 _app = typer.Typer(pretty_exceptions_enable=False)
@@ -35,7 +35,7 @@ def called(*arguments: object) -> Said:
     return CliRunner().invoke(_app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
-def reproduced(paper: Paper, scale: Scale, folder: Path, wanted: Wanted, **more: Any) -> Outcome:
+def reproduced(paper: Paper, scale: Scale, folder: Path, wanted: Request, **more: Any) -> Outcome:
     """Reproduce into `folder`, on the CPU where nothing else is said."""
     machine = more.pop("machine", None) or machine_settings(paper.scale("smoke"), None, None)
     return reproduce(paper, scale, wanted, results=folder / "results", work=folder / "work", machine=machine, **more)
@@ -46,7 +46,7 @@ def results_of(folder: Path, *names: str) -> Iterator[tuple[Result, ...]]:
     return zip(*(Store.read(folder / name / "results") for name in names), strict=True)
 
 
-def planned_run(paper: Paper, scale: Scale, environment: str, method: str, variant: str, wanted: Wanted) -> Planned:
+def planned_run(paper: Paper, scale: Scale, environment: str, method: str, variant: str, wanted: Request) -> PlannedRun:
     """A run of a paper's plan."""
     runs = (run for group in paper.plan(scale, wanted) for run in group.runs)
     return next(run for run in runs if (run.environment, run.method, run.variant) == (environment, method, variant))
@@ -57,7 +57,7 @@ def rising(level: float, rise: float) -> Callable[[int], float]:
     return lambda t: level * min(1.0, t / rise)
 
 
-def made_up(paper: Paper, run: Planned, curve: Callable[[int], float], rounds: int | None = None, **more) -> Result:
+def made_up(paper: Paper, run: PlannedRun, curve: Callable[[int], float], rounds: int | None = None, **more) -> Result:
     """A planned run as if it had been made: its accuracy is `curve(round)`, and `more` are fields that matter."""
     rounds = run.rounds if rounds is None else rounds
     every = run.settings["evaluate_every"]
@@ -106,7 +106,7 @@ def rows_of(text: str, *beginning: str) -> list[list[str]]:
 def ten_seconds_a_round(monkeypatch) -> Callable[[dict[str, Any]], None]:
     """An `on_round` by which reproductions take ten seconds for every round, whatever they really take."""
     now = 0.0
-    monkeypatch.setattr(playing, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now))
 
     def on_round(record: dict[str, Any]) -> None:
         nonlocal now
@@ -123,5 +123,5 @@ def runs_together(monkeypatch) -> list[int]:
         together.append(len(runs))
         return run_together(runs, *rest)
 
-    monkeypatch.setattr(playing, "run_together", counting)
+    monkeypatch.setattr(campaign, "run_together", counting)
     return together

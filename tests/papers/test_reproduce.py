@@ -11,14 +11,23 @@ import torch
 
 from covey import Refusal, methods
 from covey.core.records import read_metrics
-from covey.job.comparison.statistics import Estimate
-from papers import Paper, Store, Wanted, drawing, machine_settings, paper_called, papers, reproduce
-from papers.fedacs import METHODS, SCALES
-from papers.openings import made_by
-from papers.pages import Chart, Page, Series, Table, markdown, spread, write_page
-from papers.plan import Group, Planned, differences
-from papers.statistics import accuracy_at, paired_terminal, rounds_to, share_of_gap, terminal
-from papers.store import Result, read_result, true_skew
+from covey.job.comparison.statistics import (
+    Estimate,
+    accuracy_at,
+    paired_difference,
+    paired_values,
+    rounds_to_target,
+    share_of_gap,
+    terminal_accuracy,
+)
+from papers import Paper, Request, Store, find_paper, machine_settings, papers, pictures, reproduce
+from papers.export import true_skew
+from papers.fedacs.scales import METHODS, SCALES
+from papers.grid import Group, PlannedRun, differences
+from papers.page import Chart, Page, Series, Table, markdown, write_page
+from papers.sentences import made_by
+from papers.store import Result, read_result
+from papers.wording import spread
 from tests.papers.small_papers import (
     called,
     made_up,
@@ -42,12 +51,12 @@ AVAILABLE = [name for name in METHODS if name in methods.names()]
 def smoke(folder: Path, methods=("fedavg",), rounds=4, environments=("uniform",), machine=None, **more):
     """Reproduce a little of it into `folder`."""
     seeds, only = more.pop("seeds", (0,)), more.pop("only", ("table-2",))
-    wanted = Wanted(seeds=seeds, environments=environments, methods=tuple(methods), rounds=rounds, only=only)
+    wanted = Request(seeds=seeds, environments=environments, methods=tuple(methods), rounds=rounds, only=only)
     return reproduced(FEDACS, SMOKE, folder, wanted, machine=machine, **more)
 
 
-def planned(environment="uniform", method="fedavg", variant="", scale=FULL, seed=0) -> Planned:
-    wanted = Wanted(seeds=(seed,), methods=tuple(dict.fromkeys((*METHODS, method))))
+def planned(environment="uniform", method="fedavg", variant="", scale=FULL, seed=0) -> PlannedRun:
+    wanted = Request(seeds=(seed,), methods=tuple(dict.fromkeys((*METHODS, method))))
     return planned_run(FEDACS, scale, environment, method, variant, wanted)
 
 
@@ -201,7 +210,7 @@ def test_measuring_all_clients_does_not_change_a_run_and_ranks_them_by_skew(tmp_
     paper = replace(FEDACS, groups=lambda scale, wanted: [Group("plain", ("figure-4",), (plain,))])
     machine = machine_settings(SMOKE, None, None)
     where = {"results": tmp_path / "plain", "work": tmp_path / "plain-work", "machine": machine}
-    reproduce(paper, SMOKE, Wanted(), **where)
+    reproduce(paper, SMOKE, Request(), **where)
     (other,) = Store.read(tmp_path / "plain")
     assert (other.evaluated, other.hits) == (result.evaluated, result.hits)
 
@@ -215,13 +224,13 @@ def test_a_group_is_cut_into_blocks_of_whole_seeds():
 
 
 def test_the_most_valuable_runs_come_first_and_cost_what_the_paper_says():
-    plan = FEDACS.plan(FULL, Wanted())
+    plan = FEDACS.plan(FULL, Request())
     first = [run.name for run in plan[0].runs[:3]]
     assert first == ["any-iid-seed0", "uniform-fedavg-seed0", "uniform-fedacs-seed0"]
     names = [run.name for group in plan for run in group.runs]
     assert len(set(names)) == len(names)
     assert plan[0].runs[0].cost == 1000 * 10 * 2000 * 5
-    assert FEDACS.plan(FEDACS.scale("short"), Wanted())[0].cost == 6 * 300 * 10 * 2000 * 5
+    assert FEDACS.plan(FEDACS.scale("short"), Request())[0].cost == 6 * 300 * 10 * 2000 * 5
 
 
 def test_the_papers_settings_are_those_of_section_seven():
@@ -283,9 +292,9 @@ def test_other_settings_under_the_same_name_are_refused_before_anything_runs(tmp
     paper = replace(FEDACS, groups=lambda scale, wanted: [Group("changed", ("table-2",), (changed,))])
     machine = machine_settings(SMOKE, None, None)
     with pytest.raises(Refusal, match=r"other settings .cohort is 4 and not 5.*--results"):
-        reproduce(paper, SMOKE, Wanted(), results=tmp_path / "results", work=tmp_path / "new", machine=machine)
+        reproduce(paper, SMOKE, Request(), results=tmp_path / "results", work=tmp_path / "new", machine=machine)
     with pytest.raises(Refusal, match=r"other settings .cohort is 4 and not 5.*--work"):
-        reproduce(paper, SMOKE, Wanted(), results=tmp_path / "new", work=tmp_path / "work", machine=machine)
+        reproduce(paper, SMOKE, Request(), results=tmp_path / "new", work=tmp_path / "work", machine=machine)
     assert not (tmp_path / "new").exists()
 
 
@@ -377,28 +386,32 @@ def test_settings_that_a_machine_may_choose_make_no_difference():
 
 def test_terminal_accuracy_and_rounds_to_a_target_of_a_line():
     result = made(0.8, rise=400)
-    assert terminal(result, 50) == pytest.approx(0.8)
-    assert terminal(result, 50, at=200) == pytest.approx(np.mean([0.002 * t for t in range(155, 201, 5)]))
-    assert rounds_to(result, 0.5) == 250
-    assert rounds_to(result, 0.81) is None
+    assert terminal_accuracy(result, window=50) == pytest.approx(0.8)
+    assert terminal_accuracy(result, 200, 50) == pytest.approx(np.mean([0.002 * t for t in range(155, 201, 5)]))
+    assert rounds_to_target(result, 0.5) == 250
+    assert rounds_to_target(result, 0.81) is None
     assert accuracy_at(result, 100) == pytest.approx(0.2)
     assert accuracy_at(made(0.8, rounds=300), 500) is None
 
 
 def test_partial_runs_are_compared_at_the_round_that_both_have_reached():
     slow, fast = {0: made(0.8, rise=400)}, {0: made(0.8, rise=200, rounds=200)}
-    pair = paired_terminal(fast, slow, 50)
-    assert pair.difference.mean == pytest.approx(terminal(fast[0], 50) - terminal(slow[0], 50, at=200))
-    assert pair.difference.mean > 0.3
-    assert paired_terminal(fast, {1: made(0.7, seed=1)}, 50) is None
+    gain = paired_difference(terminal_accuracy, fast, slow)
+    assert gain.mean == pytest.approx(terminal_accuracy(fast[0]) - terminal_accuracy(slow[0], 200))
+    assert gain.mean > 0.3
+    assert paired_difference(terminal_accuracy, fast, {1: made(0.7, seed=1)}) is None
 
 
 def test_the_gap_has_no_shares_where_it_may_be_none():
     def line(*levels):
         return {seed: made(level, seed=seed) for seed, level in enumerate(levels)}
 
-    assert share_of_gap(line(0.73, 0.75), line(0.70, 0.72), line(0.74, 0.76), 50) == pytest.approx(0.75)
-    assert share_of_gap(line(0.73, 0.75), line(0.70, 0.72), line(0.76, 0.71), 50) is None
+    def share(*lines):
+        return share_of_gap(*paired_values(terminal_accuracy, *lines))
+
+    assert share(line(0.73, 0.75), line(0.70, 0.72), line(0.74, 0.76)) == pytest.approx(0.75)
+    assert share(line(0.73, 0.75), line(0.70, 0.72), line(0.76, 0.71)) is None
+    assert share(line(0.73, 0.75), {}, line(0.74, 0.76)) is None
 
 
 def test_a_spread_is_the_mean_and_half_the_interval():
@@ -445,7 +458,7 @@ def test_the_summary_says_when_runs_are_short_and_how_the_rival_does():
     )
     text = markdown(FEDACS.page(FULL, store))
     assert "uniform: FedACS stands, after 500 of 1,000 rounds, +3.0 ± 0.0 points from random selection" in text
-    assert "Against Oort as compared -0.5 ± 6.4 (within the noise of these seeds; in the paper +1.0)." in text
+    assert "Against Oort as compared: -0.5 ± 6.4 (within the noise of these seeds; in the paper +1.0)." in text
 
 
 def test_missing_and_partial_cells_say_so():
@@ -533,7 +546,7 @@ def test_a_page_links_a_picture_only_while_it_shows_the_present_data(tmp_path):
 
 def test_without_matplotlib_the_command_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("papers.pages.can_draw", lambda: False)
+    monkeypatch.setattr("papers.page.can_draw", lambda: False)
     arguments = ["fedacs", "--scale", "smoke", "--methods", "fedavg", "--rounds", 1, "--seeds", 1, "--only", "figure-5"]
     said = called(*arguments).stdout
     assert "3 of 3 runs are complete" in said
@@ -549,7 +562,7 @@ def test_a_line_that_would_hide_another_is_drawn_with_gaps():
     shorter = Series("shorter", [1, 2], [0.0, 0.1])
 
     def dashed(*series):
-        return "stroke-dasharray" in drawing.draw(Chart("c", "Title", "round", "accuracy", series))
+        return "stroke-dasharray" in pictures.draw(Chart("c", "Title", "round", "accuracy", series))
 
     assert dashed(low, high, over)
     assert not dashed(low, high, crossing)
@@ -567,7 +580,7 @@ def test_pictures_are_small_and_know_their_data(tmp_path):
     pictures = list((tmp_path / "fedacs").glob("*.svg"))
     assert len(pictures) == written.charts
     assert all(path.stat().st_size < 100_000 for path in pictures)
-    assert all(drawing.drawn_from(path) for path in pictures)
+    assert all(pictures.drawn_from(path) for path in pictures)
     assert write_page(FEDACS.page(FULL, store), tmp_path, pictures=False).undrawn == []
 
 
@@ -602,11 +615,11 @@ def test_tables_alone_need_neither_data_nor_methods(tmp_path, monkeypatch):
     answer = json.loads(called("fedacs", "--only", "tables", "--json").stdout)
     assert answer["page"] == "docs/results/fedacs.md"
     assert "| uniform | random | 70.8 | 70.0 |" in Path(answer["page"]).read_text()
-    assert paper_called("fedacs") is FEDACS
+    assert find_paper("fedacs") is FEDACS
 
 
 def test_a_page_says_where_replies_were_lost(tmp_path):
     runs = [made(0.5), replace(made(0.5, seed=1), dropped=1204)]
-    assert made_by("covey reproduce", FULL, Store(tmp_path, runs[:1])).endswith("nothing else.")
+    assert made_by("covey reproduce", FULL, Store(tmp_path, runs[:1])).endswith("writes this page.")
     told = made_by("covey reproduce", FULL, Store(tmp_path, runs))
-    assert told.endswith(f"nothing else. Replies were dropped: 1,204 in {runs[1].name}.")
+    assert told.endswith(f"writes this page. Replies were dropped: 1,204 in {runs[1].name}.")

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from papers import Store, Wanted, machine_settings, papers
-from papers.feddrl import METHODS, ONLINE, RULE, SCALES
-from papers.feddrl_lines import best, rounds_to_lowest, usual
-from papers.pages import markdown
-from papers.plan import Planned
-from papers.schooling import agent_file, missing_agents, train
-from papers.statistics import mean_curve
+from covey.job.comparison.statistics import best_accuracy
+from papers import Request, Store, machine_settings, papers
+from papers.agents import agent_file, missing_agents, train
+from papers.curves import mean_curve
+from papers.feddrl.results import rounds_to_lowest, usual_accuracy
+from papers.feddrl.scales import METHODS, ONLINE, RULE, SCALES
+from papers.grid import PlannedRun
+from papers.page import markdown
 from papers.store import CENTRAL, Result
 from tests.conftest import without_timings
 from tests.papers.small_papers import made_up, planned_run, reproduced, rising, rows_of, section, stored
@@ -23,11 +24,11 @@ MACHINE = machine_settings(SMOKE, None, None)
 
 
 def plan(scale=FULL, **wanted):
-    return FEDDRL.plan(scale, Wanted(**wanted))
+    return FEDDRL.plan(scale, Request(**wanted))
 
 
-def planned(environment="fashion-ce-100", method="fedavg", variant="", seed=0, scale=FULL) -> Planned:
-    return planned_run(FEDDRL, scale, environment, method, variant, Wanted(seeds=(seed,)))
+def planned(environment="fashion-ce-100", method="fedavg", variant="", seed=0, scale=FULL) -> PlannedRun:
+    return planned_run(FEDDRL, scale, environment, method, variant, Request(seeds=(seed,)))
 
 
 def made(level, method="fedavg", environment="fashion-ce-100", variant="", seed=0, rise=100, **more) -> Result:
@@ -53,7 +54,7 @@ def test_fashion_mnist_comes_first_with_five_seeds_and_all_methods():
         assert run.cost == 10_000_000
     assert {run.method for run in single.runs} == {CENTRAL}
     assert {run.variant for run in online.runs} == {ONLINE}
-    assert {(run.method, run.variant, run.seed, run.school) for run in rule.runs} == {
+    assert {(run.method, run.variant, run.seed, run.agent) for run in rule.runs} == {
         ("feddrl-set", RULE, seed, None) for seed in range(5)
     }
     assert {run.settings["aggregator"]["learn"] for run in rule.runs} == {False}
@@ -75,24 +76,22 @@ def test_every_table_and_figure_can_be_asked_for_and_every_run_is_possible():
 
 
 def test_an_agent_is_trained_for_each_kind_of_federation_and_never_on_one_that_is_reported():
-    schools = {run.school.name: run.school for group in plan() for run in group.runs if run.school}
+    agents = {run.agent.name: run.agent for group in plan() for run in group.runs if run.agent}
     reported = {run.seed for group in plan() for run in group.runs}
-    assert all(school.settings["seed"] not in reported for school in schools.values())
-    first = {run.school.name for run in plan()[0].runs if run.school}
+    assert all(agent.settings["seed"] not in reported for agent in agents.values())
+    first = {run.agent.name for run in plan()[0].runs if run.agent}
     assert first == {f"fashion-{split}-100-{name}-2x300" for split in ("ce", "cn") for name in ("feddrl", "feddrl-set")}
-    larger = planned("cifar100-ce-100", "feddrl", "cohort50").school
+    larger = planned("cifar100-ce-100", "feddrl", "cohort50").agent
     assert larger.settings["cohort"] == 50
-    assert (
-        planned("cifar100-ce-100", "feddrl-set", "cohort50").school == planned("cifar100-ce-100", "feddrl-set").school
-    )
-    assert planned("fashion-ce-100", "feddrl", ONLINE).school is None
+    assert planned("cifar100-ce-100", "feddrl-set", "cohort50").agent == planned("cifar100-ce-100", "feddrl-set").agent
+    assert planned("fashion-ce-100", "feddrl", ONLINE).agent is None
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """Part of the smoke scale."""
     folder = tmp_path_factory.mktemp("feddrl")
-    wanted = Wanted(seeds=(0,), environments=("digits-ce-20",), only=("table-3",))
+    wanted = Request(seeds=(0,), environments=("digits-ce-20",), only=("table-3",))
     outcome = reproduced(FEDDRL, SMOKE, folder, wanted)
     assert outcome.finished == outcome.runs == len(METHODS)
     again = reproduced(FEDDRL, SMOKE, folder, wanted)
@@ -103,13 +102,13 @@ def played(tmp_path_factory):
 def test_runs_are_decided_by_the_agents_in_the_work_folder(played):
     store = Store.read(played / "results")
     run = planned("digits-ce-20", "feddrl", scale=SMOKE)
-    path = agent_file(played / "work", run.school)
+    path = agent_file(played / "work", run.agent)
     with safe_open(str(path), framework="pt") as file:
         about = json.loads(file.metadata()["agent"])
     assert about["trained_on"]["workers"] == 2
-    assert about["trained_on"]["seed"] == run.school.settings["seed"]
+    assert about["trained_on"]["seed"] == run.agent.settings["seed"]
     result = store.get(run.name)
-    assert result.config["aggregator"]["agent"] == run.school.name
+    assert result.config["aggregator"]["agent"] == run.agent.name
     assert result.config["aggregator"]["learn"] is False
     assert str(played) not in result.as_text()
     assert len(result.impact) == 20
@@ -124,26 +123,26 @@ def test_the_page_is_made_of_what_was_run(played):
     assert len(rows_of(section(text, "Table 3"), "digits", "20", "CE")) == len(METHODS)
     assert "figure-5-digits-ce-20.csv" in text
     assert "figure-6-digits-ce-20-variance.csv" in text
-    assert len(rows_of(section(text, "How much clients count"), "digits")) == 3
+    assert len(rows_of(section(text, "Impact factors"), "digits")) == 3
     assert "covey reproduce feddrl --scale smoke --only online" in text
 
 
 def test_a_training_that_was_stopped_goes_on_to_the_same_agent(tmp_path):
     runs = [planned("digits-ce-20", "feddrl-set", scale=SMOKE)]
-    schools = missing_agents(runs, tmp_path / "cut")
-    assert [school.name for school in schools] == ["digits-ce-20-feddrl-set-2x10"]
-    configs = {school.name: runs[0].config(MACHINE).of({**school.settings, **MACHINE}) for school in schools}
+    agents = missing_agents(runs, tmp_path / "cut")
+    assert [agent.name for agent in agents] == ["digits-ce-20-feddrl-set-2x10"]
+    configs = {agent.name: runs[0].config(MACHINE).of({**agent.settings, **MACHINE}) for agent in agents}
     rounds = []
 
     def told(number, record):
         rounds.append((number, record["round"]))
 
-    assert not train(schools, configs, tmp_path / "cut", told, lambda: len(rounds) >= 7)
+    assert not train(agents, configs, tmp_path / "cut", told, lambda: len(rounds) >= 7)
     assert missing_agents(runs, tmp_path / "cut")
-    assert train(schools, configs, tmp_path / "cut", told)
+    assert train(agents, configs, tmp_path / "cut", told)
     assert len(rounds) == 20
-    assert train(schools, configs, tmp_path / "whole")
-    one, other = (agent_file(tmp_path / place, schools[0]).read_bytes() for place in ("cut", "whole"))
+    assert train(agents, configs, tmp_path / "whole")
+    one, other = (agent_file(tmp_path / place, agents[0]).read_bytes() for place in ("cut", "whole"))
     assert one == other
     assert not missing_agents(runs, tmp_path / "cut")
 
@@ -154,7 +153,7 @@ def test_on_a_stack_agents_are_trained_together_and_runs_advance_together(tmp_pa
         FEDDRL,
         SMOKE,
         tmp_path,
-        Wanted(seeds=(0,), environments=("digits-ce-20",), methods=("fedavg", "feddrl", "feddrl-set"), rounds=3),
+        Request(seeds=(0,), environments=("digits-ce-20",), methods=("fedavg", "feddrl", "feddrl-set"), rounds=3),
         machine={"runtime": "stacked", "device": "cpu"},
         on_run=lambda label, seed, rounds: said.append((label, rounds)),
     )
@@ -164,7 +163,7 @@ def test_on_a_stack_agents_are_trained_together_and_runs_advance_together(tmp_pa
 
 
 def test_time_may_run_out_while_agents_are_trained(tmp_path):
-    wanted = Wanted(seeds=(0,), environments=("digits-ce-20",), methods=("feddrl",), only=("table-3",))
+    wanted = Request(seeds=(0,), environments=("digits-ce-20",), methods=("feddrl",), only=("table-3",))
     first = reproduced(FEDDRL, SMOKE, tmp_path, wanted, minutes=1e-6)
     assert (first.stopped, first.finished) == ("time", 0)
     assert reproduced(FEDDRL, SMOKE, tmp_path, wanted).finished == 1
@@ -176,11 +175,13 @@ def test_the_page_says_how_far_ahead_methods_are_and_what_the_paper_prints():
     runs += [made(0.85 + 0.01 * seed, "loss-softmax", seed=seed, rise=100) for seed in (0, 1, 2)]
     runs += [made(0.8, "feddrl")]
     text = page(*runs)
-    assert (
-        "the best accuracy of FedDRL for sets is +2.00 ± 0.00 points from that of FedAvg (clear of zero; in the" in text
-    )
-    assert "in the paper FedDRL's is +1.83" in text
-    assert "FedDRL for sets is +1.00 ± 0.00 points from that of loss softmax (clear of zero)" in text
+    opening = text.split("## Setup")[0]
+    (over_fedavg,) = rows_of(opening, "CE", "FedDRL for sets", "FedAvg")
+    assert over_fedavg[3:6] == ["-", "+2.00 ± 0.00", "yes"]
+    (over_softmax,) = rows_of(opening, "CE", "FedDRL for sets", "loss softmax")
+    assert over_softmax[3:6] == ["-", "+1.00 ± 0.00", "yes"]
+    (ours,) = rows_of(opening, "CE", "FedDRL", "FedAvg")
+    assert ours[3:6] == ["+1.83", "-4.00", "one seed"]
     (row,) = rows_of(section(text, "Table 3"), "Fashion-MNIST", "100", "CE", "FedDRL")
     assert row[4:6] == ["86.71", "80.00"]
     assert row[7:9] == ["+1.83", "-4.00"]
@@ -190,14 +191,15 @@ def test_the_page_says_how_far_ahead_methods_are_and_what_the_paper_prints():
 def test_accuracy_at_any_time_is_the_mean_over_the_second_half():
     steady = made(0.8, rise=10)
     late = made(0.9, "feddrl-set", rise=1_000)
-    assert usual(steady) == pytest.approx(0.8)
-    assert usual(late) == pytest.approx(np.mean(late.accuracy[late.evaluations > 500])) and usual(late) < best(late)
-    assert usual(late, 600) == pytest.approx(
+    assert usual_accuracy(steady) == pytest.approx(0.8)
+    assert usual_accuracy(late) == pytest.approx(np.mean(late.accuracy[late.evaluations > 500]))
+    assert usual_accuracy(late) < best_accuracy(late)
+    assert usual_accuracy(late, 600) == pytest.approx(
         np.mean(late.accuracy[(late.evaluations > 300) & (late.evaluations <= 600)])
     )
     text = page(steady, made(0.8, seed=1, rise=10), late, made(0.9, "feddrl-set", seed=1, rise=1_000))
     (row,) = rows_of(section(text, "Accuracy at any time"), "Fashion-MNIST", "100", "CE", "FedDRL for sets")
-    assert float(row[5].split()[0]) == pytest.approx(100 * (usual(late) - 0.8), abs=0.011) and row[7] == "2"
+    assert float(row[5].split()[0]) == pytest.approx(100 * (usual_accuracy(late) - 0.8), abs=0.011) and row[7] == "2"
     assert "the mean over the second half of the rounds" in text
 
 
@@ -218,12 +220,12 @@ def test_rounds_are_counted_to_the_lowest_of_the_best():
     assert target.mean == 0.8
     assert (taken["fedavg"].mean, taken["fedprox"].mean) == (90, 200)
     assert rounds_to_lowest({"fedavg": fast}) is None
-    assert best(fast[0], 50) == pytest.approx(0.45)
+    assert best_accuracy(fast[0], 50) == pytest.approx(0.45)
 
 
 def test_weights_of_the_main_group_are_set_against_the_others():
     impact = [0.05] * 60 + [0.175] * 40
-    (row,) = rows_of(section(page(made(0.8, "feddrl", impact=impact)), "How much clients count"), "Fashion-MNIST")
+    (row,) = rows_of(section(page(made(0.8, "feddrl", impact=impact)), "Impact factors"), "Fashion-MNIST")
     assert row[4:] == ["0.50", "1.75"]
 
 
@@ -270,9 +272,9 @@ def test_what_learning_adds_to_the_rule_that_an_agent_begins_as_is_shown():
     runs += [made(0.83, "feddrl-set", variant=RULE, seed=seed) for seed in (0, 1)]
     text = section(page(*runs), "FedDRL for sets without learning")
     begins, taught, adds = rows_of(text, "CE")
-    assert begins[1:4] == ["as it begins", "83.00 ± 0.00", "+3.00 ± 0.00"]
+    assert begins[1:4] == ["untrained", "83.00 ± 0.00", "+3.00 ± 0.00"]
     assert taught[1:4] == ["two stages", "84.50 ± 6.35", "+4.50 ± 6.35"]
-    assert adds[1:4] == ["what learning adds", "-", "+1.50 ± 6.35"]
+    assert adds[1:4] == ["difference", "-", "+1.50 ± 6.35"]
     moved = (
         "CE: learning in two stages moves the best accuracy by +1.50 ± 6.35 points (within the noise of these seeds)"
     )
@@ -298,8 +300,8 @@ def test_learning_in_the_run_is_held_against_two_stages_as_far_as_it_has_come():
 
 def test_whether_the_papers_gain_is_reached_is_said_plainly():
     text = page(made(0.80), made(0.81, "feddrl"), made(0.83, "feddrl-set"))
-    assert "CE: FedDRL does not come to the paper's gain over FedAvg (+1.83 points)." in text
-    assert "CE: FedDRL for sets comes on average to the paper's gain over FedAvg (+1.83 points) by the best" in text
+    assert "CE: FedDRL does not reach the paper's gain over FedAvg (+1.83 points)." in text
+    assert "CE: FedDRL for sets reaches the paper's gain over FedAvg (+1.83 points) on average, by the best" in text
 
 
 def test_shards_are_asked_for_where_there_are_runs_of_them():

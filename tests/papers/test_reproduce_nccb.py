@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from covey import Refusal
-from papers import Store, Wanted, papers
-from papers.nccb import METHODS, SCALES
+from papers import Request, Store, papers
+from papers.grid import PlannedRun
 from papers.nccb import made_up as made_up_texts
-from papers.pages import markdown
-from papers.plan import Planned
+from papers.nccb.scales import METHODS, SCALES
+from papers.page import markdown
 from papers.store import Result
 from tests.papers.small_papers import called, made_up, planned_run, rising, rows_of, section, stored
 
@@ -20,8 +20,8 @@ NCCB = papers["nccb"]
 SMOKE, FULL = NCCB.scale("smoke"), NCCB.scale("paper")
 
 
-def planned(environment="tweets", method="fedavg", variant="", seed=0, scale=FULL) -> Planned:
-    return planned_run(NCCB, scale, environment, method, variant, Wanted(seeds=(seed,)))
+def planned(environment="tweets", method="fedavg", variant="", seed=0, scale=FULL) -> PlannedRun:
+    return planned_run(NCCB, scale, environment, method, variant, Request(seeds=(seed,)))
 
 
 def made(level, method="fedavg", environment="tweets", variant="", seed=0, rise=100, rounds=300) -> Result:
@@ -31,7 +31,7 @@ def made(level, method="fedavg", environment="tweets", variant="", seed=0, rise=
 
 def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("papers.pages.can_draw", lambda: False)
+    monkeypatch.setattr("papers.page.can_draw", lambda: False)
     answer = json.loads(called("nccb", "--scale", "smoke", "--seeds", 1, "--json").stdout)
     assert answer["finished"] == answer["runs"] == 17
     page = Path(answer["page"]).read_text()
@@ -74,7 +74,7 @@ def test_the_papers_settings_are_those_of_its_setup():
 
 
 def test_the_most_valuable_runs_come_first_and_cost_what_the_setup_says():
-    plan = NCCB.plan(FULL, Wanted())
+    plan = NCCB.plan(FULL, Request())
     assert [run.name for run in plan[0].runs[:3]] == [
         "tweets-fedavg-seed0",
         "tweets-nccb-seed0",
@@ -87,7 +87,7 @@ def test_the_most_valuable_runs_come_first_and_cost_what_the_setup_says():
         assert {run.method for run in group.runs} == {"fedavg", "nccb", "oort-simple", "k-linucb", "iid"}
     assert sum(group.cost for group in plan[:2]) == 67_500_000
     assert {run.method for group in plan if "table-1" in group.feeds for run in group.runs} == set(METHODS)
-    figure = [run.settings["selector"]["threshold"] for run in NCCB.plan(FULL, Wanted(only=("figure-3",)))[0].runs]
+    figure = [run.settings["selector"]["threshold"] for run in NCCB.plan(FULL, Request(only=("figure-3",)))[0].runs]
     assert sorted({*figure, 10}) == [0, 5, 10, 15, 20, 100, 200]
     names = [run.name for group in plan for run in group.runs]
     assert len(set(names)) == len(names)
@@ -95,7 +95,7 @@ def test_the_most_valuable_runs_come_first_and_cost_what_the_setup_says():
 
 def test_the_page_says_plainly_that_these_are_not_the_papers_data():
     text = markdown(NCCB.page(FULL, stored()))
-    assert "**These are not the paper's data.** Super User and Yelp were not at hand" in text
+    assert "**These are not the paper's data.** Super User and Yelp were not available" in text
     assert (
         "tweets of accounts of the US Congress for Super User and posts of the Blog Authorship Corpus for Yelp" in text
     )
@@ -127,13 +127,11 @@ def test_tables_show_improvements_and_rounds_to_the_best_of_random_selection():
     assert rows_of(speed, "tweets", "NCCB")[0][2:] == ["134", "101 ± 13", "101", "52.7", "49.5", "2"]
     assert rows_of(speed, "tweets", "Oort (as compared)")[0][3] == "not reached"
     assert "tweets: NCCB ends +2.00 ± 0.00 points from random selection (clear of zero; 2 seeds; in the paper" in text
-    held = {row[0]: row[1:] for row in rows_of(text) if row[0].startswith(("NCCB ends above", "rounds that NCCB"))}
-    assert held["NCCB ends above random, in points"] == [
-        "+1.75 (Super User), +1.37 (Yelp)", "+2.00 ± 0.00: holds", "not run yet"
-    ]  # fmt: skip
-    assert held["NCCB ends above Oort (as compared), in points"][1] == "+3.00 ± 0.00: holds"
-    assert held["NCCB ends above k-LinUCB, in points"][1] == "not run yet"
-    assert held["rounds that NCCB saves to random's best"][1] == "50 %, fewer with 2 of 2 seeds"
+    claims = {row[0]: row[1:] for row in rows_of(text.split("## Setup")[0])}
+    assert claims["NCCB above random, points"] == ["+1.75", "+1.37", "+2.00 ± 0.00", "yes", "not run yet", "-"]
+    assert claims["NCCB above Oort (as compared), points"][2:4] == ["+3.00 ± 0.00", "yes"]
+    assert claims["NCCB above k-LinUCB, points"][2:4] == ["not run yet", "-"]
+    assert claims["rounds saved, %"] == ["53", "48", "50", "2 of 2 seeds", "not run yet", "-"]
 
 
 def test_runs_that_are_under_way_do_not_end_and_may_yet_reach_what_they_have_not():
@@ -145,7 +143,7 @@ def test_runs_that_are_under_way_do_not_end_and_may_yet_reach_what_they_have_not
 def test_the_page_tells_how_widely_invitations_were_spread():
     few = [4] * 10 + [2] * 5 + [0] * 520
     results = [made(0.1), replace(made(0.08, "nccb"), hits=few), replace(made(0.11, "nccb", variant="own"), hits=few)]
-    text = section(markdown(NCCB.page(FULL, stored(*results))), "Whom methods invite")
+    text = section(markdown(NCCB.page(FULL, stored(*results))), "Invited clients")
     (everyone,) = rows_of(text, "tweets", "random")
     assert everyone[2:5] == ["535", "535", "535"]
     # 50² / (10 · 16 + 5 · 4)
@@ -178,8 +176,8 @@ def test_the_page_asks_for_other_rates_until_all_of_them_are_there():
     results = [made(0.1, variant=f"rate{rate:g}") for rate in rates]
     asked = "Other rates: not run yet"
     assert len(rates) > 1
-    assert asked in section(markdown(NCCB.page(FULL, stored(*results[:-1]))), "The rate")
-    assert asked not in section(markdown(NCCB.page(FULL, stored(*results))), "The rate")
+    assert asked in section(markdown(NCCB.page(FULL, stored(*results[:-1]))), "Learning rate")
+    assert asked not in section(markdown(NCCB.page(FULL, stored(*results))), "Learning rate")
 
 
 def test_without_its_data_the_paper_scale_is_refused_before_anything_is_written(tmp_path, monkeypatch):

@@ -14,13 +14,14 @@ from covey import Refusal
 from covey.core.checkpoint import read_checkpoint
 from covey.core.records import read_config, read_metrics
 from covey.data.paper_targets import local_target, prefix_target
-from papers import Store, Wanted, papers
-from papers.branching import model_file
-from papers.measuring import estimates_file, read_estimates
-from papers.ondemand import METHODS, SCALES, TARGETS, OnDemandScale, Task
-from papers.pages import markdown
-from papers.plan import Planned
-from papers.store import Result, read_result, truth_of
+from papers import Request, Store, papers
+from papers.branches import model_file
+from papers.export import truth_of
+from papers.grid import PlannedRun
+from papers.measurements import estimates_file, read_estimates
+from papers.ondemand.scales import METHODS, SCALES, TARGETS, OnDemandScale, Task
+from papers.page import markdown
+from papers.store import Result, read_result
 from tests.papers.small_papers import (
     called,
     made_up,
@@ -44,7 +45,7 @@ def smoke(
     folder: Path, methods=("fedavg", "ground-truth"), only=None, machine=None, scale=SMOKE, paper=ONDEMAND, **more
 ):
     """Reproduce a little of it into `folder`."""
-    wanted = Wanted(environments=("digits-0.1",), methods=tuple(methods), only=only, rounds=more.pop("rounds", None))
+    wanted = Request(environments=("digits-0.1",), methods=tuple(methods), only=only, rounds=more.pop("rounds", None))
     return reproduced(paper, scale, folder, wanted, machine=machine, **more)
 
 
@@ -61,8 +62,8 @@ def narrow(*targets: str):
     return replace(ONDEMAND, groups=groups)
 
 
-def planned(environment="cifar10-0.1", method="fedavg", variant="", scale=FULL, seed=0) -> Planned:
-    return planned_run(ONDEMAND, scale, environment, method, variant, Wanted(seeds=(seed,)))
+def planned(environment="cifar10-0.1", method="fedavg", variant="", scale=FULL, seed=0) -> PlannedRun:
+    return planned_run(ONDEMAND, scale, environment, method, variant, Request(seeds=(seed,)))
 
 
 def made(curve, environment="cifar10-0.1", method="fedavg", variant="", seed=0, **more) -> Result:
@@ -86,7 +87,7 @@ def made(curve, environment="cifar10-0.1", method="fedavg", variant="", seed=0, 
 
 def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("papers.pages.can_draw", lambda: False)
+    monkeypatch.setattr("papers.page.can_draw", lambda: False)
     answer = json.loads(called("ondemand", "--scale", "smoke", "--json").stdout)
     assert answer["finished"] == answer["runs"] == 22
     page = Path(answer["page"]).read_text()
@@ -255,7 +256,7 @@ def test_branches_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
 
 
 def test_the_most_valuable_runs_come_first_and_cost_what_the_paper_says():
-    plan = ONDEMAND.plan(FULL, Wanted())
+    plan = ONDEMAND.plan(FULL, Request())
     assert [(group.title, len(group.runs)) for group in plan[:5]] == [
         ("CIFAR-10: base runs", 9),
         ("CIFAR-10 α=0.1: on demand", 78),
@@ -311,13 +312,13 @@ def test_the_papers_settings_are_those_of_section_five():
 
 
 def test_one_name_stands_for_a_data_set_at_every_alpha():
-    plan = ONDEMAND.plan(FULL, Wanted(environments=("cifar10",), only=("table-3",)))
+    plan = ONDEMAND.plan(FULL, Request(environments=("cifar10",), only=("table-3",)))
     assert [run.environment for run in plan[0].runs[:3]] == ["cifar10-0.1", "cifar10-0.5", "cifar10-1.0"]
     assert len(plan) == 1
 
 
 def test_with_fewer_rounds_than_a_branch_there_are_no_branches():
-    runs = [run for group in ONDEMAND.plan(FULL, Wanted(rounds=100, environments=("cifar10",))) for run in group.runs]
+    runs = [run for group in ONDEMAND.plan(FULL, Request(rounds=100, environments=("cifar10",))) for run in group.runs]
     assert all(run.branch is None and run.rounds == 100 for run in runs)
     assert runs[0].measured == (1, 50)
 
@@ -420,7 +421,7 @@ def test_the_tables_put_peaks_gains_and_rounds_beside_the_papers_figures():
     assert f"{gained} best round of each: TD 1 +20.0 ± 0.0 (in the paper +8) and Local +20.0 ± 0.0" in text
     assert f"{gained} last rounds of each: TD 1 +9.0 ± 12.7 and Local +9.0 ± 12.7." in text
     assert (
-        "fine-tuning comes to 95 % of its best accuracy in 16.0 rounds on average, FedAvg going on in 0.0 (22 targets"
+        "fine-tuning reaches 95 % of its best accuracy in 16.0 rounds on average, FedAvg, continued, in 0.0 (22 targets"
         in text
     )
     assert "n·MAE of class shares by the predictor" not in text
@@ -503,4 +504,4 @@ def test_what_the_scales_share_is_consistent():
             assert isinstance(task, Task)
             assert task.estimated <= task.branch < task.rounds
             assert task.branch % task.evaluate_every == 0
-    assert {run.method for group in ONDEMAND.plan(SMOKE, Wanted()) for run in group.runs} == set(METHODS)
+    assert {run.method for group in ONDEMAND.plan(SMOKE, Request()) for run in group.runs} == set(METHODS)

@@ -1,0 +1,28 @@
+"""FedACS's results as cells; the lines of IID are the same in all environments."""
+
+from collections.abc import Sequence
+
+from papers.fedacs.scales import METHODS, POOL, REFERENCE, TITLES, Environment, FedACSScale
+from papers.grid import ANY
+from papers.results import Results
+from papers.store import Result, Store
+
+
+class FedACSResults(Results):
+    """Stored results of FedACS. The paper's terminal accuracy is the mean over the last 50 of 1,000 rounds."""
+
+    def __init__(self, scale: FedACSScale, store: Store, command: str, methods: Sequence[str]) -> None:
+        super().__init__(store, scale.rounds, command, methods, TITLES)
+        self.scale = scale
+
+    def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
+        return super().line(ANY if method == REFERENCE else environment, method, variant)
+
+    def selecting(self, environment: Environment) -> list[str]:
+        """Return the methods of an environment's tables: the paper's and any others that were run, without IID."""
+        return [method for method in self.shown(environment.name, METHODS) if method != REFERENCE]
+
+
+def pool_variant(pool: float) -> str:
+    """Return the variant of runs with this λ; that of the tables has none."""
+    return "" if pool == POOL else f"pool{pool:g}"

@@ -1,0 +1,189 @@
+"""NCCB's tables, the paper's numbers (on other data) beside ours; invited clients; and the effect of our choices."""
+
+from collections.abc import Iterator
+
+from covey.job.comparison.statistics import Estimate, common_seeds
+from papers.curves import Line, numbers
+from papers.nccb.corpora import Corpus
+from papers.nccb.results import NCCBResults, rounds_saved, rounds_to_best
+from papers.nccb.scales import BASELINE, CORE, METHODS, OTHER_WAY, OURS, OWN, REFERENCE, TITLES
+from papers.nccb.text import PROSE
+from papers.page import Part, Table
+from papers.wording import MISSING, cell, spread
+
+_OWN_TITLE = "NCCB, a confidence for each client"
+
+
+def table_1(results: NCCBResults) -> list[Part]:
+    """Terminal accuracy, and improvement over random selection."""
+    columns = (
+        "data",
+        "method",
+        "paper, other data",
+        "ours",
+        "median",
+        "points against random",
+        "improvement, paper (%)",
+        "ours (%)",
+        "seeds",
+        "rounds",
+    )
+    rows = []
+    for corpus, method, line, base in _lines(results):
+        printed = corpus.printed
+        paper = "-" if printed is None else cell(printed.accuracy.get(method), "{:.2f}")
+        theirs = "-" if printed is None else cell(printed.improvement.get(method), "{:+.1f}")
+        if not line:
+            rows.append([corpus.title, results.title(method), paper, MISSING, "-", "-", theirs, "-", "0", "0"])
+            continue
+        rows.append(
+            [
+                corpus.title,
+                results.title(method),
+                paper,
+                results.terminal(line),
+                f"{100 * results.estimate(line).median:.2f}",
+                "-" if method == BASELINE else results.difference(line, base),
+                theirs,
+                "-" if method == BASELINE else cell(results.improvement(line, base), "{:+.1f}"),
+                results.seeds(line),
+                results.rounds_run(line),
+            ]
+        )
+    return [
+        Table(columns, rows),
+        PROSE("table-1"),
+        *[
+            part
+            for corpus in results.scale.corpora
+            for part in results.curves(
+                f"curves-{corpus.name}",
+                f"Top-1 accuracy, {corpus.title}",
+                {results.title(m): results.line(corpus.name, m) for m in results.shown(corpus.name, METHODS)},
+                results.missing(f"Learning curves, {corpus.title}", f"table-1 --environments {corpus.name}"),
+            )
+        ],
+    ]
+
+
+def _lines(results: NCCBResults) -> Iterator[tuple[Corpus, str, Line, Line]]:
+    """Yield corpus, method, its line and that of random selection, in the order of the tables."""
+    for corpus in results.scale.corpora:
+        base = results.line(corpus.name, BASELINE)
+        for method in results.shown(corpus.name, METHODS):
+            yield corpus, method, results.line(corpus.name, method), base
+
+
+def table_2(results: NCCBResults) -> list[Part]:
+    """Rounds to the best accuracy of random selection."""
+    columns = (
+        "data",
+        "method",
+        "paper, other data: rounds",
+        "ours: rounds",
+        "median",
+        "rounds saved, paper (%)",
+        "ours (%)",
+        "seeds",
+    )
+    rows = []
+    for corpus, method, line, base in _lines(results):
+        printed = corpus.printed
+        rows.append(
+            [
+                corpus.title,
+                results.title(method),
+                "-" if printed is None else cell(printed.rounds.get(method), "{:.0f}"),
+                *_to_best_of(results, line, base),
+                "-" if printed is None else cell(printed.saved.get(method), "{:.1f}"),
+                "-" if method == BASELINE else cell(rounds_saved(rounds_to_best(line, base)), "{:.1f}"),
+                str(len(common_seeds(line, base))),
+            ]
+        )
+    return [
+        PROSE("table-2"),
+        Table(columns, rows),
+    ]
+
+
+def _to_best_of(results: NCCBResults, line: Line, base: Line) -> list[str]:
+    """Cells: mean and median of rounds to the best accuracy of `base`, or how many seeds have reached it."""
+    pairs = rounds_to_best(line, base)
+    taken = [float(own) for own, _ in pairs if own is not None]
+    if not pairs:
+        return [MISSING, "-"]
+    if len(taken) < len(pairs):
+        found = f"{len(taken)} of {len(pairs)} seeds" if taken else "not reached"
+        return [found + (results.so_far(line) or results.so_far(base)), "-"]
+    estimate = Estimate.of(taken)
+    return [spread(estimate, "{:.0f}", 1.0), f"{estimate.median:.0f}"]
+
+
+def coverage(results: NCCBResults) -> list[Part]:
+    """Number of clients that each method invites."""
+    rows = []
+    for corpus in results.scale.corpora:
+        base = results.line(corpus.name, BASELINE)
+        lines = {method: results.line(corpus.name, method) for method in results.shown(corpus.name, METHODS)}
+        named = [(results.title(method), line if method != BASELINE else base) for method, line in lines.items()]
+        named.insert(2, (_OWN_TITLE, results.line(corpus.name, OURS, OWN)))
+        for title, line in named:
+            if line:
+                hits = [numbers(result.hits) for result in line.values()]
+                invited = Estimate.of([float((one > 0).sum()) for one in hits])
+                evenly = Estimate.of([float(one.sum() ** 2 / (one**2).sum()) for one in hits])
+                counts = [spread(figure, "{:.0f}", 1.0) for figure in (invited, evenly)]
+                rows.append([corpus.title, title, str(corpus.clients), *counts, *results.compared(line, base)])
+    counted_as = ("invited at least once", "as if evenly among")
+    columns = (
+        "data",
+        "method",
+        "clients",
+        *counted_as,
+        "terminal accuracy",
+        "points against random",
+        "seeds",
+        "rounds",
+    )
+    parts: list[Part] = [
+        *PROSE.parts("coverage", own=_OWN_TITLE),
+        Table(columns, rows) if rows else results.missing("Table 1", "table-1"),
+    ]
+    if not all(results.line(corpus.name, OURS, OWN) for corpus in results.scale.corpora):
+        parts.append(results.missing(_OWN_TITLE, "confidence"))
+    return parts
+
+
+def rates(results: NCCBResults) -> list[Part]:
+    """Accuracy of random selection at other rates."""
+    corpus, chosen = results.scale.corpora[0], float(results.scale.local["rate"])
+    rows = []
+    for rate in sorted((*results.scale.rates, chosen)):
+        line = results.line(corpus.name, BASELINE, "" if rate == chosen else f"rate{rate:g}")
+        cells = results.at_rounds(line, results.scale.checked)
+        rows.append([f"{rate:g}" + (" (chosen)" if rate == chosen else ""), *cells, results.seeds(line)])
+    absent = not all(results.line(corpus.name, BASELINE, f"rate{rate:g}") for rate in results.scale.rates)
+    columns = ("rate", *(f"round {at:,}" for at in results.scale.checked), "seeds")
+    return [
+        PROSE("rates", corpus=corpus.title, chosen=chosen),
+        Table(columns, rows),
+        *([results.missing("Other rates", "rate")] if absent else []),
+    ]
+
+
+def stop_words(results: NCCBResults) -> list[Part]:
+    """Accuracy with stop words kept and removed."""
+    corpus = results.scale.corpora[0]
+    rows = []
+    for title, variant in (("kept", ""), ("removed", OTHER_WAY)):
+        base = results.line(corpus.name, BASELINE, variant)
+        for method in (*CORE, REFERENCE):
+            line = results.line(corpus.name, method, variant)
+            rows.append([title, TITLES[method], *results.compared(line, base if method != BASELINE else line)])
+    parts: list[Part] = [
+        PROSE("stop-words", corpus=corpus.title),
+        Table(("stop words", "method", "terminal accuracy", "points against random", "seeds", "rounds"), rows),
+    ]
+    if not results.line(corpus.name, BASELINE, OTHER_WAY):
+        parts.append(results.missing("Stop words removed", "stop-words"))
+    return parts
