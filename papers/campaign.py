@@ -86,14 +86,14 @@ def reproduce(
 
     Anything impossible (an unknown method, unreadable data, a damaged result) is refused before the first round.
     """
-    begin = time.monotonic()
+    start = time.monotonic()
     require(minutes is None or minutes > 0, f"minutes must be above 0, not {minutes}.")
     plan = paper.plan(scale, wanted)
     runs = [run for group in plan for run in group.runs]
     configs = {run.name: run.config(machine) for run in [*runs, *_bases(runs)]}
     agent_configs = {run.agent.name: as_config(run.agent.settings, machine) for run in runs if run.agent}
     store = Store.read(results)
-    deadline = None if minutes is None else begin + 60 * minutes
+    deadline = None if minutes is None else start + 60 * minutes
     campaign = _Campaign(paper, store, work, configs, agent_configs, deadline, on_run, on_round)
     campaign.check(plan)
     stopped = campaign.run(plan)
@@ -101,7 +101,7 @@ def reproduce(
         runs=len(runs),
         finished=sum(store.holds(run) for run in runs),
         rounds=campaign.rounds,
-        seconds=round(time.monotonic() - begin, 1),
+        seconds=round(time.monotonic() - start, 1),
         stopped=stopped,
     )
 
@@ -187,11 +187,11 @@ class _Campaign:
             for t in missing_rounds(branch, folder):
                 require(
                     self._done(branch.base) <= t,
-                    f"The folder {folder} has gone on without keeping what other runs begin with after round {t}; "
+                    f"The folder {folder} is past round {t} but lacks the model or estimates other runs start from; "
                     "move it away, and it is run again.",
                 )
                 bases[branch.base.name], until = branch.base, max(until, t)
-        return self._advance(f"{group.title}, what it begins with", list(bases.values()), until) if bases else ""
+        return self._advance(f"{group.title}, base runs", list(bases.values()), until) if bases else ""
 
     def _train(self, group: Group, runs: Sequence[PlannedRun]) -> Stop:
         """Train the agents that decide in these runs, unless they are there."""

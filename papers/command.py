@@ -83,13 +83,13 @@ def _results_folder(scale: Scale, results: Path | None) -> Path:
 
 
 @contextmanager
-def _progress(begin: float) -> Iterator[tuple[OnRun, OnRound]]:
+def _progress(start: float) -> Iterator[tuple[OnRun, OnRound]]:
     """Show bars on a terminal; else log a line per group and per long wait, with the time."""
     with display.comparison_progress() as (bar, on_round):
 
         def note(text: str) -> None:
             if text and not sys.stderr.isatty():
-                print(f"{time.monotonic() - begin:6.0f} s  {text}", file=sys.stderr)
+                print(f"{time.monotonic() - start:6.0f} s  {text}", file=sys.stderr)
 
         def on_run(label: str, seed: int | None, rounds: int) -> None:
             bar(label, seed, rounds)

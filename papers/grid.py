@@ -152,7 +152,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much of a paper is run."""
+    """Extent of a reproduction: rounds, seeds, and where its results are kept."""
 
     name: str
     summary: str

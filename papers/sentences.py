@@ -39,6 +39,19 @@ def from_random(results: Results, gain: Estimate, seeds: int, paper: str = "") -
     return f"{results.points(gain)} points from random selection ({clearness(gain)}; {counted(seeds, 'seed')}{note})"
 
 
+def gains_by_place(results: Results, method: str, base: str, places: Mapping[str, str]) -> dict[str, Estimate | None]:
+    """Return place → gain of a method over another, for `verdict`; places of unfinished runs are marked "(so far)".
+
+    `places` maps an environment's name in sentences to its name in the store.
+    """
+    gains = {}
+    for title, environment in places.items():
+        line, other = (results.line(environment, one) for one in (method, base))
+        unfinished = results.so_far(line) or results.so_far(other)
+        gains[f"{title} (so far)" if unfinished else title] = results.gain(line, other)
+    return gains
+
+
 def verdict(method: str, other: str, gains: Mapping[str, Estimate | None], where: str) -> str:
     """Say where a method is ahead of another and where the difference is noise; empty without a result.
 

@@ -6,7 +6,7 @@ from papers.fedacs.scales import BASELINE, ENVIRONMENTS, OURS, PAPER_IID, REFERE
 from papers.grid import ANY
 from papers.page import Part
 from papers.prose import SHARED, Prose
-from papers.sentences import common_rounds, ends, from_random, made_by, terminal_means, verdict
+from papers.sentences import common_rounds, ends, from_random, gains_by_place, made_by, terminal_means, verdict
 from papers.wording import bullets, clearness, every_text
 
 PROSE = Prose.beside(__file__)
@@ -16,9 +16,7 @@ RIVAL = "oort-simple"
 
 def opening(results: FedACSResults) -> list[Part]:
     """Return the answer, the result in each environment, and the setup."""
-    gains = {
-        one.title: results.gain(results.line(one.name, OURS), results.line(one.name, BASELINE)) for one in ENVIRONMENTS
-    }
+    gains = gains_by_place(results, OURS, BASELINE, {one.title: one.name for one in ENVIRONMENTS})
     better = verdict("FedACS", "random selection", gains, "in the environments {}")
     sentences = [sentence for one in ENVIRONMENTS if (sentence := _gain(results, one))]
     return [

@@ -1,4 +1,4 @@
-"""Corpora of NCCB's reproduction: texts by their users, and what the paper prints for the data they stand in for.
+"""Corpora of NCCB's reproduction: texts by their users, and the paper's numbers for the data they replace.
 
 The paper's data, Super User and Yelp, were not available. Two other corpora stand in for them: tweets of accounts of
 the US Congress and posts of bloggers. They are of the same kind, but differ in size and vocabulary, so accuracies
@@ -128,8 +128,8 @@ def made_up(
         popularity /= popularity.sum()
         for user in range(users):
             for _ in range(texts):
-                said = [f"topic{user % 4}word{word}" for word in rng.choice(20, size=words, p=popularity)]
-                yield f"user {user}", "the " + " ".join(said)
+                topic_words = [f"topic{user % 4}word{word}" for word in rng.choice(20, size=words, p=popularity)]
+                yield f"user {user}", "the " + " ".join(topic_words)
 
     cut = Cut(
         minimum=1, texts=0, samples=samples, users=0, test_users=test_users, test_samples=test_samples,

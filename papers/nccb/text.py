@@ -6,7 +6,7 @@ from papers.nccb.results import NCCBResults, rounds_saved, rounds_to_best
 from papers.nccb.scales import BASELINE, BITS, OURS, TITLES
 from papers.page import Part, Table
 from papers.prose import SHARED, Prose
-from papers.sentences import common_rounds, ends, from_random, made_by, terminal_means, verdict
+from papers.sentences import common_rounds, ends, from_random, gains_by_place, made_by, terminal_means, verdict
 from papers.wording import MISSING, bullets, cell, counted, every_text, joined
 
 PROSE = Prose.beside(__file__)
@@ -15,9 +15,7 @@ PROSE = Prose.beside(__file__)
 def opening(results: NCCBResults) -> list[Part]:
     """Return the answer, the result on each corpus, the paper's claims, and the setup."""
     corpora = results.scale.corpora
-    gains = {
-        one.title: results.gain(*(results.line(one.name, method) for method in (OURS, BASELINE))) for one in corpora
-    }
+    gains = gains_by_place(results, OURS, BASELINE, {one.title: one.name for one in corpora})
     better = verdict("NCCB", "random selection", gains, "on {}")
     sentences = [sentence for corpus in corpora if (sentence := _gain(results, corpus))]
     return [

@@ -141,7 +141,7 @@ class OnDemandResults:
         }
 
     def complete(self, place: Place, method: str, target: str) -> dict[int, Result]:
-        """Return seed → complete run, of the runs that tell about a target."""
+        """Return seed → complete run that is scored on a target."""
         line = self.store.line(place.name, method, _variant(method, target))
         planned = place.task.tuned if method in _TUNED else place.task.rounds
         return {seed: result for seed, result in line.items() if last_round(result) >= planned}
@@ -151,7 +151,7 @@ class OnDemandResults:
         return [result for result in self.store.line(place.name, BASELINE).values() if result.measurements]
 
     def begun(self, place: Place, method: str, columns: Sequence[str] = TARGETS) -> bool:
-        """True if there is any run of a method, complete or not, that tells about one of these columns."""
+        """True if any run of a method, complete or not, is scored on one of these columns."""
         targets = (target for column in columns for target in self.targets(method, column))
         return any(self.store.line(place.name, method, _variant(method, target)) for target in targets)
 
@@ -214,7 +214,7 @@ class OnDemandResults:
 
 
 def _variant(method: str, target: str) -> str:
-    """Return the variant of the run that tells about a target: models on demand have one for each."""
+    """Return the variant of the run that is scored on a target: models on demand have one for each."""
     return variant_of(target) if method in _TUNED else ""
 
 

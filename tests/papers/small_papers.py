@@ -1,4 +1,4 @@
-"""What tests of the papers' reproductions share: the command, made-up runs, and reading pages."""
+"""Shared by the tests of reproductions: the command, made-up runs, and sections and rows of pages."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ def stored(*results: Result) -> Store:
 
 
 def section(text: str, title: str) -> str:
-    """What a page says below a heading."""
+    """Return the text of a page below a heading."""
     return text.split(f"## {title}")[1].split("\n## ")[0]
 
 
@@ -116,7 +116,7 @@ def ten_seconds_a_round(monkeypatch) -> Callable[[dict[str, Any]], None]:
 
 
 def runs_together(monkeypatch) -> list[int]:
-    """How many runs advance in lockstep, one number for each time that some do."""
+    """Record how many runs advance in lockstep, one number per call."""
     together: list[int] = []
 
     def counting(runs, *rest):

@@ -89,7 +89,7 @@ def made(level, environment="uniform", method="fedavg", seed=0, variant="", roun
 
 
 def data_of(result: Result) -> tuple:
-    """What does not depend on when and where a run was made."""
+    """Return the fields that do not depend on when and where a run was made."""
     return result.rounds, result.finished, result.evaluated, result.cohort_skew, result.hits, result.measurements
 
 

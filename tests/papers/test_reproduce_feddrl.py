@@ -320,7 +320,7 @@ def test_a_result_with_columns_that_do_not_belong_together_is_refused(tmp_path):
 
 
 def test_one_run_of_the_reproduction_is_the_run_of_the_records(played):
-    """What the store holds of a run is what its folder says."""
+    """A stored result agrees with the run folder."""
     from covey import Run
 
     run = Run.open(played / "work" / "digits-ce-20-feddrl-set-seed0")

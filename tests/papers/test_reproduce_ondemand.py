@@ -219,7 +219,7 @@ def test_a_base_run_that_went_on_without_keeping_its_model_is_refused(tmp_path):
     smoke(tmp_path, ("fedavg",))
     model_file(tmp_path / "work" / BASE, 4).unlink()
     assert estimates_file(tmp_path / "work" / BASE, 4).is_file()
-    with pytest.raises(Refusal, match="gone on without keeping what other runs begin with after round 4; move it away"):
+    with pytest.raises(Refusal, match="is past round 4 but lacks the model or estimates other runs start from"):
         smoke(tmp_path, paper=narrow("td1"))
 
 
