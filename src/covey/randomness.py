@@ -1,8 +1,8 @@
-"""Stateless randomness, keyed by (seed, round, client, purpose) and never global.
+"""Stateless randomness, keyed by (seed, round, client, purpose); there is no global generator.
 
-What clients draw (batch order, augmentation, dropout) comes from splitmix64 in integer tensor
-operations, so that a CPU and a GPU draw the same numbers in any order of execution. What the server
-draws (cohorts, Beta samples) comes from NumPy's Philox under the same kind of key.
+Clients' draws (batch order, augmentation, dropout) come from splitmix64 in integer tensor operations, so that a CPU and
+a GPU draw the same numbers in any order of execution. The server's draws (cohorts, Beta samples) come from NumPy's
+Philox, under the same kind of key.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ _SECOND = 0x94D049BB133111EB
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Return the int64 with the same 64 bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _mix(z: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014) on Python integers."""
+    """Apply the finaliser of splitmix64 (Steele, Lea and Flood 2014) on Python integers."""
     z = ((z ^ (z >> 30)) * _FIRST) & _MASK
     z = ((z ^ (z >> 27)) * _SECOND) & _MASK
     return z ^ (z >> 31)
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key for a place in a run, such as `key(seed, round, client, "batches")`."""
+    """Return a 64-bit key for a place in a run, such as `key(seed, round, client, "batches")`."""
     state = 0
     for part in parts:
         value = _word(part) if isinstance(part, str) else int(part) & _MASK
@@ -45,7 +45,7 @@ def key(*parts: int | str) -> int:
 
 
 def keys(*parts: int | str | NDArray[Any]) -> NDArray[np.uint64]:
-    """`key` for many places at once: whole numbers and words, and arrays of whole numbers `[places]`."""
+    """Return `key` for many places at once; parts are whole numbers, words, or arrays of whole numbers `[places]`."""
     golden = np.uint64(_GOLDEN)
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
@@ -58,30 +58,30 @@ def keys(*parts: int | str | NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def as_tensor(keys: NDArray[np.uint64], device: torch.device | str = "cpu") -> Tensor:
-    """Keys as the tensor functions below take them: int64 with the same bits."""
+    """Return keys as the tensor functions below take them: int64 with the same bits."""
     return torch.from_numpy(keys.view(np.int64)).to(device)
 
 
 @lru_cache(maxsize=1024)
 def _word(text: str) -> int:
-    """A word as 64 bits."""
+    """Hash a word to 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _mix_many(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser on an array; unsigned arithmetic wraps."""
+    """Apply the finaliser to an array; unsigned arithmetic wraps."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
     return z ^ (z >> np.uint64(31))
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """Logical right shift of int64 (torch shifts arithmetically)."""
+    """Shift int64 right logically (torch shifts arithmetically)."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
 def bits(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """The first `count` outputs of splitmix64 for `key`: int64 `[count]`, or `[..., count]` for keys `[...]`."""
+    """Return the first `count` outputs of splitmix64 for `key`: int64 `[count]`, or `[..., count]` for keys `[...]`."""
     if isinstance(key, Tensor):
         begin = key.unsqueeze(-1)
         device = key.device
@@ -97,28 +97,28 @@ def bits(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> T
 
 
 def uniform(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Uniform float32 in [0, 1), exact multiples of 2^-24."""
+    """Draw uniform float32 in [0, 1), exact multiples of 2^-24."""
     return _shifted(bits(key, count, device), 40).to(torch.float32) * (1.0 / (1 << 24))
 
 
 def integers(key: int | Tensor, count: int, below: int, device: torch.device | str = "cpu") -> Tensor:
-    """Integers in [0, below) for below up to 2^31."""
+    """Draw integers in [0, below) for below up to 2^31."""
     return (_shifted(bits(key, count, device), 33) * below) >> 31
 
 
 def permutation(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """A random order of 0 … count-1: `[count]`, or `[..., count]` for keys `[...]`."""
+    """Draw a random order of 0 … count-1: `[count]`, or `[..., count]` for keys `[...]`."""
     return torch.argsort(bits(key, count, device), dim=-1, stable=True)
 
 
 def generator(*parts: int | str) -> np.random.Generator:
-    """NumPy's Philox for what the server draws, keyed like everything else."""
+    """Return NumPy's Philox generator for the server's draws, keyed like all others."""
     return np.random.Generator(np.random.Philox(key=key(*parts)))
 
 
 @contextmanager
 def torch_seed(*parts: int | str) -> Iterator[None]:
-    """Torch's own CPU generator seeded by a key, for code that knows no other (layer initialisation)."""
+    """Seed torch's own CPU generator by a key, for code that uses no other (layer initialisation)."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key(*parts) >> 1)
         yield

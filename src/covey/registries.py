@@ -1,7 +1,7 @@
 """The registries: every part that a configuration chooses by name.
 
-They are declared here and filled by the packages that hold the parts, so that a configuration can be checked without
-importing algorithms from below. A registry imports its packages when it is first read.
+They are declared here and filled by the packages that hold the parts, so that lower layers can check a configuration
+without importing algorithms. A registry imports its packages when it is first read.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Names for parts: what `--method`, `--environment`, `--dataset` and `--model` choose from.
+"""Registries: parts by name, for `--method`, `--environment`, `--dataset`, `--model` and the like.
 
-A part is a function or class; its options are its keyword-only parameters, each with a default, and
-their annotations are the types that a user's values are checked against. A class with many options may declare them in
+A part is a function or class. Its options are its keyword-only parameters, each with a default; users' values are
+checked against their annotations. A class with many options may declare them in
 a keyword-only dataclass, its attribute `Options`, and take them as `**options`. Other packages add parts through
 entry points in the group `covey.<plural>`, for instance
 
@@ -37,19 +37,19 @@ class Option:
 
     @property
     def type_name(self) -> str:
-        return _spell(self.annotation)
+        return _type_name(self.annotation)
 
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered part with its name and what it says of itself."""
+    """A registered part with its name, summary and options."""
 
     name: str
     part: T
 
     @cached_property
     def summary(self) -> str:
-        """The first sentence of the part's docstring (or its `summary`)."""
+        """First paragraph of the part's docstring (or its `summary`)."""
         text = getattr(self.part, "summary", None) or inspect.getdoc(self.part) or ""
         return " ".join(str(text).split("\n\n")[0].split())
 
@@ -76,16 +76,16 @@ def _keyword_options(part: Any) -> dict[str, Option]:
 def _parameters(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(part).parameters
-    except ValueError:  # Something built into Python, which does not say.
+    except ValueError:  # A builtin without a signature.
         return {}
 
 
 def _hints(annotated: Any) -> dict[str, Any]:
-    """Types of a function's parameters, as far as its module knows their names when it runs."""
+    """Return the types of a function's parameters, as far as its module has their names at run time."""
     try:
         return typing.get_type_hints(annotated)
     except NameError:
-        # Names that only a type checker imports; options of plain types have none of these.
+        # Some names are imported for type checkers only; options of plain types use none of them.
         found: dict[str, Any] = {}
         for name, annotation in annotated.__annotations__.items():
             one = types.SimpleNamespace(__annotations__={name: annotation})
@@ -95,7 +95,7 @@ def _hints(annotated: Any) -> dict[str, Any]:
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name, those of other packages included."""
+    """Parts of one kind by name, including those of other packages."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Registry(Generic[T]):
         return (self[name] for name in self.names())
 
     def __getitem__(self, name: str) -> Entry[T]:
-        """The part called `name`, or the one at `package.module:name` where users may bring their own."""
+        """Return the part called `name`, or the one at `package.module:name` if users may bring their own."""
         if name not in self._entries:
             self._load_homes()
         if name not in self._entries:
@@ -160,7 +160,7 @@ class Registry(Generic[T]):
         return next((name for name, entry in self._entries.items() if entry.part is part), None)
 
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """`given`, checked against the part's options and completed with its defaults."""
+        """Return `given`, checked against the part's options and completed with their defaults."""
         known = self[name].options
         for option in given:
             if option not in known:
@@ -175,7 +175,7 @@ class Registry(Generic[T]):
         }
 
     def make(self, name: str, given: Mapping[str, Any]) -> Any:
-        """The part, made with these options and its defaults."""
+        """Make the part with these options and its defaults."""
         part: Any = self[name].part
         options = self.options(name, given)
         require(not inspect.isabstract(part), f"The {self.kind} '{name}' leaves out what every {self.kind} has to do.")
@@ -189,7 +189,7 @@ class Registry(Generic[T]):
         return part(**options)
 
     def unknown_option(self, name: str, option: str) -> str:
-        """The sentence that says that a part lacks an option, and which it has."""
+        """Return the sentence that says that a part has no such option, and which it has."""
         known = sorted(self[name].options)
         if not known:
             return f"The {self.kind} '{name}' has no option '{option}'; it takes none."
@@ -219,13 +219,14 @@ class Registry(Generic[T]):
 
 
 def import_path(path: str, kind: str) -> Any:
+    """Import the part at `package.module:name`."""
     module_name, _, attribute = path.partition(":")
     try:
         part = getattr(import_module(module_name), attribute)
     except Exception as error:
-        said = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise Refusal(
-            f"The {kind} '{path}' cannot be imported: {said}. Give it as package.module:name, importable from here."
+            f"The {kind} '{path}' cannot be imported: {reason}. Give it as package.module:name, importable from here."
         ) from error
     require(
         callable(part), f"The {kind} '{path}' must be a class or a function; it is of the type {type(part).__name__}."
@@ -234,7 +235,7 @@ def import_path(path: str, kind: str) -> Any:
 
 
 def coerce(value: Any, annotation: Any, where: str) -> Any:
-    """`value` (typed, or text from a command line) as `annotation`, or a refusal that names `where`."""
+    """Return `value` (typed, or text from a command line) as `annotation`, or refuse it by the name `where`."""
     if annotation is Any:
         return value
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -262,14 +263,14 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
             return float(number)
     elif annotation is str and isinstance(value, str):
         return value
-    raise Refusal(f"{where} must be {_spell(annotation)}, not {value!r}.")
+    raise Refusal(f"{where} must be {_type_name(annotation)}, not {value!r}.")
 
 
 def _coerce_union(value: Any, arguments: tuple[Any, ...], annotation: Any, where: str) -> Any:
     if value is None or (isinstance(value, str) and value.lower() == "none"):
         if type(None) in arguments:
             return None
-    # int | float means "a count or a fraction": which one is meant is in how it is written.
+    # int | float means "a count or a fraction"; the way it is written decides which.
     elif int in arguments and float in arguments and _number(value) is not None:
         if isinstance(value, str):
             value = float(value) if not value.strip().lstrip("+-").isdecimal() else value
@@ -281,7 +282,7 @@ def _coerce_union(value: Any, arguments: tuple[Any, ...], annotation: Any, where
                     return coerce(value, choice, where)
                 except Refusal:
                     continue
-    raise Refusal(f"{where} must be {_spell(annotation)}, not {value!r}.")
+    raise Refusal(f"{where} must be {_type_name(annotation)}, not {value!r}.")
 
 
 def _number(value: Any) -> float | int | None:
@@ -298,15 +299,16 @@ def _number(value: Any) -> float | int | None:
     return None
 
 
-def _spell(annotation: Any) -> str:
+def _type_name(annotation: Any) -> str:
+    """Return a type in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         if int in arguments and float in arguments:
             return "a count or a fraction"
-        return " or ".join(_spell(argument) for argument in arguments)
+        return " or ".join(_type_name(argument) for argument in arguments)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (tuple, list):
-        return f"a list of {_spell(arguments[0])}"
+        return f"a list of {_type_name(arguments[0])}"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
     return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))

@@ -150,7 +150,7 @@ covey.run({SMALL!r}, rounds=3, model="mlp", out="run", on_round=lambda row: reso
     answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     said = answer.stderr.strip().split("\n")[-1]
     assert "covey.errors.Refusal: The run folder run cannot be written" in said
-    assert said.endswith("Once it can, go on with: covey resume run")
+    assert said.endswith("Once it can, resume with: covey resume run")
     whole = run(SMALL, rounds=3, model="mlp", out=tmp_path / "whole")
     assert without_timings(resume(tmp_path / "run").metrics) == without_timings(whole.metrics)
 

@@ -6,8 +6,8 @@ A configuration is given as a nested mapping. Parts are named, with their option
      "environment": {"name": "dirichlet", "alpha": 0.1},   # or just "dirichlet"
      "local": {"rate": 0.05, "epochs": 1}}
 
-Values come in three layers, later ones winning: defaults, what the method prescribes (FedProx its
-proximal term), what the user gave.
+Values come in three layers, later ones winning: defaults, the method's prescriptions (FedProx's proximal term), and
+the user's values.
 """
 
 import os
@@ -25,10 +25,10 @@ from covey.registries import aggregators, datasets, environments, manymodels, me
 from covey.registry import Registry, coerce
 
 NATURAL = "natural"
-"""The environment of data sets that come with their clients (users, sites)."""
+"""The environment of data sets that name their clients (users, sites)."""
 
 GIVEN = "given"
-"""Data set and environment of a run on a federation that was passed in from Python."""
+"""Name of the data set and the environment of a federation that was passed in from Python."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Choice:
         return {"name": self.name, **self.options}
 
 
-_ASIDE = ("workers", "data_dir")
+_WITHOUT_EFFECT = ("workers", "data_dir")
 """Settings that change no result."""
 
 _NAMED = 3
-"""Settings that a refusal names."""
+"""Most settings that a refusal names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class Config:
     many: Choice | None
     local: Local
     altered: Alterations = field(default_factory=Alterations)
-    """Clients whose images look different, or whose labels are wrong."""
+    """Clients with altered images or wrong labels."""
     devices: Devices = field(default_factory=Devices)
-    """How fast clients are, when they can be reached, whether they answer."""
+    """Simulated speed, availability and dropout of the clients."""
     clients: int = 60
     """Number of clients in the federation."""
     cohort: int = 6
@@ -72,39 +72,39 @@ class Config:
     rounds: int = 50
     """Rounds to run."""
     seed: int = 0
-    """Decides data split, initialisation and every draw."""
+    """Seed of the data split, the initial model and every draw."""
     evaluate_every: int = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
     runtime: str = "local"
-    """What executes the clients' work."""
+    """Runtime that executes the clients' work."""
     workers: int = 0
     """Worker processes of the local runtime; 0 is one per core. Never changes a result."""
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
-    """Arithmetic of client work; bf16 keeps an fp32 master copy, tf32 is a GPU's faster fp32 (fp32 on a CPU)."""
+    """Arithmetic of client work; bf16 keeps an fp32 master copy; tf32 is a GPU's faster fp32 (fp32 on a CPU)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the stacked runtime computes; auto is a GPU, or else the local runtime in its place."""
+    """Device of the stacked runtime; auto is a GPU, or the local runtime if there is none."""
     memory_limit: str | None = None
     """Device memory that the stacked runtime may use, such as 8GiB; larger cohorts are split."""
     data_dir: str | None = None
-    """Folder with data sets; COVEY_DATA where it is not given."""
+    """Folder with data sets; by default COVEY_DATA."""
 
     @property
     def memory_bytes(self) -> int:
-        """The memory limit in bytes; 0 is none."""
+        """Memory limit in bytes; 0 is none."""
         return parse_bytes(self.memory_limit) if self.memory_limit else 0
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> "Config":
-        """The configuration that a mapping describes, checked in full."""
+        """Return the configuration that a mapping describes, checked in full."""
         return resolve({**(given or {}), **more})
 
     @classmethod
     def stored(cls, mapping: Mapping[str, Any]) -> "Config":
-        """The configuration of a run folder; its selector, aggregator and method need not be here."""
+        """Return the configuration of a run folder; its selector, aggregator and method need not be installed."""
         return resolve(mapping, stored=True)
 
     def as_mapping(self) -> dict[str, Any]:
-        """A mapping that `Config.of` turns into this configuration again."""
+        """Return a mapping that `Config.of` turns into this configuration again."""
         mapping: dict[str, Any] = {}
         for spec in fields(self):
             value = getattr(self, spec.name)
@@ -118,21 +118,21 @@ class Config:
 
 
 def plain_fields() -> dict[str, Any]:
-    """Name and type of the configuration's plain values (all but parts and sections)."""
+    """Return name and type of the configuration's plain values (all but parts and sections)."""
     hints = typing.get_type_hints(Config)
     hints["cohort"] = int | float
     return {name: hint for name, hint in hints.items() if name not in (*PARTS, *SECTIONS, "method")}
 
 
 def known_keys() -> list[str]:
-    """Top-level keys of a configuration."""
+    """Return the top-level keys of a configuration."""
     return ["method", *PARTS, *SECTIONS, *plain_fields()]
 
 
 def require_same(before: Config, now: Config, run: str, instead: str) -> None:
-    """Refuse to go on with a run under other settings than it was begun with; `instead` is what else can be done."""
+    """Refuse to resume a run under other settings than it began with; `instead` says what else can be done."""
     was, given = (_flat(config.as_mapping()) for config in (before, now))
-    others = [key for key in {**was, **given} if key not in _ASIDE and was.get(key) != given.get(key)]
+    others = [key for key in {**was, **given} if key not in _WITHOUT_EFFECT and was.get(key) != given.get(key)]
     begun, wanted = (
         ", ".join(f"{key} = {values.get(key, 'nothing')}" for key in others[:_NAMED]) for values in (was, given)
     )
@@ -145,7 +145,7 @@ def require_same(before: Config, now: Config, run: str, instead: str) -> None:
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their dotted names."""
+    """Return settings by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
@@ -153,9 +153,9 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
-    """Check every key, name, option and bound of `given`, and fill in what it leaves open.
+    """Check every key, name, option and bound of `given`, and fill in defaults.
 
-    What was `stored` is complete, and may name selectors, aggregators and methods of somebody's own that are not here.
+    A `stored` configuration is complete, and may name selectors, aggregators and methods that are not installed.
     """
     for key in given:
         if key not in known_keys():
@@ -169,7 +169,7 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
     if "data_dir" not in plain and os.environ.get("COVEY_DATA"):
         plain["data_dir"] = os.environ["COVEY_DATA"]
     if environment.name == NATURAL and "clients" not in plain:
-        # Bound late: loading data is above configuration.
+        # Imported late: data is a layer above configuration.
         natural = import_module("covey.environment.natural")
         plain["clients"] = natural.count_clients(dataset.name, plain.get("data_dir"), dict(dataset.options))
     config = Config(
@@ -196,7 +196,7 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
 
 
 def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
-    """The method's name and recipe; a selector or aggregator named without a method makes one of its own."""
+    """Return the method's name and recipe; a selector or aggregator without a method makes a method of its own."""
     selector, _ = chosen("selector", given.get("selector"))
     aggregator, _ = chosen("aggregator", given.get("aggregator"))
     name = given.get("method")
@@ -224,7 +224,7 @@ def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
 
 
 def _many(method: str, recipe: Recipe, given: Any) -> Choice | None:
-    """The method with many models that the recipe stands for, with its options."""
+    """Return the recipe's method with many models and its options, or None."""
     name, _ = chosen(manymodels.section, given)
     if given is not None and recipe.many is None:
         raise Refusal(f"The method '{method}' keeps one model; there is nothing to set under many.")
@@ -241,9 +241,9 @@ def _choice(
     stored: bool = False,
     prescribed: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The part that was chosen, or the default one, with all of its options; None where there is no such part.
+    """Return the chosen part, or the default one, with all of its options; None if there is neither.
 
-    `prescribed` are the default part's options where they differ from what its author has set.
+    `prescribed` are options of the default part that differ from its own defaults.
     """
     name, options = chosen(registry.section, given)
     name = name or default
@@ -253,14 +253,14 @@ def _choice(
     try:
         return Choice(name, registry.options(name, options))
     except Refusal:
-        # It is gone, or has other options by now; whoever goes on with the run is told so.
+        # The part is gone or has other options by now; resuming the run will refuse.
         if stored:
             return Choice(name, options)
         raise
 
 
 def _cohort(plain: Mapping[str, Any]) -> int:
-    """The cohort as a count: given so, or as a fraction of the clients, or a tenth of them."""
+    """Return the cohort as a count: given as one, or as a fraction of the clients; by default a tenth."""
     clients: int = plain.get("clients", Config.clients)
     cohort: int | float = plain.get("cohort", 0.1)
     if isinstance(cohort, float):

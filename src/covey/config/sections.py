@@ -1,4 +1,4 @@
-"""Sections of a configuration: local SGD, clients' devices, alterations of their data."""
+"""Sections of a configuration: local SGD, the clients' devices, alterations of their data."""
 
 from dataclasses import dataclass, fields
 
@@ -22,7 +22,7 @@ class Local:
     weight_decay: float = 0.0
     """L2 penalty on the parameters."""
     proximal: float = 0.0
-    """FedProx's μ: pull towards the model that was received."""
+    """FedProx's μ: pull towards the received model."""
     crop: int = 0
     """Random crop after padding by this many pixels; 0 switches it off."""
     flip: bool = False
@@ -39,24 +39,24 @@ class Local:
         require(self.crop >= 0, f"local.crop must not be negative, not {self.crop}.")
 
     def rate_at(self, t: int, epoch: int) -> float:
-        """The learning rate in local epoch `epoch` (from 0) of round `round` (from 1)."""
+        """Return the learning rate in local epoch `epoch` (from 0) of round `t` (from 1)."""
         return self.rate * self.decay ** ((t - 1) * self.epochs + epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What clients run on. The defaults are equal clients that are always there."""
+    """Simulated devices of the clients. By default all are equal and always reachable."""
 
     speed: float = 1000.0
-    """Samples that the median client trains on in a second."""
+    """Samples per second that the median client trains on."""
     bandwidth: float = 1e6
-    """Bytes that the median client sends or receives in a second."""
+    """Bytes per second that the median client sends or receives."""
     spread: float = 0.0
     """Standard deviation of the logarithm of speed and bandwidth over clients; 1 puts 1 in 20 at 7 times slower."""
     availability: float = 1.0
     """Share of the clients that can be reached in a round, drawn anew every round."""
     dropout: float = 0.0
-    """Probability that an invited client does not answer."""
+    """Probability that an invited client does not reply."""
     deadline: float = 0.0
     """Seconds after which the server stops waiting; later replies are lost. 0 waits for everyone."""
 
@@ -71,7 +71,7 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Alterations:
-    """How much of a federation is altered, as shares from 0 to 1."""
+    """Altered clients and labels, as shares from 0 to 1."""
 
     shifted: float = 0.0
     """Share of clients whose images are moved right and down by an eighth."""
@@ -80,7 +80,7 @@ class Alterations:
     inverted: float = 0.0
     """Share of clients whose images are negatives."""
     noise: float = 0.0
-    """Share of every client's labels that is replaced by another class at random."""
+    """Share of every client's labels that are replaced by another class at random."""
     poison: float = 0.0
     """Share of clients whose labels are all wrong: y becomes y + 1, the last class the first."""
 
@@ -95,7 +95,7 @@ class Alterations:
         )
 
     def __bool__(self) -> bool:
-        """Whether anything is altered."""
+        """True if anything is altered."""
         return any(getattr(self, spec.name) > 0 for spec in fields(self))
 
 
@@ -104,4 +104,4 @@ SECTIONS: dict[str, type[Local] | type[Alterations] | type[Devices]] = {
     "altered": Alterations,
     "devices": Devices,
 }
-"""Sections of typed values, beside the parts that are chosen by name."""
+"""Sections of typed values, by their key in a configuration."""

@@ -17,7 +17,7 @@ PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
 
 
 def parse_bytes(text: str) -> int:
-    """`8GiB`, `500 MB` or `1e9` as a number of bytes."""
+    """Parse `8GiB`, `500 MB` or `1e9` as a number of bytes."""
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     if not match or match[2].lower() not in units or float(match[1]) <= 0:
@@ -26,7 +26,7 @@ def parse_bytes(text: str) -> int:
 
 
 def section_values(section: str, given: Any) -> dict[str, Any]:
-    """A section's values, its keys and types checked."""
+    """Return a section's values, with keys and types checked."""
     hints = typing.get_type_hints(SECTIONS[section])
     if not isinstance(given, Mapping):
         raise Refusal(f"{section} must be a section with keys such as {section}.{next(iter(hints))}, not {given!r}.")
@@ -39,7 +39,7 @@ def section_values(section: str, given: Any) -> dict[str, Any]:
 
 
 def chosen(section: str, given: Any) -> tuple[str | None, dict[str, Any]]:
-    """Name and options of a part given as `"name"` or `{"name": ..., option: value}`."""
+    """Return the name and options of a part given as `"name"` or `{"name": ..., option: value}`."""
     if given is None or isinstance(given, str):
         return given, {}
     if isinstance(given, Mapping):
@@ -50,13 +50,14 @@ def chosen(section: str, given: Any) -> tuple[str | None, dict[str, Any]]:
 
 
 def unknown_key(key: str, known: list[str]) -> str:
+    """Return the sentence that says that there is no such setting."""
     close = difflib.get_close_matches(key, known, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return f"There is no setting '{key}'.{hint} Known: {', '.join(known)}."
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A configuration file."""
+    """Read a configuration file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -66,7 +67,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, section by section.
+    """Return `base` with the values of `over`, section by section.
 
     Naming another part (`environment = "iid"` over a section about `dirichlet`) drops the old part's options.
     """
@@ -85,7 +86,7 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assignment(text: str) -> dict[str, Any]:
-    """`local.rate=0.1` as a nested mapping."""
+    """Parse `local.rate=0.1` as a nested mapping."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -94,6 +95,6 @@ def assignment(text: str) -> dict[str, Any]:
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """`("local.rate", 0.1)` as `{"local": {"rate": 0.1}}`."""
+    """Return `("local.rate", 0.1)` as `{"local": {"rate": 0.1}}`."""
     section, dot, option = key.partition(".")
     return {section: {option: value}} if dot else {section: value}

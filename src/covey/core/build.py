@@ -29,7 +29,7 @@ def dataset_of(config: Config) -> Dataset:
 
 
 def build_federation(config: Config) -> Federation:
-    """The federation that a configuration describes."""
+    """Build the federation that a configuration describes."""
     dataset = dataset_of(config)
     if config.environment.name == NATURAL:
         natural_clients(dataset)
@@ -46,7 +46,7 @@ def build_federation(config: Config) -> Federation:
 
 
 def altered_federation(federation: Federation, config: Config) -> Federation:
-    """The federation with the alterations that a configuration asks for."""
+    """Return the federation with a configuration's alterations."""
     if not config.altered:
         return federation
     drawn = assign(config.altered, federation.clients, generator(config.seed, "alterations"))
@@ -54,7 +54,7 @@ def altered_federation(federation: Federation, config: Config) -> Federation:
 
 
 def method_of(config: Config, setting: Setting, model: Tensor) -> Method:
-    """The method of a configuration, which may refuse the setting."""
+    """Build the method of a configuration; it may refuse the setting."""
     if config.many is not None:
         made: Method = manymodels[config.many.name].part(setting, model, **config.many.options)
         return made

@@ -21,12 +21,12 @@ FORMAT = 1
 
 
 def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
-    """The method's state in one safetensors file: tensors as tensors, all else as JSON in its header."""
+    """Write the method's state to one safetensors file: tensors as tensors, all else as JSON in its header."""
     tensors: dict[str, Tensor] = {}
     rest = _split(state, "", tensors)
     path = folder / "checkpoint.safetensors"
     beside = path.with_suffix(".part")
-    # One entry only: the format writes several in random order, and the same state shall give the same bytes.
+    # One entry only: several would be written in random order, and equal states must give equal bytes.
     header = {"format": FORMAT, "round": rounds_done, "state": rest}
     save_file(tensors, str(beside), {"covey": json.dumps(header, allow_nan=False)})
     with beside.open("rb") as written:
@@ -35,11 +35,12 @@ def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
 
 
 def has_checkpoint(folder: Path) -> bool:
+    """True if a run folder has a checkpoint."""
     return (folder / "checkpoint.safetensors").exists()
 
 
 def checkpoint_round(folder: Path) -> int:
-    """Rounds done at the checkpoint; 0 where there is none."""
+    """Return the rounds done at the checkpoint; 0 without one."""
     if not has_checkpoint(folder):
         return 0
     with _opened(folder) as file:
@@ -47,19 +48,19 @@ def checkpoint_round(folder: Path) -> int:
 
 
 def read_checkpoint(folder: Path) -> tuple[int, State | None]:
-    """Rounds done and the method's state; (0, None) where no round was finished."""
+    """Read the rounds done and the method's state; (0, None) without a checkpoint."""
     if not has_checkpoint(folder):
         return 0, None
     with _opened(folder) as file:
         header = json.loads(file.metadata()["covey"])
-        # Clones, since what the file hands out may live in the mapped file itself.
+        # Clones: the tensors may lie in the mapped file itself.
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
         return int(header["round"]), _join(header["state"], tensors)
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[Any]:
-    """The file of a checkpoint; what cannot be read of it is refused."""
+    """Open a checkpoint's file; refuse it if it cannot be read."""
     path = folder / "checkpoint.safetensors"
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -69,7 +70,7 @@ def _opened(folder: Path) -> Iterator[Any]:
 
 
 def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` with its tensors and arrays moved to `tensors`, a reference left in their place."""
+    """Return `value` with its tensors and arrays moved to `tensors` and replaced by references."""
     if isinstance(value, Mapping):
         return {
             str(name): _split(item, f"{path}.{name}" if path else str(name), tensors) for name, item in value.items()
@@ -85,6 +86,7 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `_split`."""
     if isinstance(value, dict):
         if value.get("$") == "number":
             return float(value["value"])

@@ -1,4 +1,4 @@
-"""Ctrl-C: finish the round, then stop; twice: stop at once."""
+"""Ctrl-C: once finishes the round and stops, twice stops at once."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def finishing_the_round() -> Iterator[Callable[[], bool]]:
-    """Within, the first SIGINT or SIGTERM only sets a flag, which the yielded function reads."""
+    """Make the first SIGINT or SIGTERM set a flag only; the yielded function reads it."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

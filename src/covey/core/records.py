@@ -1,12 +1,12 @@
-"""Records: the run folder, from which a run that died goes on.
+"""Records: the run folder, from which a stopped run resumes.
 
     config.json             the resolved configuration and the format's version
     environment.json        versions, machine and command
-    metrics.jsonl           one line per round, only ever appended to
+    metrics.jsonl           one line per round, append-only
     checkpoint.safetensors  the method's whole state after the last round, replaced atomically
 
-A round is first appended to the metrics, then the checkpoint is replaced. A run killed between the
-two has one line too many, which a resume cuts off and computes again, to the same bits.
+A round is first appended to the metrics, then the checkpoint is replaced. A run killed between the two has one line too
+many; resuming removes that line and computes the round again, to the same bits.
 """
 
 import json
@@ -34,27 +34,27 @@ from covey.errors import Refusal, require
 from covey.storage import replace_file, write_json
 
 _BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part")
-"""All that a folder holds whose run was killed before it had a configuration."""
+"""Files that a run may leave if it is killed before it writes its configuration."""
 
 
-def _sayable(value: Any) -> Any:
-    """A record as JSON can say it: what is not a finite number is none."""
+def _json_value(value: Any) -> Any:
+    """Return a record as JSON can hold it: NaN and infinities become None."""
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, Mapping):
-        return {name: _sayable(item) for name, item in value.items()}
-    return [_sayable(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {name: _json_value(item) for name, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Records:
-    """A run folder that is being written."""
+    """Writes a run folder."""
 
     checkpoint_seconds = 0.0
-    """Least time between two checkpoints; 0 keeps every round. Sweeps of many runs raise it."""
+    """Least seconds between two checkpoints; 0 writes one every round. Sweeps of many runs raise it."""
     checkpoint_share = 1.0
-    """Most of the time that checkpoints may take where not every round is kept; those of many models are large."""
+    """Largest share of the time spent on checkpoints, if not every round has one; those of many models are large."""
     longest_pause = 300.0
-    """Seconds between two checkpoints at the most, however long one takes: what a sweep that is cut off may lose."""
+    """Most seconds between two checkpoints, however long one takes: the work that a killed sweep may lose."""
 
     def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0) -> None:
         self.folder = folder
@@ -66,12 +66,12 @@ class Records:
 
     @classmethod
     def create(cls, folder: Path, config: Config) -> "Records":
-        """A new run folder. Refuses one that holds anything already."""
+        """Create a run folder; refuse one that is not empty."""
         try:
             require(not folder.exists() or folder.is_dir(), f"The output folder {folder} is a file; choose another.")
             if folder.exists() and any(path.name not in _BEFORE_A_RUN for path in folder.iterdir()):
                 raise Refusal(
-                    f"The output folder {folder} is not empty. Choose another, or go on with: covey resume {folder}"
+                    f"The output folder {folder} is not empty. Choose another, or resume with: covey resume {folder}"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "environment.json", describe_machine())
@@ -82,7 +82,7 @@ class Records:
 
     @classmethod
     def reopen(cls, folder: Path) -> tuple["Records", State | None]:
-        """A run folder to go on with, and the method's state at its checkpoint (None before the first)."""
+        """Open a run folder to resume, and return it with the state in its checkpoint (None before the first)."""
         read_config(folder)
         done, state = read_checkpoint(folder)
         try:
@@ -99,23 +99,23 @@ class Records:
             raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
 
     def write(self, record: RoundRecord, state: Callable[[], State], *, now: bool = True) -> None:
-        """Keep a finished round: its line, then (`now`, or when it is time again) the state to go on from."""
+        """Write a finished round: its line, then (`now`, or when one is due) a checkpoint."""
         try:
             self._write(record, state, now)
         except (OSError, SafetensorError) as error:
             raise Refusal(
-                f"The run folder {self.folder} cannot be written: {error}. Once it can, go on with: "
+                f"The run folder {self.folder} cannot be written: {error}. Once it can, resume with: "
                 f"covey resume {self.folder}"
             ) from error
 
     def _write(self, record: RoundRecord, state: Callable[[], State], now: bool) -> None:
-        self._metrics.write(json.dumps(_sayable(record), allow_nan=False) + "\n")
+        self._metrics.write(json.dumps(_json_value(record), allow_nan=False) + "\n")
         self._metrics.flush()
         self.rounds_done = record["round"]
         self.clock = record["clock"]
         begin = time.monotonic()
         if now or begin - self._last_checkpoint >= max(self.checkpoint_seconds, self._pause):
-            # The line shall be there wherever the checkpoint is, even if the machine loses its power.
+            # The line must be on disk before the checkpoint is, even if the machine loses power.
             os.fsync(self._metrics.fileno())
             write_checkpoint(self.folder, self.rounds_done, state())
             self._last_checkpoint = time.monotonic()
@@ -127,7 +127,7 @@ class Records:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration of a run folder, or a refusal that says why it is not one."""
+    """Read the configuration of a run folder, or refuse and say why it is not one."""
     path = folder / "config.json"
     if not path.is_file():
         raise Refusal(f"{folder} is not a run folder: it has no config.json.")
@@ -143,7 +143,7 @@ def read_config(folder: Path) -> Config:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rounds of a run folder; a last line that was cut off in writing is left out."""
+    """Read the rounds of a run folder; a last line that was cut off is left out."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
@@ -158,7 +158,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def describe_machine() -> dict[str, object]:
-    """Versions, machine and command: what somebody needs to understand a result later."""
+    """Return versions, machine and command, to understand a result later."""
     versions = {}
     for package in ("covey", "torch", "numpy", "scipy", "scikit-learn", "safetensors"):
         try:
@@ -178,7 +178,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree that Covey runs from, where it is one."""
+    """Return the commit of the source tree that Covey runs from; None outside one."""
     here = Path(covey.__file__).resolve().parent
     if here.parent.name != "src":
         return None

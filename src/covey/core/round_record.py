@@ -23,7 +23,7 @@ class FaultRecord(TypedDict):
 
 
 class ClientLoss(TypedDict):
-    """How well, and how evenly, the model that was sent serves the round's clients."""
+    """Loss of the sent model on the samples of the round's clients: mean, variance, highest minus lowest."""
 
     mean: float
     variance: float
@@ -31,7 +31,7 @@ class ClientLoss(TypedDict):
 
 
 class RoundRecord(TypedDict, total=False):
-    """A round's line. Scores are there if the round was evaluated, figures if the method has any, and so on."""
+    """A round's line. It has scores if the round was evaluated, figures if the method has any, and so on."""
 
     round: int
     accuracy: float | None
@@ -99,8 +99,8 @@ def round_record(
         "train_loss": finite(loss),
         "clients": order.clients.tolist(),
         "cohort_skew": None if skew is None or not len(order.clients) else float(skew[order.clients].mean()),
-        "dropped": [_said(fault) for fault in faults if fault.measurement is None],
-        "unmeasured": [_said(fault) for fault in faults if fault.measurement is not None],
+        "dropped": [_fault_record(fault) for fault in faults if fault.measurement is None],
+        "unmeasured": [_fault_record(fault) for fault in faults if fault.measurement is not None],
         "withheld": replies.withheld.tolist(),
         "bytes_up": sum(answer.bytes_up for answer in answers),
         "bytes_down": order.bytes_down() + sum(survey.bytes_down() for survey, _ in asked),
@@ -132,5 +132,5 @@ def client_loss(replies: Replies) -> ClientLoss | None:
     return None
 
 
-def _said(fault: Fault) -> FaultRecord:
+def _fault_record(fault: Fault) -> FaultRecord:
     return {"client": fault.client, "reason": fault.reason}

@@ -1,4 +1,4 @@
-"""Scores on the test set, and what records say about a round. Only here is the truth about clients used."""
+"""Scores on the test set. The truth about clients is used only here."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -10,7 +10,7 @@ from covey.arrays import FloatArray, IntArray
 from covey.environment.federated_data import Truth
 
 LISTED_CLASSES = 200
-"""Records list the accuracy of every class up to so many; a vocabulary's thousands would bury everything else."""
+"""Most classes whose accuracy a record lists; a vocabulary has thousands."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +20,11 @@ class Scores:
     loss: FloatArray
     """`[m]`: mean cross-entropy."""
     correct: NDArray[np.int64]
-    """`[m, classes]`: right answers per class."""
+    """`[m, classes]`: correct answers per class."""
     totals: NDArray[np.int64]
     """`[classes]`: test samples per class."""
     wall_seconds: float = 0.0
-    """What it took to compute them; with many runs in lockstep, this run's share."""
+    """Time to compute them; with many runs in lockstep, this run's share."""
 
     @property
     def accuracy(self) -> FloatArray:
@@ -40,7 +40,7 @@ class Scores:
 
 
 class EvaluationScores(TypedDict, total=False):
-    """What a record says of an evaluation."""
+    """The fields of a record that an evaluation adds."""
 
     accuracy: float | None
     loss: float | None
@@ -49,10 +49,10 @@ class EvaluationScores(TypedDict, total=False):
 
 
 def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> EvaluationScores:
-    """What a record says of an evaluation: means over clients, each with its model and on its own mix."""
+    """Return a record's scores: means over clients, each with its model, and on its own class mix."""
     by_class = scores.class_accuracy
     if len(by_class) == 1:
-        # A vocabulary has thousands of classes: not client by client where one model serves them all.
+        # One model serves all clients: their mean mix suffices, and a vocabulary has thousands of classes.
         own = float(by_class[0] @ truth.mean_shares)
     else:
         own = float((by_class[model_of_client] * truth.shares).sum(axis=1).mean())
@@ -65,9 +65,9 @@ def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> Evaluati
 
 
 def on_mix(scores: Scores, model_of_client: IntArray, mix: FloatArray) -> tuple[float | None, float]:
-    """Accuracy on a class mix `[classes]`, mean over clients, each with its model; and the share that has no tests.
+    """Return the accuracy on a class mix `[classes]`, mean over clients with their models, and the untested share.
 
-    It is about the classes that the test set has; None where it has none of the mix.
+    Accuracy covers the classes that the test set has; None if it has none of the mix.
     """
     tested, untested = tested_part(mix, scores.totals)
     if not tested.any():
@@ -76,24 +76,24 @@ def on_mix(scores: Scores, model_of_client: IntArray, mix: FloatArray) -> tuple[
 
 
 def tested_part(mix: FloatArray, totals: NDArray[np.int64]) -> tuple[FloatArray, float]:
-    """A class mix over the classes that have tests alone, and the share of the others."""
+    """Return a class mix over the tested classes alone, and the share of the others."""
     tested = np.where(totals > 0, mix, 0.0)
     return tested / max(float(tested.sum()), 1e-12), float(mix[totals == 0].sum())
 
 
 def untested_notes(share: float) -> list[str]:
-    """What to say where classes of a target have no tests."""
+    """Return a note if classes of a target have no tests."""
     if share <= 0:
         return []
     return [f"The test set has no sample of classes that make {share:.0%} of the target; accuracy is about the others."]
 
 
 def _users(scores: Scores, model_of_client: IntArray) -> FloatArray:
-    """What share of the clients uses each model `[m]`; one model for all counts once, exactly."""
+    """Return the share of the clients that use each model `[m]`."""
     users: FloatArray = np.bincount(model_of_client, minlength=len(scores.loss)) / len(model_of_client)
     return users
 
 
 def finite(value: float) -> float | None:
-    """`value`, or None where it is NaN or infinite and JSON has no word for it."""
+    """Return `value`, or None if it is NaN or infinite, which JSON cannot hold."""
     return value if np.isfinite(value) else None
