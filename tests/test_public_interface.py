@@ -90,9 +90,7 @@ class ByLabels(covey.Aggregator):
         return {"weights": self.weights.tolist()}
 
 
-covey.methods.add("test-own")(
-    covey.Recipe("Widest clients, weighed by labels.", selector="test-widest", aggregator="test-by labels")
-)
+OWN = {"selector": "test-widest", "aggregator": "test-by labels"}
 
 
 @covey.runtimes.add("test-tiny")
@@ -152,7 +150,7 @@ def test_the_package_lists_its_public_names():
 
 @pytest.mark.parametrize("runtime", ["local", "stacked"])
 def test_a_users_selector_aggregator_and_probes_run_on_every_runtime(tmp_path, runtime):
-    run = covey.run(SMALL, method="test-own", runtime=runtime, out=tmp_path / "run")
+    run = covey.run({**SMALL, **OWN}, runtime=runtime, out=tmp_path / "run")
     first, second = run.metrics
     assert first["clients"] == second["clients"]
     assert len(first["clients"]) == 3
@@ -163,9 +161,7 @@ def test_a_users_selector_aggregator_and_probes_run_on_every_runtime(tmp_path, r
 
 
 def test_a_users_parts_do_the_same_on_both_runtimes(tmp_path):
-    local, stacked = (
-        covey.run(SMALL, method="test-own", runtime=name, out=tmp_path / name) for name in ("local", "stacked")
-    )
+    local, stacked = (covey.run({**SMALL, **OWN}, runtime=name, out=tmp_path / name) for name in ("local", "stacked"))
     for mine, theirs in zip(local.metrics, stacked.metrics, strict=True):
         for name in ("clients", "figures", "bytes_up", "bytes_down", "probe_bytes"):
             assert mine[name] == theirs[name]
@@ -179,3 +175,13 @@ def test_a_users_runtime_executes_covey_methods(tmp_path):
     losses = [row["loss"] for row in run.metrics]
     assert losses[-1] < losses[0]
     assert [len(row["clients"]) for row in run.metrics] == [3] * 10
+
+
+def test_a_users_recipe_is_a_method(tmp_path, monkeypatch):
+    assert "fedavg" in covey.methods.names()
+    # Other tests go through all methods, which this one must not be among.
+    monkeypatch.setattr(covey.methods, "_entries", dict(covey.methods._entries))
+    covey.methods.add("test-own")(covey.Recipe("Widest clients, weighed by labels.", **OWN))
+    named = covey.run(SMALL, method="test-own", out=tmp_path / "named")
+    spelled = covey.run({**SMALL, **OWN}, out=tmp_path / "spelled")
+    assert [row["loss"] for row in named.metrics] == [row["loss"] for row in spelled.metrics]
