@@ -89,8 +89,7 @@ def _checkout() -> Iterator[Callable[..., None]]:
     )
     sys.path.insert(0, str(root))
     try:
-        papers = import_module("papers.command")
-        command: Callable[..., None] = getattr(papers, "reproduce_command", None) or papers.reproduce
+        command: Callable[..., None] = import_module("papers.command").reproduce_command
         yield command
     finally:
         sys.path.remove(str(root))
