@@ -286,7 +286,7 @@ def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill
     assert set(reasons[3]) == {4}
     assert "the process that trains was killed by SIGKILL" in reasons[3][4]
     assert all(torch.isfinite(value).all() for value in state(run).values())
-    page = covey.report.report([run.folder]).read_text()
+    page = covey.report([run.folder]).read_text()
     for said in ("its model holds NaN", "RuntimeError", "larger than", "rested"):
         assert said in page
 
@@ -507,7 +507,7 @@ def test_the_files_of_a_real_fleet_run_as_its_readme_says(covey_command, tmp_pat
     assert rows[-1]["cohort_skew"] is None
     assert rows[-1]["own_accuracy"] is None
     assert "harbour" not in (folder / "run" / "metrics.jsonl").read_text()
-    assert covey.report.report([folder / "run"]).exists()
+    assert covey.report([folder / "run"]).exists()
 
 
 def documented(command: str) -> list[str]:
@@ -812,7 +812,7 @@ def test_sites_are_called_by_their_names(own_data, covey_command):
     assert "2 replies were dropped (clients mill). The first: round 1, mill: it answered with an error" in said
     told = covey_command("fleet", "run", fleet.folder, "--json").json
     assert [fault["name"] for fault in told["faults"]] == ["mill", "mill"]
-    page = covey.report.report([fleet.folder / "run"]).read_text()
+    page = covey.report([fleet.folder / "run"]).read_text()
     assert page.count("<td>mill</td>") == 2
     assert [fault["client"] for row in read_metrics(fleet.folder / "run") for fault in row["dropped"]] == [1, 1]
 
