@@ -39,10 +39,10 @@ SetFlag = Annotated[
 ]
 
 _SITES = 5
-"""Sites of a fleet on one machine where nothing is said."""
+"""Default number of sites of a fleet on one machine."""
 
 _FEW = 0.4
-"""Share of the clients invited where nothing is said: fleets on one machine are small."""
+"""Default share of the clients invited: fleets on one machine are small."""
 
 
 @app.command()
@@ -58,8 +58,8 @@ def up(
             "--cohort", metavar="N", help=f"Sites a round: count or share; by default {_FEW} (covey run invites 0.1)."
         ),
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is dealt to the sites.")] = None,
-    environment: Annotated[str | None, typer.Option("--environment", help="Who holds what.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is split among the sites.")] = None,
+    environment: Annotated[str | None, typer.Option("--environment", help="How data is split among clients.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
     seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Decides split and draws.")] = None,
     timeout: Annotated[
@@ -77,7 +77,7 @@ def up(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """A whole fleet on this machine: certificates, SuperLink, SuperNodes, a run, and all of it taken down again."""
+    """Run a whole fleet on this machine: certificates, SuperLink, SuperNodes and a run; then take it down."""
     from covey.core.build import build_federation
     from covey.fleet.fault_injection import InjectedFault
     from covey.fleet.fleet_folder import Rules
@@ -109,7 +109,7 @@ def up(
         federation = build_federation(chosen)
     done = len(covey.Run.open(again).metrics) if again else 0
     drills = [InjectedFault.of(text, federation.clients, range(done + 1, chosen.rounds + 1)) for text in drill or []]
-    with _orderly(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
+    with _sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="covey-fleet-") as place:
         rules = Rules(**{**vars(QUICK), "timeout": chosen.devices.deadline or 60.0})
         node = {"drill": "drill.txt"} if drills else None
         fleet = loopback_fleet(Path(place) / "fleet", federation, settings, rules=rules, node=node)
@@ -120,7 +120,7 @@ def up(
         try:
             _say(json_, f"Starting a SuperLink at {fleet.address} and {len(fleet.sites)} SuperNodes, over TLS.")
             with Loopback(fleet):
-                result = _played(fleet, chosen, again, out)
+                result = _run_live(fleet, chosen, again, out)
         finally:
             logs = _keep_logs(fleet, result.folder if result else Path(place).parent / f"{Path(place).name}-logs")
         _say(json_, f"Taken down again. Logs: {logs}")
@@ -132,7 +132,7 @@ def up(
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
-    sites: Annotated[str, typer.Option("--sites", metavar="A,B,…", help="What the sites are called.")],
+    sites: Annotated[str, typer.Option("--sites", metavar="A,B,…", help="Names of the sites.")],
     address: Annotated[
         str, typer.Option("--address", metavar="HOST:PORT", help="Where sites reach the server.")
     ] = "127.0.0.1:8443",
@@ -150,10 +150,12 @@ def init(
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
     ] = None,
-    poll: Annotated[str, typer.Option("--poll", metavar="SECONDS", help="How often a site looks for orders.")] = "3",
+    poll: Annotated[
+        str, typer.Option("--poll", metavar="SECONDS", help="Time between a site's checks for orders.")
+    ] = "3",
     set_: SetFlag = None,
 ) -> None:
-    """Files for a real fleet: certificates, keys, a start script for each site, a page for the operator."""
+    """Write the files of a real fleet: certificates, keys, a start script for each site, a page for the operator."""
     from covey.fleet.certificates import SERVER_DAYS
     from covey.fleet.deployment import write_deployment
     from covey.fleet.fleet_folder import Fleet, Rules
@@ -172,7 +174,7 @@ def init(
     usual: dict[str, Any] = {"method": "fedavg", "model": "mlp", "rounds": 20}
     if "cohort" not in given:
         usual["cohort"] = len(names)
-        # Where all sites are invited, FedACS's pool is all of them, too.
+        # If all sites are invited, FedACS's pool holds all of them.
         selector = recipe_of(given.get("method", usual["method"])).selector
         usual |= {"selector": {"pool": 1.0}} if selector == "fedacs" else {}
     settings = overlay(usual, given)
@@ -186,7 +188,7 @@ def init(
 
 @app.command()
 def link(folder: FolderArgument) -> None:
-    """Run the fleet's SuperLink, where sites connect to, until it is stopped."""
+    """Run the fleet's SuperLink, which sites connect to, until it is stopped."""
     from covey.fleet.fleet_folder import Fleet
     from covey.fleet.loopback import superlink_command
     from covey.fleet.processes import environment
@@ -209,7 +211,7 @@ def node(folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's
 
 @app.command()
 def register(folder: FolderArgument, json_: JsonFlag = False) -> None:
-    """Make the keys of a fleet's sites known to its SuperLink."""
+    """Register the keys of a fleet's sites with its SuperLink."""
     fleet = _fleet(folder)
     known = _link(fleet).register((name, fleet.site(name) / "node.pub") for name in fleet.sites)
     if json_:
@@ -220,7 +222,7 @@ def register(folder: FolderArgument, json_: JsonFlag = False) -> None:
 
 @app.command()
 def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
-    """Who of a fleet is there."""
+    """Show which sites of a fleet are connected."""
     fleet = _fleet(folder)
     nodes = {str(known.name): known for known in _link(fleet).nodes()}
     rows = [
@@ -244,7 +246,7 @@ def run_(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Run a fleet's job, or go on with it from the last finished round, with the settings that it was begun with."""
+    """Run a fleet's job, or resume it after the last finished round, with the settings that it was begun with."""
     from covey.fleet.samples import settings
     from covey.flower.live_method import require_live
 
@@ -256,7 +258,7 @@ def run_(
     require_live(chosen.method)
     if begun:
         require_same(covey.Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
-    _tell(_played(fleet, chosen, begun, place), json_)
+    _tell(_run_live(fleet, chosen, begun, place), json_)
 
 
 def fleet_settings(folder: Path) -> dict[str, Any]:
@@ -267,7 +269,7 @@ def fleet_settings(folder: Path) -> dict[str, Any]:
 
 
 def go_on(folder: Path, begun: Path, json_: bool) -> None:
-    """Go on with a run on a live fleet, for `covey resume --fleet`."""
+    """Resume a run on a live fleet, for `covey resume --fleet`."""
     chosen = covey.Run.open(begun).config
     require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
     fleet, sites = _fleet(folder), list(read_names(begun).values())
@@ -275,11 +277,11 @@ def go_on(folder: Path, begun: Path, json_: bool) -> None:
         not sites or sites == list(fleet.sites),
         f"The run in {begun} is one of the sites {', '.join(sites)}; those of {folder} are {', '.join(fleet.sites)}.",
     )
-    _tell(_played(fleet, chosen, begun, None), json_)
+    _tell(_run_live(fleet, chosen, begun, None), json_)
 
 
 def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
-    """Settings that were typed as the numbers that they stand for, in the form that they were given in."""
+    """Return settings typed as text as the values that they stand for, in their given form."""
 
     def value(given: Any, meant: Any) -> Any:
         if isinstance(given, Mapping) and isinstance(meant, Mapping):
@@ -305,8 +307,8 @@ def _link(fleet: "Fleet") -> Any:
     return Link(fleet.address, fleet.server / "ca.crt")
 
 
-def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> "Run":
-    """A run on a live fleet, with its progress."""
+def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> "Run":
+    """Run or resume on a live fleet, and show the progress."""
     from covey.job.settings import default_folder
 
     done = len(covey.Run.open(begun).metrics) if begun else 0
@@ -323,7 +325,7 @@ def _played(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None
 
 
 def _tell(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
-    """What a run came to; `missed` are drills that did not take place."""
+    """Show a run's result; `missed` are drills that did not take place."""
     from covey.cli.result_tables import show_run
     from covey.job.result_text import run_summary
 
@@ -345,7 +347,7 @@ def _tell(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
 
 
 def _keep_logs(fleet: "Fleet", place: Path) -> Path:
-    """Copies of what processes said; keys stay behind and are deleted."""
+    """Copy the processes' logs and return their folder; keys are left behind and deleted."""
     logs = place / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     found = [*fleet.folder.glob("*.log"), *fleet.server.glob("*.log"), *fleet.folder.glob("sites/*/node.log")]
@@ -356,8 +358,8 @@ def _keep_logs(fleet: "Fleet", place: Path) -> Path:
 
 
 @contextmanager
-def _orderly() -> Iterator[None]:
-    """Within, SIGTERM is an exception like Ctrl-C, so that processes are taken down."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM into an exception like Ctrl-C, so that processes are taken down."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
