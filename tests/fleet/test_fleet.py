@@ -829,7 +829,7 @@ def test_a_run_on_a_new_fleet_keeps_its_settings_too(covey_command, tmp_path):
     for flags, said in (
         (["--rounds", 9], "was begun with rounds = 1, runtime = local, and is now given rounds = 9, runtime = fleet."),
         (["--clients", 9, "--set", "seed=1"], "is now given clients = 9, seed = 1, runtime = fleet."),
-        (["--out", tmp_path / "other"], "A run is gone on with in its own folder: leave out --out."),
+        (["--out", tmp_path / "other"], "A run is resumed in its own folder: leave out --out."),
     ):
         answer = covey_command("fleet", "up", "--resume", run.folder, *flags)
         assert answer.code == 2

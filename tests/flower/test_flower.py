@@ -781,7 +781,7 @@ def test_a_run_that_needs_what_clients_held_does_not_go_on_without_it(method, tm
             strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
             assert not any(entry["faults"] for entry in strategy.history)
         else:
-            with pytest.raises(Refusal, match=f"cannot be gone on with: '{method}' leaves with clients what only they"):
+            with pytest.raises(Refusal, match=f"cannot be resumed: '{method}' leaves with clients what only they"):
                 strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
 
 

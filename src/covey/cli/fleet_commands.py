@@ -102,7 +102,7 @@ def up(
         chosen = Config.of(settings)
         federation = dry_run_live(chosen)
     else:
-        require(out is None, "A run is gone on with in its own folder: leave out --out.")
+        require(out is None, "A run is resumed in its own folder: leave out --out.")
         chosen = covey.Run.open(again).config
         settings = chosen.as_mapping()
         require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")

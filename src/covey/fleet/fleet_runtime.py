@@ -132,7 +132,7 @@ class FleetRuntime(Runtime):
             if over:
                 raise Refusal(
                     f"{len(there)} of {len(self.fleet.sites)} sites can be reached after {self.rules.patience:g} "
-                    f"seconds, and a round needs {self.rules.minimum}. What is done is kept: go on when they are back."
+                    f"seconds, and a round needs {self.rules.minimum}. What is done is kept: resume when they are back."
                 )
             time.sleep(_PAUSE)
         self._begun = True
@@ -142,9 +142,9 @@ class FleetRuntime(Runtime):
         require(
             not self._other_fleet
             or not ((order.train and order.resident) or any(probe.kept for probe in order.probes)),
-            f"The run cannot be gone on with here: '{self._config.method}' leaves with sites what only they know "
-            f"(their own models or variables), and the fleet in {self.fleet.folder} knows nothing of this run. Go on "
-            "with it on the fleet that it was begun on, or begin another.",
+            f"The run cannot be resumed here: '{self._config.method}' leaves with sites what only they know "
+            f"(their own models or variables), and the fleet in {self.fleet.folder} knows nothing of this run. "
+            "Resume it on the fleet that it was begun on, or begin another.",
         )
         grid = self._grid()
         begin = time.perf_counter()
@@ -218,7 +218,7 @@ class FleetRuntime(Runtime):
         except (httpx.HTTPError, OSError) as error:
             raise Refusal(
                 f"The SuperLink at {self.fleet.address} is gone ({error}). What is done is kept: start it again, and "
-                "go on with the run."
+                "resume the run."
             ) from error
 
     def annotate(self, record: RoundRecord) -> RoundRecord:

@@ -181,7 +181,7 @@ class Strategy(FlowerStrategy):
         """Refuse to resume a method that needs what clients held: Flower gives them a new memory with each run."""
         require(
             not (order.train and order.resident) and not any(probe.kept for probe in order.probes),
-            f"The run in {self._place} cannot be gone on with: '{self.config.method}' leaves with clients what only "
+            f"The run in {self._place} cannot be resumed: '{self.config.method}' leaves with clients what only "
             "they know (their own models or variables), and Flower gives these a new memory when a ServerApp starts "
             "again. Begin another run, or use covey fleet, whose sites keep theirs.",
         )

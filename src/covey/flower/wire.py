@@ -99,7 +99,7 @@ class NodeAnswer:
     state: Tensor | None
     measured: dict[str, dict[str, Tensor]]
     carried: dict[str, Tensor]
-    """What real clients keep and only simulated ones send: `state`, and `probe.field`."""
+    """Arrays that real clients keep and only simulated ones send: `state`, and `probe.field`."""
 
 
 @dataclass
