@@ -22,8 +22,8 @@ from covey.core.loop import OnRound
 from covey.core.records import read_config, read_metrics
 from covey.data.dataset import load_dataset
 from covey.errors import Refusal, require
-from covey.job.comparison.execution import OnRun
 from covey.job.experiment import Experiment
+from covey.job.pending_runs import OnRun
 from covey.job.runs import run_together
 from covey.job.settings import as_config
 from covey.storage import write_json

@@ -16,7 +16,7 @@ from covey.cli import terminal as display
 from covey.core.loop import OnRound
 from covey.core.progress import listening
 from covey.errors import Refusal
-from covey.job.comparison.execution import OnRun
+from covey.job.pending_runs import OnRun
 from papers import Paper, Request, Scale, Store, find_paper, machine_settings, papers, reproduce
 from papers.grid import PAGES_ONLY
 from papers.page import Written, write_page

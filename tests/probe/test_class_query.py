@@ -161,7 +161,7 @@ def test_unreachable_clients_are_asked_again_and_count_as_uniform_if_they_never_
     assert set(found.seen.tolist()) == {0, 1, 2, 3}
     np.testing.assert_allclose(found.shares[~heard], 0.1)
     assert np.isnan(found.sizes[~heard]).all()
-    assert notes == [f"Nothing is known of {(~heard).sum()} of 40 clients; all classes count alike for them."]
+    assert notes == [f"Nothing is known of {(~heard).sum()} of 40 clients; uniform class shares are assumed."]
     assert 0 < up < down
 
 

@@ -23,7 +23,7 @@ from covey.core.progress import listening
 if TYPE_CHECKING:
     from covey.cli.catalogue import Part
     from covey.core.loop import OnRound
-    from covey.job.comparison.execution import OnRun
+    from covey.job.pending_runs import OnRun
 
 # Printed text holds names that users chose, brackets included, so markup is off.
 console = Console(markup=False)

@@ -1,4 +1,4 @@
-"""Target class mixes as people ask for them: text, mappings, numbers, a file of labels."""
+"""Target class mixes as users give them: text, mappings, numbers, a file of labels."""
 
 import csv
 import difflib
@@ -19,33 +19,35 @@ Target: TypeAlias = str | Path | Mapping[Any, float] | Sequence[float] | FloatAr
 """`"cat=0.5,dog=0.5"`, `"td1"`, `"local:7"`, a file of labels, class → share, or a share for each class in order."""
 
 _HEADINGS = ("label", "labels", "class", "y", "target")
-"""What a column of labels is headed; the first of these that a file has is taken."""
+"""Headings of a column of labels; the first of these that a file has is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetMix:
-    """A mix that somebody asked for."""
+    """A class mix that was asked for."""
 
     name: str
     mix: FloatArray
     """`[classes]`, sums to one."""
     notes: tuple[str, ...] = ()
-    """What was done to it."""
+    """Changes made to what was given."""
 
     def as_mapping(self) -> dict[str, Any]:
+        """Return the target for JSON; `of` reads it."""
         return {"name": self.name, "mix": self.mix.tolist(), "notes": list(self.notes)}
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> "TargetMix":
+        """Read a target from `as_mapping`'s result."""
         return cls(str(mapping["name"]), np.array(mapping["mix"], dtype=np.float64), tuple(mapping["notes"]))
 
 
 def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray | None = None) -> TargetMix:
-    """What is asked for, as a mix over all classes, or a sentence that says what is wrong with it.
+    """Return a target as a mix over all classes; what cannot be read is refused.
 
-    Classes go by their names, or by their numbers from 0 where no class is called so. Shares that do not sum to one are
-    scaled, with a note. `shares` are the clients' own mixes `[clients, classes]`, for targets such as `local:7`, where
-    they are known.
+    Classes are given by name, or by number from 0 if no class has that name. Shares that do not sum to one are scaled,
+    with a note. `shares` are the clients' own mixes `[clients, classes]`, where they are known, for targets such as
+    `local:7`.
     """
     if isinstance(target, TargetMix):
         return target
@@ -81,7 +83,7 @@ def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray 
 
 
 def parse_targets(targets: Any, class_names: Sequence[str], shares: FloatArray | None = None) -> tuple[TargetMix, ...]:
-    """One target or a list of them."""
+    """Return the mixes of one target or of a list of them."""
     one = isinstance(targets, (str, Path, Mapping, TargetMix)) or (
         len(targets) > 0
         and all(np.ndim(item) == 0 and not isinstance(item, (str, Path, TargetMix)) for item in targets)
@@ -92,7 +94,7 @@ def parse_targets(targets: Any, class_names: Sequence[str], shares: FloatArray |
 
 
 def class_number(label: str, class_names: Sequence[str]) -> int:
-    """The class called `label`, or the one with that number."""
+    """Return the number of the class named `label`, or of the class with that number."""
     if label in class_names:
         return list(class_names).index(label)
     if label.isdecimal() and int(label) < len(class_names):
@@ -141,7 +143,7 @@ def _from_numbers(name: str, held: Mapping[int, Any], class_names: Sequence[str]
 
 
 def _from_labels(path: Path, class_names: Sequence[str]) -> TargetMix:
-    """The mix of the labels in a file: one a line, or the column of a CSV file that is headed as in `_HEADINGS`."""
+    """Return the mix of the labels in a file: one per line, or a CSV column with one of the `_HEADINGS`."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
@@ -175,7 +177,7 @@ def _is_file(text: str) -> bool:
     try:
         return Path(text).is_file()
     except OSError:
-        # Too long for a name, say.
+        # Text may be too long for a file name.
         return False
 
 

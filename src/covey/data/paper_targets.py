@@ -16,7 +16,7 @@ PREFIXES = {"td1": 0.3, "td2": 0.4, "td3": 0.5}
 
 
 def prefix_target(classes: int, share: float) -> FloatArray:
-    """The mix `[classes]` that is uniform on the first `share` of the classes, at least on one."""
+    """Return the mix `[classes]` that is uniform on the first `share` of the classes, at least on one."""
     require(0 < share <= 1, f"A target covers a share of the classes above 0 and at most 1, not {share:g}.")
     covered = max(1, int(share * classes + 0.5))
     mix = np.zeros(classes)
@@ -25,7 +25,7 @@ def prefix_target(classes: int, share: float) -> FloatArray:
 
 
 def local_target(shares: FloatArray) -> FloatArray:
-    """Class shares or counts, `[classes]` or `[clients, classes]`, as mixes that sum to one."""
+    """Scale class shares or counts, `[classes]` or `[clients, classes]`, to mixes that sum to one."""
     shares = np.asarray(shares, dtype=np.float64)
     total = shares.sum(axis=-1, keepdims=True)
     require(bool((shares >= 0).all() and (total > 0).all()), "Class shares must not be negative, nor all zero.")
@@ -34,7 +34,7 @@ def local_target(shares: FloatArray) -> FloatArray:
 
 
 def target(name: str, classes: int, shares: FloatArray | None = None) -> FloatArray:
-    """The mix `[classes]` called `td1`, `td2` or `td3`, or `local:7` for row 7 of `shares` `[clients, classes]`."""
+    """Return the mix `[classes]` named `td1`, `td2` or `td3`; `local:7` is row 7 of `shares` `[clients, classes]`."""
     if name.lower() in PREFIXES:
         return prefix_target(classes, PREFIXES[name.lower()])
     local = re.fullmatch(r"local:(\d+)", name.lower())
@@ -55,11 +55,11 @@ def target(name: str, classes: int, shares: FloatArray | None = None) -> FloatAr
 
 
 def test_indices(mix: FloatArray, test_labels: IntArray) -> IntArray:
-    """The test samples on which a model for `mix` `[classes]` is judged, ascending.
+    """Return the test samples on which a model for `mix` `[classes]` is evaluated, ascending.
 
-    A mix that is uniform on some classes (TD1-3) takes all of their samples. Any other (Local) takes the
-    first round(mix_c · samples/classes) of class c, or all of them where there are fewer; a single
-    one of the commonest class where all numbers are rounded to none.
+    A mix that is uniform on some classes (TD1-3) takes all samples of these. Any other (Local) takes the first
+    round(mix_c · samples/classes) samples of class c, or all of them if there are fewer; if all numbers round to zero,
+    it takes one sample of the most common class.
     """
     mix = local_target(mix)
     testable = np.where(np.bincount(test_labels, minlength=len(mix)) > 0, mix, 0.0)
@@ -67,8 +67,8 @@ def test_indices(mix: FloatArray, test_labels: IntArray) -> IntArray:
     positive = mix[mix > 0]
     if np.allclose(positive, positive[0]):
         return np.flatnonzero(mix[test_labels] > 0)
-    wanted = np.rint(mix * len(test_labels) / len(mix)).astype(np.int64)
-    if not wanted[testable > 0].any():
-        wanted[np.argmax(testable)] = 1
-    chosen = [np.flatnonzero(test_labels == label)[:count] for label, count in enumerate(wanted)]
+    counts = np.rint(mix * len(test_labels) / len(mix)).astype(np.int64)
+    if not counts[testable > 0].any():
+        counts[np.argmax(testable)] = 1
+    chosen = [np.flatnonzero(test_labels == label)[:count] for label, count in enumerate(counts)]
     return np.sort(np.concatenate(chosen))

@@ -1,8 +1,7 @@
-"""Settings as Python callers give them, and federations passed in instead of described."""
+"""Settings from Python callers, and federations that are passed in rather than described by settings."""
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from covey.config.values import nested, overlay
 from covey.core.build import altered_federation
 from covey.environment.federated_data import Federation
 from covey.errors import require
+from covey.job.job_folder import free_folder
 from covey.registry import coerce
 
 
 def describing(federation: Federation) -> dict[str, Any]:
-    """Settings that stand for a federation that was passed in."""
+    """Return the settings that stand for a federation that is passed in."""
     return {
         "dataset": {"name": GIVEN, "fingerprint": federation.fingerprint},
         "environment": GIVEN,
@@ -26,7 +26,7 @@ def describing(federation: Federation) -> dict[str, Any]:
 def with_federation(
     given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any], federation: Federation
 ) -> dict[str, Any]:
-    """Settings with those for a federation that was passed in, which has as many clients as it has."""
+    """Return the settings with those of a federation that is passed in; another number of clients is refused."""
     for asked in (given, settings):
         if isinstance(asked, Mapping) and asked.get("clients") is not None:
             clients = coerce(asked["clients"], int, "clients")
@@ -39,7 +39,7 @@ def with_federation(
 
 
 def as_configured(given: Federation, config: Config) -> Federation:
-    """The federation that was passed in, made sure to be the one that the configuration speaks of."""
+    """Return the federation that is passed in, altered as configured; one with another fingerprint is refused."""
     expected = config.dataset.options.get("fingerprint")
     require(
         config.dataset.name == GIVEN and expected == given.fingerprint,
@@ -50,7 +50,7 @@ def as_configured(given: Federation, config: Config) -> Federation:
 
 
 def as_config(given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any]) -> Config:
-    """A configuration from a mapping with more settings laid over it; dotted keys reach into sections."""
+    """Return a configuration with more settings laid over it; dotted keys reach into sections."""
     mapping: dict[str, Any] = given.as_mapping() if isinstance(given, Config) else {}
     if isinstance(given, Mapping):
         mapping = expand(given)
@@ -58,7 +58,7 @@ def as_config(given: Mapping[str, Any] | Config | None, settings: Mapping[str, A
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with dotted keys nested into their sections."""
+    """Nest settings with dotted keys into their sections."""
     mapping: dict[str, Any] = {}
     for key, value in settings.items():
         mapping = overlay(mapping, nested(key, value))
@@ -66,12 +66,6 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_folder(config: Config) -> Path:
-    """`runs/<time>-<method>-<environment>-s<seed>`, not yet taken."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    words = re.sub(r"[^A-Za-z0-9.+-]+", "-", f"{config.method}-{config.environment.name}-s{config.seed}")
-    folder = Path("runs") / f"{stamp}-{words}"
-    number = 2
-    while folder.exists():
-        folder = folder.with_name(f"{stamp}-{words}-{number}")
-        number += 1
-    return folder
+    """Return `runs/<time>-<method>-<environment>-s<seed>`, numbered if it exists."""
+    name = f"{config.method}-{config.environment.name}-s{config.seed}"
+    return free_folder(re.sub(r"[^A-Za-z0-9.+-]+", "-", name))

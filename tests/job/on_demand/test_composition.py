@@ -128,7 +128,7 @@ def test_clients_of_unknown_size_count_with_the_mean_of_the_others_and_a_note(pa
     assert found.clients.tolist() == expected.clients.tolist()
     np.testing.assert_array_equal(found.ratios, expected.ratios)
     (note,) = sizes_note(sizes, pairing, asked=False)
-    assert "not known of 2 of 6 clients" in note
+    assert "unknown for 2 of 6 clients" in note
     assert "the mean of the others, 30. To ask all clients: --survey" in note
     assert "--survey" not in sizes_note(sizes, pairing, asked=True)[0]
     assert sizes_note(filled, pairing, asked=False) == sizes_note(sizes, "unscaled", asked=False) == []

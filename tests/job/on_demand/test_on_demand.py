@@ -208,7 +208,7 @@ def test_the_base_run_gone_on_with_is_the_base_run_gone_on_with(quick, tmp_path)
 def test_a_base_run_with_an_agent_does_not_go_on_with_another_cohort(tmp_path, aggregator):
     base = covey.run(QUICK, selector="uniform", aggregator=aggregator, out=tmp_path / "base")
     asked = {"estimator": "analytic", "rounds": 1, "cohort": 6}
-    with pytest.raises(Refusal, match="has learned with 4 clients a round, so that the base run cannot go on with 6"):
+    with pytest.raises(Refusal, match="has learned with 4 clients a round, so the base run cannot be continued with 6"):
         ondemand(base, "td3", continued=True, out=tmp_path / "refused", **asked)
     assert not (tmp_path / "refused").exists()
     assert ondemand(base, "td3", out=tmp_path / "job", **asked).tailored[0].run.finished
@@ -248,7 +248,7 @@ def test_scaled_pairings_go_with_a_predictor_that_has_not_seen_every_client(quic
     unknown = int((found.estimates.seen == 0).sum())
     assert 0 < unknown < 16
     (note,) = (note for note in found.notes if pairing in note)
-    assert f"not known of {unknown} of 16 clients" in note
+    assert f"unknown for {unknown} of 16 clients" in note
     assert "--survey" in note
     asked = ondemand(quick, "td3", rounds=1, pairing=pairing, survey=True, out=tmp_path / "asked").composed
     assert not any(pairing in note for note in asked.notes)
@@ -433,7 +433,7 @@ def test_a_job_is_reported_on_again_once_it_is_complete_and_nothing_is_trained_f
     assert redraw([tmp_path / "job"], tmp_path / "page.html").stat().st_size > 1000
     assert {path: path.read_bytes() for path in before} == before
     shutil.rmtree(tmp_path / "job" / "target-2")
-    with pytest.raises(Refusal, match=r"is not complete; go on with: covey resume"):
+    with pytest.raises(Refusal, match=r"is not complete; resume with: covey resume"):
         redraw([tmp_path / "job"], None)
     assert not (tmp_path / "job" / "target-2").exists()
     with pytest.raises(Refusal, match="report on it alone"):
@@ -451,7 +451,7 @@ def test_a_complete_job_is_read_without_its_base_run(quick, tmp_path):
         assert again.verdict == job.verdict
     answer = CliRunner().invoke(app, ["report", str(tmp_path / "job"), "--out", str(tmp_path / "page.html")])
     assert answer.exit_code == 0
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").count("base run gone on with") > 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count("base run continued") > 0
     shutil.rmtree(tmp_path / "job" / "target-2")
     with pytest.raises(Refusal, match=r"is not complete, and its base run is no longer at .*/base; move it back"):
         resume_ondemand(tmp_path / "job")
@@ -579,7 +579,7 @@ def test_a_job_in_words(job):
     assert "Over 3 targets, models fine-tuned on" in job.verdict
     fairly = np.mean([100 * (one.scored.accuracy - one.continued.accuracy) for one in job.tailored])
     assert f"over the base model, and {fairly:+.1f} (from " in job.verdict
-    assert job.verdict.endswith(") over the base run gone on with.")
+    assert job.verdict.endswith(") over the continued base run.")
     alone = replace(job, tailored=tuple(replace(one, continued=None) for one in job.tailored), continued=None)
     assert alone.verdict.endswith("on their target over the base model.")
     told = job.as_mapping()
@@ -600,5 +600,5 @@ def test_the_predictor_keeps_estimates_that_a_job_can_read(base):
 
 def test_a_job_that_nobody_answers_says_that_nothing_was_trained(quick, tmp_path):
     job = ondemand(quick, "td1", estimator="ground-truth", rounds=2, out=tmp_path / "job", **{"devices.dropout": 0.999})
-    assert "No client answered in any of the 2 rounds, so this is the base model as it was." in job.tailored[0].notes
+    assert "No client answered in any of the 2 rounds, so this is the unchanged base model." in job.tailored[0].notes
     assert torch.equal(final(job.tailored[0].run), final(quick))

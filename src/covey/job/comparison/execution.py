@@ -1,8 +1,7 @@
-"""Comparisons: methods x settings x seeds over the same federations, run and gone on with."""
+"""Comparisons: methods x settings x seeds over the same federations, run and resumed."""
 
-import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from covey.core.checkpoint import FORMAT
 from covey.core.loop import OnRound
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
-from covey.job.comparison.plan import Variant, claim, default_folder, finished, place_of, read_plan, variants_of
+from covey.job.comparison.plan import Variant, claim, default_folder, place_of, read_plan, variants_of
 from covey.job.comparison.statistics import Comparison
 from covey.job.experiment import dry_run
-from covey.job.runs import resume, run, run_together
+from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.settings import expand, with_federation
-
-OnRun = Callable[[str, int | None, int], None]
-"""Told of each run that begins: label, seed (None for many in lockstep), rounds."""
 
 ONE_SEED = "A comparison takes seeds (a number, or a list such as 3,7), not one seed."
 
@@ -43,17 +39,22 @@ def compare(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run every method with every varied setting on every seed, and compare.
+    """Run every method with every varied setting on every seed, and compare them.
 
-    A method is a name, or `"selector+aggregator"` for any other mix, such as `"fedacs+feddrl"`; an option of a selector
-    or aggregator (`aggregator={"learn": False}`) goes to the methods that have it. `seeds` is a number (0, 1, …) or a
-    list; `vary` sweeps settings: `{"local.rate": [0.1, 0.01]}`. `agents` are files of trained agents by the aggregator
-    that they are for, `{"feddrl": "agent.safetensors"}`. With `fairness`, clients of all methods measure the loss of
-    the model that they receive, which records and reports then compare. `federation` is your own data (see
-    `covey.federation`), instead of a data set and an environment by name. `fleet` is the folder of a live fleet, for
-    the runtime "fleet"; by default COVEY_FLEET names it.
-    A folder that holds part of the same comparison is gone on with; without `out` it is the first of
-    `runs/compare-<methods>`, `…-2`, … that holds no other.
+    A method is a name, or `"selector+aggregator"` for any other pair, such as `"fedacs+feddrl"`; an option of a
+    selector or aggregator (`aggregator={"learn": False}`) goes to the methods that have it.
+
+    seeds: a number (0, 1, …) or a list.
+    vary: settings to sweep, such as `{"local.rate": [0.1, 0.01]}`.
+    federation: your own data (see `covey.federation`), instead of a data set and an environment by name.
+    target: accuracy to which rounds and bytes are counted; by default the highest that every run reached.
+    agents: files of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`.
+    fairness: clients of all methods measure the loss of the model that they receive, for records and reports.
+    out: folder to write; one that holds part of the same comparison is resumed. By default the first of
+        `runs/compare-<methods>`, `…-2`, … that holds no other comparison.
+    fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
+
+    Other settings are those of `Config`, for all methods; `given` is a mapping of more of them.
     """
     if federation is not None:
         settings = with_federation(given, settings, federation)
@@ -79,7 +80,7 @@ def compare(
     for key in ("seed", "method"):
         require(key not in plan["vary"], f"A comparison does not vary {key}; give {key}s instead (--{key}s A,B).")
     plan |= {"fairness": True} if fairness else {}
-    # As it will be read again: a list may have been a tuple.
+    # As it will be read from its file: a tuple becomes a list.
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
     variants = variants_of(plan)
     for variant in variants:
@@ -97,13 +98,13 @@ def resume_comparison(
     on_round: OnRound | None = None,
     fleet: Path | str | None = None,
 ) -> Comparison:
-    """Go on with a comparison that was stopped."""
+    """Resume a comparison that was stopped."""
     plan = read_plan(folder)
     return _advance(folder, variants_of(plan), federation, on_run, on_round, fleet)
 
 
 def _plain(value: Any) -> Any:
-    """A path as text, and a number of NumPy's as one of Python's."""
+    """Return a path as text, and a NumPy number as a Python number."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
@@ -121,7 +122,7 @@ def _values(key: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _possible(config: Config, given: Federation | None) -> None:
-    """Refuse what no run could be made of (an agent for other clients, an option out of its range) before any is."""
+    """Refuse what cannot run (an agent for other clients, an option out of its range) before any run begins."""
     if config.runtime != "fleet":
         dry_run(config, given)
 
@@ -134,34 +135,12 @@ def _advance(
     on_round: OnRound | None,
     fleet: Path | str | None,
 ) -> Comparison:
-    """Run what is missing: in lockstep on the stacked runtime, else one after another."""
-    places = [
-        (variant.label, config, place_of(folder, variant.label, config.seed))
+    """Run what is missing, and open the comparison."""
+    runs = [
+        PendingRun(variant.label, config.seed, config, place_of(folder, variant.label, config.seed))
         for variant in variants
         for config in variant.configs
     ]
-    missing = [(label, config, place) for label, config, place in places if not finished(place)]
-    lockstep = [(config, place) for _, config, place in missing if config.runtime == "stacked"]
-    if lockstep:
-        if on_run:
-            on_run(f"{len(lockstep)} runs in lockstep", None, sum(config.rounds for config, _ in lockstep))
-        run_together(lockstep, _counted(on_round), given=given)
-    for label, config, place in missing:
-        if config.runtime != "stacked":
-            if on_run:
-                on_run(label, config.seed, config.rounds)
-            if (place / "config.json").is_file():
-                one = resume(place, federation=given, on_round=on_round, fleet=fleet)
-            else:
-                one = run(config, federation=given, out=place, on_round=on_round, fleet=fleet)
-            if not one.finished:
-                break
-    if not all(finished(place) for _, _, place in places):
+    if not run_missing(runs, given, on_run, on_round, fleet):
         raise Interrupted(folder)
     return Comparison.open(folder, given)
-
-
-def _counted(on_round: OnRound | None) -> Callable[[int, dict[str, Any]], None] | None:
-    """Progress over the rounds of all runs of a lockstep."""
-    done = itertools.count(1)
-    return (lambda number, record: on_round({**record, "round": next(done)})) if on_round else None

@@ -1,7 +1,6 @@
-"""The plan of a comparison: its lines, their settings, and the folders of their runs."""
+"""The plan of a comparison: its variants, their settings, and the folders of their runs."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.config.values import chosen
-from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
+from covey.job.job_folder import read_job_file, require_empty
 from covey.job.runs import Run
 from covey.job.settings import as_config
 from covey.registries import aggregators, manymodels, selectors
@@ -20,12 +19,12 @@ from covey.registry import Registry
 from covey.storage import write_json
 
 _PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggregators, "many": manymodels}
-"""Parts that methods of a comparison differ in."""
+"""Sections whose part depends on the method."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a comparison: a method with the varied settings, and a configuration per seed."""
+    """A method with its varied settings: a row of the comparison, with a configuration per seed."""
 
     label: str
     method: str
@@ -33,7 +32,7 @@ class Variant:
 
 
 def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
-    """The lines of a comparison: methods times the values of every varied setting."""
+    """Return the variants of a comparison: methods times the values of every varied setting."""
     require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
     given_to = dict(zip(plan["methods"], _given_to(plan["methods"], plan["given"]), strict=True))
     variants = []
@@ -51,12 +50,12 @@ def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
         )
         variants.append(Variant(label, method, configs))
     labels = [variant.label for variant in variants]
-    require(len(set(labels)) == len(labels), f"The same line is asked for twice: {', '.join(labels)}.")
+    require(len(set(labels)) == len(labels), f"The same variant is asked for twice: {', '.join(labels)}.")
     return tuple(variants)
 
 
 def lines_of(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Label, method and varied settings of every line."""
+    """Yield label, method and varied settings of every variant."""
     keys = list(plan["vary"])
     for method in plan["methods"]:
         for values in itertools.product(*(plan["vary"][key] for key in keys)):
@@ -65,13 +64,13 @@ def lines_of(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
 
 
 def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The settings of each method: options of a part that is not named go to the methods whose part has them."""
+    """Return the settings of each method. Options of a part that is not named go to the methods whose part has them."""
     given = [dict(base) for _ in methods]
     for section, registry in _PARTS.items():
         name, options = chosen(section, base.get(section))
         parts = [getattr(recipe_of(method), section) for method in methods]
         takes = {part: registry[part].options for part in parts if part is not None}
-        # One part for all, or none at all, is refused by itself where it lacks an option.
+        # If all methods have the same part, the part itself refuses options that it lacks.
         if name is not None or not takes or len(set(parts)) == 1:
             continue
         for option in options:
@@ -85,12 +84,12 @@ def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str,
 
 
 def places_of(folder: Path, plan: Mapping[str, Any]) -> list[tuple[str, int, Path]]:
-    """Label, seed and run folder of all runs of a comparison; nothing of what they are made of is needed for that."""
+    """Return label, seed and run folder of all runs of a comparison. Their parts need not be installed."""
     return [(label, seed, place_of(folder, label, seed)) for label, _, _ in lines_of(plan) for seed in plan["seeds"]]
 
 
 def place_of(folder: Path, label: str, seed: int) -> Path:
-    """The run folder of one line and seed of a comparison."""
+    """Return the run folder of one variant and seed."""
     return folder / _file_name(label) / f"seed-{seed}"
 
 
@@ -98,33 +97,23 @@ def _file_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
 
 
-def finished(place: Path) -> bool:
-    """Whether a run folder needs no further work."""
-    return (place / "config.json").is_file() and Run.open(place).finished
-
-
 def recorded(place: Path) -> bool:
-    """Whether a run folder tells of every round, which is all that a comparison looks at."""
+    """True if every round of a run is recorded, which is all that statistics need."""
     return (place / "config.json").is_file() and Run.open(place).recorded
 
 
 def is_comparison(folder: Path) -> bool:
+    """True if a folder holds a comparison."""
     return (folder / "compare.json").is_file()
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    try:
-        plan: dict[str, Any] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
-        found = int(plan["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(f"{folder} is not a comparison: its compare.json cannot be read ({error}).") from error
-    if found > FORMAT:
-        raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
-    return plan
+    """Read the plan of a comparison from its folder."""
+    return read_job_file(folder / "compare.json", "a comparison")
 
 
 def default_folder(plan: dict[str, Any]) -> Path:
-    """The first of `runs/compare-<methods>`, `…-2`, `…-3`, … that is free or holds this very comparison."""
+    """Return the first of `runs/compare-<methods>`, `…-2`, `…-3`, … that is free or holds this very comparison."""
     folder = first = Path("runs") / _file_name("-".join(["compare", *plan["methods"]]))
     number = 2
     while folder.exists() and not (is_comparison(folder) and read_plan(folder) == plan):
@@ -134,14 +123,13 @@ def default_folder(plan: dict[str, Any]) -> Path:
 
 
 def claim(folder: Path, plan: dict[str, Any]) -> None:
-    """Make the folder of a comparison, or make sure that it holds the same one."""
+    """Make the folder of a comparison; one that holds anything but this comparison is refused."""
     if is_comparison(folder):
         if read_plan(folder) != plan:
             raise Refusal(f"The folder {folder} holds another comparison; choose another --out.")
         return
+    require_empty(folder, "comparison")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Refusal(f"The output folder {folder} is not empty and holds no comparison; choose another --out.")
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "compare.json", plan)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is known of clients' class shares for a job on demand: kept by the base run, asked for, or the truth."""
+"""Estimates of the clients' class shares for an on-demand job: kept by the base run, asked for, or the truth."""
 
 from typing import Literal
 
@@ -27,29 +27,28 @@ from covey.probe.class_query import (
 )
 
 Estimator = Literal["learned", "analytic", "analytic-as-is", "ground-truth"]
-"""Where class shares come from.
+"""Source of the class shares.
 
-learned: from the base run's predictor (the aggregator `ondemand`).
-analytic: clients are asked for one gradient at the base model with its last layer set to zero; exact where that has a
-    bias.
-analytic-as-is: the same at the base model as it is, under assumptions that a trained model breaks; for comparison.
+learned: the base run's predictor (the aggregator `ondemand`).
+analytic: one gradient of each client at the base model with its last layer set to zero; exact if that layer has a bias.
+analytic-as-is: the same at the unchanged base model, under assumptions that a trained model breaks; for comparison.
 ground-truth: the true shares, which only a simulation knows.
 """
 
 ESTIMATORS: tuple[Estimator, ...] = ("learned", "analytic", "analytic-as-is", "ground-truth")
 
 _POOR = 1.0
-"""n·MAE beyond which the predictor's estimates say little."""
+"""n·MAE beyond which the predictor's estimates are called unreliable."""
 
 _ATTEMPTS = 3
-"""How often clients that do not answer are asked, where no noise is spent on answers."""
+"""Times that clients are asked until they answer, unless answers are noisy."""
 
 Sent = tuple[int, int]
 """Bytes up and down."""
 
 
 def check_estimator(estimator: str, *, survey: bool, insight_dp: str | None) -> None:
-    """Refuse what does not go together, before anything is read."""
+    """Refuse options that do not go together, before anything is read."""
     require(estimator in ESTIMATORS, f"estimator is one of {', '.join(ESTIMATORS)}, not '{estimator}'.")
     require(
         not survey or estimator == "learned",
@@ -67,7 +66,7 @@ def check_estimator(estimator: str, *, survey: bool, insight_dp: str | None) -> 
 def estimated(
     experiment: Experiment, done: int, estimator: Estimator, *, survey: bool = False, insight_dp: str | None = None
 ) -> tuple[Estimates, list[str], Sent]:
-    """Class shares of the clients of a base run after `done` rounds, what to say of them, and the bytes it took."""
+    """Return the class shares of a base run's clients after `done` rounds, notes about them, and the bytes sent."""
     method = experiment.method
     assert isinstance(method, OneModel)
     notes: list[str] = []
@@ -88,12 +87,12 @@ def estimated(
         found, sent, notes = _in_closed_form(experiment, method, done, privacy, zero=estimator == "analytic")
     unheard = int((found.seen == 0).sum())
     if unheard:
-        notes.append(f"Nothing is known of {unheard} of {len(found.seen)} clients; all classes count alike for them.")
+        notes.append(f"Nothing is known of {unheard} of {len(found.seen)} clients; uniform class shares are assumed.")
     return found, notes, sent
 
 
 def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) -> tuple[Estimates, Sent, list[str]]:
-    """What the base run knows, or what its predictor makes of the clients as they are now."""
+    """Return the base run's estimates, after a fresh survey by its predictor if asked for."""
     parts = (method.aggregator, method.selector)
     part = next((part for part in parts if isinstance(part, Estimating)), None)
     if part is None:
@@ -107,7 +106,7 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
     if survey:
         if not isinstance(part, WithPredictor):
             raise Refusal("survey needs a base run with the aggregator ondemand, whose predictor clients can apply.")
-        answers, sent, notes = _asked(experiment, method.model, part.query(done + 1), done + 1)
+        answers, sent, notes = _ask_all(experiment, method.model, part.query(done + 1), done + 1)
         for t, replies in answers:
             part.observe(t, replies)
         if isinstance(spent := part.figures().get("epsilon_spent"), float):
@@ -118,7 +117,7 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
         better = f"in the base run {part.too_few} The estimator analytic needs none" if part.untrained else longer
         notes.append(
             f"By the clients' own account, the predictor was off by {off:.2f} (n·MAE) when they last took part, so its "
-            f"estimates say little; {better}."
+            f"estimates are unreliable; {better}."
         )
     return part.class_estimates(), sent, notes
 
@@ -126,7 +125,7 @@ def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) 
 def _in_closed_form(
     experiment: Experiment, method: OneModel, done: int, privacy: Privacy | None, *, zero: bool
 ) -> tuple[Estimates, Sent, list[str]]:
-    """Class shares from one gradient of every client that answers, at a zero head or at the model as it is."""
+    """Return class shares from one gradient of every client that answers, at a zero head or at the model itself."""
     dataset, config = experiment.federation.dataset, experiment.config
     layout = method.setting.layout
     module = build_module(config, dataset)
@@ -138,19 +137,19 @@ def _in_closed_form(
     probe = ClassQuery("bias" if plain else "weight", privacy)
     # Training makes the features of classes differ; without a bias, an untrained body tells more.
     model = method.model if plain else layout.read(module).to(method.model)
-    answers, sent, notes = _asked(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
+    answers, sent, notes = _ask_all(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
     if not plain:
         notes.append(
             "The last layer has no bias that is added to the logits. Class shares are approximate: the gradient of its "
             "weight tells them at an untrained model, as if the features of all classes had the same mean."
         )
     found = Estimates.unknown(method.setting.clients, dataset.classes)
-    # Those who answer late are compared with all others, not with the few that were late too.
+    # Shares are computed over the answers of all rounds: late clients are compared with everyone.
     heard = [(t, replies.take(replies.observed(probe.name))) for t, replies in answers]
     heard = [(t, replies) for t, replies in heard if len(replies)]
     if heard:
-        told = [replies.probes[probe.name] for _, replies in heard]
-        fields = {name: torch.cat([one[name] for one in told]) for name in told[0]}
+        answered = [replies.probes[probe.name] for _, replies in heard]
+        fields = {name: torch.cat([one[name] for one in answered]) for name in answered[0]}
         clients = np.concatenate([replies.clients for _, replies in heard])
         sizes = np.concatenate([replies.samples.numpy() for _, replies in heard])
         rounds = np.concatenate([np.full(len(replies), t) for t, replies in heard])
@@ -159,13 +158,13 @@ def _in_closed_form(
     return found, sent, notes
 
 
-def _asked(
+def _ask_all(
     experiment: Experiment, model: Tensor, probe: Probe, first: int
 ) -> tuple[list[tuple[int, Replies]], Sent, list[str]]:
-    """The probe measured on all clients, by round, and what to say of it; who cannot be reached is tried again.
+    """Measure the probe on all clients; return replies by round, bytes sent and notes.
 
-    Those whose answer does not arrive are asked again, too, unless answers are noisy: one that was lost may have left
-    its client, and a second one would spend more than the ε that was agreed on.
+    Clients that cannot be reached are tried again. So are those whose answer does not arrive, unless answers are noisy:
+    the lost answer may have been sent, and a second one would spend more than the agreed ε.
     """
     once = getattr(probe, "privacy", None) is not None
     missing: IntArray = np.arange(experiment.federation.clients)
@@ -184,7 +183,7 @@ def _asked(
     notes = []
     if once and lost:
         notes.append(
-            f"No usable answer came from {lost} of the clients that were asked. It may have left them all the same, so "
-            "none of them was asked again, which would have spent ε once more."
+            f"No usable answer came from {lost} of the clients that were asked. They may have sent one, so none was "
+            "asked again: that would have spent ε a second time."
         )
     return answers, (up, down), notes

@@ -1,8 +1,8 @@
-"""Composing a target class mix from clients (Jeong and Lee 2024, On-Demand FL, section 4.1).
+"""Composition of a target class mix from clients (Jeong and Lee 2024, On-Demand FL, section 4.1).
 
 Given class shares d̂_c of the clients and a target d, non-negative ratios r with Σ_c r_c·d̂_c ≈ d are found by
-non-negative least squares (eqs. 7 and 8). One solution has at most as many clients as there are classes; it is
-repeated on the clients that remain until enough are chosen, and the ratios are scaled to sum to one.
+non-negative least squares (eqs. 7 and 8). One solution has at most as many clients as there are classes, so the problem
+is solved again for the remaining clients until enough are chosen. The ratios are scaled to sum to one.
 """
 
 from collections.abc import Sequence
@@ -17,75 +17,75 @@ from covey.arrays import FloatArray, IntArray
 from covey.errors import Refusal, require
 
 Pairing = Literal["unscaled", "scaled_r", "scaled_rn"]
-"""What the columns of the least-squares problem are, and what weighs a client's model.
+"""Columns of the least-squares problem, and weights of the clients' models.
 
-unscaled: columns d̂_c, weight r_c: eqs. 7 and 8 as printed, and no numbers of samples are needed.
-scaled_rn: columns d̂_c·n_c/Σn, weight r_c·n_c: as coherent, the clients counted by their samples.
-scaled_r: columns d̂_c·n_c/Σn, weight r_c: what the authors' code does. The weights are not those that the columns were
-    made for, so the mix of the model is another than the one that was solved for.
+unscaled: columns d̂_c, weight r_c: eqs. 7 and 8 as printed; needs no numbers of samples.
+scaled_rn: columns d̂_c·n_c/Σn, weight r_c·n_c: consistent too, with clients counted by their samples.
+scaled_r: columns d̂_c·n_c/Σn, weight r_c: the authors' code. The weights do not match the columns, so the model's mix
+    differs from the solution.
 """
 
 FAR = 0.1
-"""Total variation distance of a composed mix from its target beyond which people are warned."""
+"""Total variation distance of a composed mix from its target beyond which users are warned."""
 
 _NONE = 1e-6
-"""Ratios this much below the largest are rounding, not clients."""
+"""Ratios below this fraction of the largest are rounding errors."""
 
 _ABSENT = 1e-5
-"""Shares below this are rounding, not samples."""
+"""Shares below this are rounding errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """Clients that together make a mix near a target."""
+    """Clients whose weighted class mix is near a target."""
 
     target: FloatArray
     """`[classes]`, sums to one."""
     clients: IntArray
-    """S, ascending."""
+    """The chosen clients S, ascending."""
     ratios: FloatArray
-    """`[S]`: how much the model of each counts; sums to one."""
+    """`[S]`: weights of their models, which sum to one."""
     mix: FloatArray
-    """`[classes]`: what the clients make together, as far as their shares are known."""
+    """`[classes]`: their weighted mix, by the estimated shares."""
     passes: int
-    """How often non-negative least squares was solved."""
+    """Number of least-squares problems solved."""
 
     @property
     def distance(self) -> float:
-        """n·MAE between the composed mix and the target: the sum of the differences of all classes."""
+        """n·MAE between the composed mix and the target: the sum of absolute differences over classes."""
         return float(np.abs(self.mix - self.target).sum())
 
     @cached_property
     def lacking(self) -> IntArray:
-        """Classes of which there is less than half of what the target asks for."""
+        """Classes of which the mix has less than half of what the target asks for."""
         return np.flatnonzero((self.target > 0) & (self.mix < 0.5 * self.target))
 
     @property
     def far(self) -> bool:
-        """Whether the mix that was found is not near."""
+        """True if users are to be warned that the mix is not near the target."""
         return bool(self.distance / 2 > FAR or len(self.lacking))
 
     def warning(self, class_names: Sequence[str]) -> str | None:
-        """What is wrong with it, if anything, in a sentence."""
+        """Return a sentence if the mix is far from the target, else None."""
         if not self.far:
             return None
-        said = f"The mix that these clients make is {self.distance / 2:.0%} away from the target"
+        text = f"The mix of these clients is {self.distance / 2:.0%} away from the target"
         if len(self.lacking):
             listed = ", ".join(
                 f"{class_names[label]} ({self.mix[label]:.1%} instead of {self.target[label]:.1%})"
                 for label in self.lacking[:5].tolist()
             )
             more = f" and {len(self.lacking) - 5} more" if len(self.lacking) > 5 else ""
-            said += f"; there is too little of {listed}{more}"
-        return said + "."
+            text += f"; there is too little of {listed}{more}"
+        return text + "."
 
     def made_of(self, shares: FloatArray) -> FloatArray:
-        """The mix `[classes]` that the clients make if their shares are `shares` `[all clients, classes]`."""
+        """Return the clients' weighted mix `[classes]` for other shares `[all clients, classes]`."""
         mix: FloatArray = self.ratios @ shares[self.clients]
         return mix
 
     def as_mapping(self) -> dict[str, Any]:
-        """For JSON; `of` takes it back."""
+        """Return the composition for JSON; `of` reads it."""
         return {
             "target": self.target.tolist(),
             "clients": self.clients.tolist(),
@@ -96,6 +96,7 @@ class Composition:
 
     @classmethod
     def of(cls, mapping: dict[str, Any]) -> "Composition":
+        """Read a composition from `as_mapping`'s result."""
         return cls(
             target=np.array(mapping["target"], dtype=np.float64),
             clients=np.array(mapping["clients"], dtype=np.int64),
@@ -113,13 +114,12 @@ def compose(
     sizes: FloatArray | None = None,
     pairing: Pairing = "unscaled",
 ) -> Composition:
-    """Choose at least `at_least` clients (fewer where no other holds any of the target) and their ratios.
+    """Choose at least `at_least` clients and their ratios; fewer if no other client has any class of the target.
 
     `shares` are the clients' class shares `[clients, classes]`, `target` is the mix `[classes]`, `sizes` are numbers of
-    samples `[clients]`, which the scaled pairings need; where one is not known (NaN), they take the mean of the others.
-    All clients of a solution are taken, so there are rarely exactly `at_least`. A solution is the nearest mix by least
-    squares; where one has too few clients, others join it that make a mix of their own, and all together are a little
-    further away than the first ones alone.
+    samples `[clients]`, which the scaled pairings need; unknown ones (NaN) are replaced by the mean of the others.
+    All clients of a solution are chosen, so their number is rarely exactly `at_least`. The first solution is the
+    nearest mix by least squares; further ones add clients, and move the mix a little away from the target.
     """
     require(at_least >= 1, f"At least one client has to be chosen, not {at_least}.")
     columns = np.where(shares < _ABSENT, 0.0, shares).T.copy()
@@ -149,20 +149,23 @@ def compose(
 
 
 def sizes_note(sizes: FloatArray, pairing: Pairing, *, asked: bool) -> list[str]:
-    """What to say of numbers of samples `[clients]` that a pairing needs; `asked` says that all clients were asked."""
+    """Return a note if a pairing needs numbers of samples `[clients]` that are unknown (NaN).
+
+    `asked` says that all clients were already asked for them.
+    """
     unknown = int((~np.isfinite(sizes)).sum())
     if pairing == "unscaled" or not unknown:
         return []
     mean = _all_sizes(sizes, pairing)[~np.isfinite(sizes)][0]
     hint = "" if asked else " To ask all clients: --survey, or --estimator analytic."
     return [
-        f"The number of samples is not known of {unknown} of {len(sizes)} clients; for the pairing '{pairing}' they "
-        f"count with the mean of the others, {mean:,.0f}.{hint}"
+        f"The number of samples is unknown for {unknown} of {len(sizes)} clients; the pairing '{pairing}' uses the "
+        f"mean of the others instead, {mean:,.0f}.{hint}"
     ]
 
 
 def _all_sizes(sizes: FloatArray | None, pairing: Pairing) -> FloatArray:
-    """Numbers of samples `[clients]`, the mean where one is not known."""
+    """Return numbers of samples `[clients]`, with the mean in place of unknown ones."""
     known = np.array([]) if sizes is None else sizes[np.isfinite(sizes)]
     if sizes is None or known.sum() <= 0:
         raise Refusal(

@@ -1,4 +1,4 @@
-"""The runs of an on-demand job: one for each target from the base model, and the base run gone on with."""
+"""The runs of an on-demand job: one per target that starts at the base model, and the continued base run."""
 
 import shutil
 from collections.abc import Mapping
@@ -26,17 +26,17 @@ from covey.registries import aggregators
 from covey.selection.composed import ComposedSelector
 
 
-def begin_all(
+def begin_runs(
     folder: Path, plan: Mapping[str, Any], composed: ComposedTargets, run: Run, model: Tensor, method: OneModel
 ) -> None:
-    """A run folder for each target that begins at the base model, and one that goes on with the base run."""
+    """Make a run folder per target that starts at the base model, and one that continues the base run if asked for."""
     for number, (_, composition, _) in enumerate(composed.targets, start=1):
-        tailored = _tailored_config(run.config, plan, composition)
-        assert tailored.selector is not None
-        assert tailored.aggregator is not None
-        parts = ComposedSelector(**tailored.selector.options), Ratios(**tailored.aggregator.options)
-        setting = replace(method.setting, cohort=tailored.cohort, rounds=tailored.rounds, work=tailored.local)
-        _begin(folder / f"target-{number}", tailored, 0, OneModel(setting, model, *parts).state_dict())
+        config = _fine_tune_config(run.config, plan, composition)
+        assert config.selector is not None
+        assert config.aggregator is not None
+        parts = ComposedSelector(**config.selector.options), Ratios(**config.aggregator.options)
+        setting = replace(method.setting, cohort=config.cohort, rounds=config.rounds, work=config.local)
+        _begin(folder / f"target-{number}", config, 0, OneModel(setting, model, *parts).state_dict())
     if plan["continued"] and not (folder / "continued" / "checkpoint.safetensors").is_file():
         done, state = read_checkpoint(run.folder)
         require(
@@ -49,7 +49,10 @@ def begin_all(
 
 
 def _begin(folder: Path, config: Config, done: int, state: State, metrics: Path | None = None) -> None:
-    """A run folder that goes on from a state after `done` rounds; the state comes last, and makes it complete."""
+    """Make a run folder that resumes from a state after `done` rounds.
+
+    The checkpoint is written last: a folder that has one is complete.
+    """
     if (folder / "checkpoint.safetensors").is_file():
         return
     try:
@@ -63,16 +66,16 @@ def _begin(folder: Path, config: Config, done: int, state: State, metrics: Path 
 
 
 def _first_rate(base: Config, plan: Mapping[str, Any]) -> float:
-    """The learning rate of the first round after branching: as given, or where the base run's own settings left it."""
+    """Return the learning rate of the first round after branching: as given, or the base run's next one."""
     if "rate" in plan["settings"].get("local", {}):
         return as_config(base, plan["settings"]).local.rate
     return base.local.rate_at(plan["base_round"] + 1, 0)
 
 
 def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
-    """The base run's configuration for as many more rounds, at the rates of the tailored runs.
+    """Return the base run's configuration for as many more rounds, at the learning rates of the fine-tuning runs.
 
-    Rounds are counted on, and the rate decays from the first one: it is set to what comes to `_first_rate` in time.
+    The rate decays from round 1, so it is set such that it has decayed to `_first_rate` at the first new round.
     """
     done, rate = plan["base_round"], _first_rate(base, plan)
     longer = as_config(base, {**plan["settings"], "rounds": done + plan["rounds"]})
@@ -80,8 +83,8 @@ def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
         names = (base.aggregator.name, base.aggregator.options.get("inner"))
         require(
             not any("agent" in aggregators[name].options for name in names if name is not None),
-            f"The agent of '{base.method}' has learned with {base.cohort} clients a round, so that the base run cannot "
-            f"go on with {longer.cohort}; leave out the cohort, or --continued.",
+            f"The agent of '{base.method}' has learned with {base.cohort} clients a round, so the base run cannot be "
+            f"continued with {longer.cohort}; leave out the cohort, or --continued.",
         )
     if longer.local.rate_at(done + 1, 0) == rate:
         return longer
@@ -89,13 +92,13 @@ def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
     require(
         decayed > 0 and bool(np.isfinite(rate / decayed)),
         f"With local.decay={longer.local.decay:g} the rate would be zero after the {done} rounds of the base run, so "
-        "that it cannot be gone on with; choose a decay nearer to 1, or leave out --continued.",
+        "it cannot be continued; choose a decay nearer to 1, or leave out --continued.",
     )
     return as_config(longer, {"local": {"rate": rate / decayed}})
 
 
-def _tailored_config(base: Config, plan: Mapping[str, Any], composition: Composition) -> Config:
-    """The base run's configuration with the settings that were given and the composed clients."""
+def _fine_tune_config(base: Config, plan: Mapping[str, Any], composition: Composition) -> Config:
+    """Return the base run's configuration with the composed clients and the settings that were given."""
     config = as_config(base, plan["settings"])
     mapping = {key: value for key, value in config.as_mapping().items() if key not in ("method", "many")}
     clients = tuple(composition.clients.tolist())
@@ -103,5 +106,5 @@ def _tailored_config(base: Config, plan: Mapping[str, Any], composition: Composi
         "selector": {"name": "composed", "clients": clients},
         "aggregator": {"name": "ratios", "clients": clients, "ratios": tuple(composition.ratios.tolist())},
     }
-    going_on = {"local": {"rate": _first_rate(base, plan)}}
-    return as_config({**overlay(mapping, going_on), **parts}, {"rounds": plan["rounds"]})
+    first_rate = {"local": {"rate": _first_rate(base, plan)}}
+    return as_config({**overlay(mapping, first_rate), **parts}, {"rounds": plan["rounds"]})

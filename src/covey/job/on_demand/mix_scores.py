@@ -1,4 +1,4 @@
-"""Models of an on-demand job on the mixes that they are for."""
+"""Scores of an on-demand job's models on their target mixes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,50 +18,50 @@ from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand, Targ
 from covey.job.runs import Run
 
 
-def evaluated(
-    composed: ComposedTargets, model: Tensor, experiment: Experiment, runs: Sequence[Run], *, with_base: bool
+def evaluate_targets(
+    composed: ComposedTargets, model: Tensor, experiment: Experiment, runs: Sequence[Run], with_base: bool
 ) -> OnDemand:
-    """Score the base model, the tailored ones and the continued one on every target."""
+    """Score the base model, the fine-tuned models and the continued base model on every target."""
     states = [model.cpu()]
     for one in runs:
         _, state = read_checkpoint(one.folder)
         assert state is not None
         states.append(state["model"].to(model.dtype).cpu())
-    judge, truth = _MixScorer(experiment, states), experiment.known_shares
+    scorer, truth = _MixScorer(experiment, states), experiment.known_shares
     later = [row for row in runs[-1].metrics if row["round"] > composed.base_round]
     tailored = []
-    for number, (wish, composition, notes) in enumerate(composed.targets, start=1):
+    for number, (target, composition, notes) in enumerate(composed.targets, start=1):
         one = runs[number - 1]
         if not (one.folder / "model.safetensors").is_file():
             one.export(one.folder / "model.safetensors")
-        mix, untested = tested_part(wish.mix, judge.totals)
-        samples = judge.test_set(wish.mix) if mix.any() else None
+        mix, untested = tested_part(target.mix, scorer.totals)
+        samples = scorer.test_set(target.mix) if mix.any() else None
         tailored.append(
             TargetModel(
-                wanted=wish,
+                wanted=target,
                 composition=composition,
                 run=one,
                 true_mix=None if truth is None else composition.made_of(truth),
                 tested_mix=mix,
                 test_samples=0 if samples is None else len(samples),
-                base=judge.scored(0, mix, samples, []),
-                scored=judge.scored(number, mix, samples, one.metrics),
-                continued=judge.scored(len(states) - 1, mix, samples, later) if with_base else None,
-                notes=(*notes, *_silence(one), *untested_notes(untested)),
+                base=scorer.scored(0, mix, samples, []),
+                scored=scorer.scored(number, mix, samples, one.metrics),
+                continued=scorer.scored(len(states) - 1, mix, samples, later) if with_base else None,
+                notes=(*notes, *_silence_note(one), *untested_notes(untested)),
             )
         )
     return OnDemand(composed, tuple(tailored), runs[-1] if with_base else None)
 
 
-def _silence(run: Run) -> list[str]:
-    """A note where nobody answered."""
+def _silence_note(run: Run) -> list[str]:
+    """Return a note if no client replied in any round."""
     if any(row["bytes_up"] for row in run.metrics):
         return []
-    return [f"No client answered in any of the {len(run.metrics)} rounds, so this is the base model as it was."]
+    return [f"No client answered in any of the {len(run.metrics)} rounds, so this is the unchanged base model."]
 
 
 class _MixScorer:
-    """Scores models on mixes: all of them on the whole test set at once, each on the test set of a mix."""
+    """Scores models on class mixes: by class accuracy on the whole test set, and on a test set of the mix."""
 
     def __init__(self, experiment: Experiment, states: list[Tensor]) -> None:
         config, self.dataset = experiment.config, experiment.federation.dataset
@@ -73,6 +73,7 @@ class _MixScorer:
         self.learner = Learner(module, self.dataset, config.precision, device)
 
     def test_set(self, mix: FloatArray) -> Samples:
+        """Return the test samples for a mix, as the paper chooses them."""
         index = torch.from_numpy(test_indices(mix, self.dataset.test_y.numpy()))
         device = self.learner.device
         return Samples(self.dataset.test_x[index].to(device), self.dataset.test_y[index].to(device))
@@ -80,6 +81,7 @@ class _MixScorer:
     def scored(
         self, place: int, mix: FloatArray, samples: Samples | None, metrics: Sequence[dict[str, Any]]
     ) -> TargetScores:
+        """Score model number `place`; `metrics` are the rounds among which its best is sought."""
         if samples is None:
             return TargetScores()
         _, right = self.learner.score(self.states[place].to(self.learner.device), samples)

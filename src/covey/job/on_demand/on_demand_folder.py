@@ -1,9 +1,8 @@
-"""The folder of an on-demand job: what was asked for, what was composed, and where its runs are."""
+"""The folder of an on-demand job: its plan, the composed clients, and the folders of its runs."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from covey.core.checkpoint import FORMAT
 from covey.data.class_mix import TargetMix
 from covey.errors import Refusal
 from covey.job.experiment import Experiment
+from covey.job.job_folder import read_job_file
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Composition, Pairing
 from covey.job.on_demand.on_demand_result import ComposedTargets
@@ -28,7 +28,7 @@ from covey.storage import write_json
 
 @dataclass(frozen=True)
 class OnDemandPlan:
-    """What a job was asked for; the same again goes on with it."""
+    """What a job was asked for. A folder with an equal plan is resumed."""
 
     base: str
     base_round: int
@@ -42,12 +42,13 @@ class OnDemandPlan:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def as_mapping(self) -> dict[str, Any]:
+        """Return the plan for JSON."""
         mapping: dict[str, Any] = json.loads(json.dumps({**vars(self), "targets": list(self.targets)}))
         return mapping
 
 
 def is_ondemand(folder: Path) -> bool:
-    """Whether a folder holds a job of this kind."""
+    """True if a folder holds an on-demand job."""
     return (folder / "ondemand.json").is_file()
 
 
@@ -60,13 +61,13 @@ def claim(
     notes: Sequence[str],
     sent: tuple[int, int],
 ) -> None:
-    """Make the folder and keep what was composed, before anything trains."""
+    """Make the folder and write what was composed, before anything is trained."""
     kept = {"shares": found.shares, "seen": found.seen, "sizes": found.sizes}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in kept.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({"model": model.cpu().contiguous(), **tensors}, str(folder / "base.safetensors"))
-        # Last, so that a folder with this file has everything to go on from.
+        # Last, so that a folder with this file can be resumed.
         write_json(
             folder / "ondemand.json",
             {
@@ -83,43 +84,18 @@ def claim(
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads((folder / "ondemand.json").read_text(encoding="utf-8"))
-        version = int(data["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(f"{folder} is not an on-demand job: its ondemand.json cannot be read ({error}).") from error
-    if version > FORMAT:
-        raise Refusal(
-            f"{folder} was made by a newer version of Covey (format {version}; this one reads up to {FORMAT})."
-        )
-    return data
-
-
-def require_free(folder: Path) -> None:
-    """Refuse a folder that holds something else."""
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Refusal(f"The output folder {folder} is not empty and holds no on-demand job; choose another --out.")
-    except OSError as error:
-        raise Refusal(f"The output folder {folder} cannot be read: {error.strerror or error}.") from error
-
-
-def default_folder() -> Path:
-    """`runs/<time>-ondemand`, not yet taken."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder, number = Path("runs") / f"{stamp}-ondemand", 2
-    while folder.exists():
-        folder, number = folder.with_name(f"{stamp}-ondemand-{number}"), number + 1
-    return folder
+    """Read the file that describes a job: its plan, and what was composed."""
+    return read_job_file(folder / "ondemand.json", "an on-demand job")
 
 
 def run_folders(folder: Path, plan: Mapping[str, Any]) -> list[Path]:
-    """The run folders of a job: one for each target, then that of the base run gone on with, if it was asked for."""
+    """Return the run folders of a job: one per target, then that of the continued base run, if there is one."""
     names = [f"target-{number}" for number in range(1, len(plan["targets"]) + 1)]
     return [folder / name for name in (*names, *(["continued"] if plan["continued"] else []))]
 
 
 def is_complete(folder: Path, plan: Mapping[str, Any]) -> bool:
+    """True if every run of a job is finished."""
     return all(
         all((place / name).is_file() for name in ("config.json", "checkpoint.safetensors")) and Run.open(place).finished
         for place in run_folders(folder, plan)
@@ -127,19 +103,19 @@ def is_complete(folder: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> tuple[ComposedTargets, Tensor]:
-    """What a job's folder says was composed, and the model that it branched from."""
+    """Read what a job has composed, and the base model."""
     plan = data["plan"]
     try:
         tensors = load_file(str(folder / "base.safetensors"))
     except (OSError, SafetensorError) as error:
-        raise Refusal(f"{folder} cannot be gone on with: its base.safetensors cannot be read ({error}).") from error
+        raise Refusal(f"{folder} cannot be resumed: its base.safetensors cannot be read ({error}).") from error
     found = Estimates(*(tensors[name].numpy() for name in ("shares", "seen", "sizes")))
     names, truth = experiment.federation.dataset.class_names, experiment.known_shares
     targets = []
-    for wish, mapping in zip(map(TargetMix.of, plan["targets"]), data["composed"], strict=True):
+    for mix, mapping in zip(map(TargetMix.of, plan["targets"]), data["composed"], strict=True):
         composition = Composition.of(mapping)
         warning = composition.warning(names)
-        targets.append((wish, composition, (*wish.notes, *([warning] if warning else []))))
+        targets.append((mix, composition, (*mix.notes, *([warning] if warning else []))))
     composed = ComposedTargets(
         folder=folder,
         base=plan["base"],
@@ -161,7 +137,7 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
 
 
 def _cost(truth: FloatArray, sizes: IntArray, insight_dp: str | None) -> tuple[PrivacyCost, ...]:
-    """What noise costs on clients of these shares and sizes, at several ε and the one that was asked for."""
+    """Return the cost of noise on clients of these shares and sizes, at several ε and the one that was asked for."""
     if insight_dp is None:
         return ()
     asked = Privacy.of(insight_dp, "insight_dp")

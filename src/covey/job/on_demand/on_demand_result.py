@@ -1,4 +1,4 @@
-"""What an on-demand job has composed, and what it came to."""
+"""Results of an on-demand job: the composed clients, and the model of each target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,29 +19,29 @@ from covey.probe.class_query import Estimates, PrivacyCost
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Accuracy on a target; None where the test set has none of its classes."""
+    """Accuracies of a model on a target; None if the test set has none of its classes."""
 
     accuracy: float | None = None
-    """Mean over classes, weighted by the target; from all test samples."""
+    """Mean accuracy over classes, weighted by the target; from all test samples."""
     tested: float | None = None
-    """On the test set of that mix, as the paper has it."""
+    """Accuracy on a test set of that mix, chosen as in the paper."""
     peak: float | None = None
-    """The best over rounds, where records list the accuracy of every class."""
+    """Best accuracy over rounds, where records list the accuracy of every class."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetModel:
-    """The model for one target."""
+    """The model for one target, and its scores beside those of the base model."""
 
     wanted: TargetMix
     composition: Composition
     run: Run
     true_mix: FloatArray | None
-    """`[classes]`: what the composed clients really make together, where that is known. For evaluation only."""
+    """`[classes]`: the true mix of the composed clients, where it is known. For evaluation only."""
     tested_mix: FloatArray
-    """`[classes]`: the target, as far as the test set has samples of its classes."""
+    """`[classes]`: the target restricted to classes of which the test set has samples."""
     test_samples: int
-    """Size of the test set of that mix."""
+    """Size of the test set of the target mix."""
     base: TargetScores
     scored: TargetScores
     continued: TargetScores | None
@@ -49,31 +49,33 @@ class TargetModel:
 
     @property
     def model(self) -> Path:
+        """File of the model."""
         return self.run.folder / "model.safetensors"
 
     @property
     def gain(self) -> float | None:
-        """Accuracy on the target above that of the base model."""
+        """Accuracy on the target less that of the base model."""
         own, base = self.scored.accuracy, self.base.accuracy
         return None if own is None or base is None else own - base
 
     @property
     def gain_over_continued(self) -> float | None:
-        """Accuracy on the target above that of the base run gone on with, where there is one."""
+        """Accuracy on the target less that of the continued base run, if there is one."""
         own, further = self.scored.accuracy, None if self.continued is None else self.continued.accuracy
         return None if own is None or further is None else own - further
 
     @property
     def true_distance(self) -> float | None:
-        """n·MAE of what the composed clients really make from the target, where that is known."""
+        """n·MAE of the composed clients' true mix from the target, where it is known."""
         return None if self.true_mix is None else float(np.abs(self.true_mix - self.wanted.mix).sum())
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """Round and accuracy on the target."""
+        """Accuracy on the target by round."""
         return target_curve(self.run.metrics, self.tested_mix)
 
     def as_mapping(self) -> dict[str, Any]:
+        """Return target, composition and scores for JSON."""
         return {
             "target": self.wanted.name,
             "mix": self.wanted.mix.tolist(),
@@ -104,7 +106,7 @@ class TargetModel:
 
 @dataclass(frozen=True, eq=False)
 class ComposedTargets:
-    """What is known before anybody trains: estimates, and the clients chosen for each target."""
+    """What is known before fine-tuning: estimated class shares, and the clients chosen for each target."""
 
     folder: Path
     base: str
@@ -113,35 +115,37 @@ class ComposedTargets:
     rounds: int
     class_names: tuple[str, ...]
     client_names: tuple[str, ...]
-    """What the data calls its clients, where it does."""
+    """Names of the clients, if the data has any."""
     estimates: Estimates
     error: float | None
     """n·MAE of the estimates, mean over clients, where the truth is known. For evaluation only."""
     targets: tuple[tuple[TargetMix, Composition, tuple[str, ...]], ...]
-    """Each with its notes."""
+    """Target, composition and notes."""
     notes: tuple[str, ...] = ()
     bytes_up: int = 0
-    """Of the survey, where one was made."""
+    """Bytes of the survey, if there was one."""
     bytes_down: int = 0
     insight_dp: str | None = None
-    """Epsilon and delta of what clients were asked for, where that had noise."""
+    """Epsilon and delta of the clients' answers, if they had noise."""
     privacy: tuple[PrivacyCost, ...] = ()
-    """What noise costs on these clients, at the δ that was asked for and several ε, where the truth is known.
+    """Cost of noise on these clients at the given δ and several ε, where the true shares are known.
 
     For evaluation only.
     """
 
     @property
     def clients(self) -> int:
+        """Number of clients in the federation."""
         return len(self.estimates.seen)
 
     def client_name(self, client: int) -> str:
+        """Return a client's name, or else its number."""
         return self.client_names[client] if self.client_names else str(client)
 
 
 @dataclass(frozen=True, eq=False)
 class OnDemand:
-    """What a job came to."""
+    """The result of an on-demand job."""
 
     composed: ComposedTargets
     tailored: tuple[TargetModel, ...]
@@ -149,34 +153,35 @@ class OnDemand:
 
     @property
     def folder(self) -> Path:
+        """Folder of the job."""
         return self.composed.folder
 
     @property
     def verdict(self) -> str:
-        """What was gained, in a sentence or two."""
+        """The gain, in a sentence or two."""
         used = sorted({len(one.composition.clients) for one in self.tailored})
         who = f"{' to '.join(map(str, dict.fromkeys((used[0], used[-1]))))} of {self.composed.clients} clients"
         gains = [100 * one.gain for one in self.tailored if one.gain is not None]
         if not gains:
-            return f"Fine-tuned on {who}; the test set has no sample of the target's classes to judge by."
+            return f"Fine-tuned on {who}; the test set has no sample of the target's classes, so accuracy is unknown."
         if len(self.tailored) > 1:
             further = [100 * one.gain_over_continued for one in self.tailored if one.gain_over_continued is not None]
-            fairly = f", and {_spread(further)} over the base run gone on with" if further else ""
+            beside = f", and {_spread(further)} over the continued base run" if further else ""
             return (
                 f"Over {len(gains)} targets, models fine-tuned on {who} gain on average {_spread(gains)} points on "
-                f"their target over the base model{fairly}."
+                f"their target over the base model{beside}."
             )
         one = self.tailored[0]
-        said = (
-            f"On the target, the model fine-tuned on {who} is right for {one.scored.accuracy:.1%} of the samples, the "
-            f"base model for {one.base.accuracy:.1%} ({gains[0]:+.1f} points)."
+        text = (
+            f"On the target, the model fine-tuned on {who} has an accuracy of {one.scored.accuracy:.1%}, the base "
+            f"model {one.base.accuracy:.1%} ({gains[0]:+.1f} points)."
         )
         if one.continued is not None:
-            said += f" The base run gone on with comes to {one.continued.accuracy:.1%}."
-        return said
+            text += f" The continued base run has {one.continued.accuracy:.1%}."
+        return text
 
     def as_mapping(self) -> dict[str, Any]:
-        """The findings for JSON."""
+        """Return the result for JSON."""
         composed = self.composed
         return {
             "folder": str(self.folder),
@@ -196,7 +201,7 @@ class OnDemand:
         }
 
     def draw(self, path: Path) -> Path:
-        """Write the findings as a page that opens in a browser, offline."""
+        """Write the result as a page that opens in a browser, offline."""
         return write_page_about(self, "on_demand_page:ondemand_page", path)
 
 
@@ -205,7 +210,7 @@ def _spread(points: Sequence[float]) -> str:
 
 
 def target_curve(metrics: Sequence[dict[str, Any]], mix: FloatArray) -> list[tuple[int, float]]:
-    """Round and accuracy on a mix, from records that list the accuracy of every class."""
+    """Return round and accuracy on a mix, from the records that list the accuracy of every class."""
     return [
         (int(row["round"]), float(np.asarray(row["class_accuracy"]) @ mix))
         for row in metrics

@@ -1,0 +1,42 @@
+"""Folders of jobs: names that are free, folders that are empty, and files that say which job a folder holds."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from covey.core.checkpoint import FORMAT
+from covey.errors import Refusal
+
+
+def free_folder(name: str) -> Path:
+    """Return `runs/<time>-<name>`, numbered if it exists."""
+    first = folder = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    number = 2
+    while folder.exists():
+        folder = first.with_name(f"{first.name}-{number}")
+        number += 1
+    return folder
+
+
+def require_empty(folder: Path, kind: str) -> None:
+    """Refuse a folder that holds something else than a job of this kind, such as "comparison"."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise Refusal(f"The output folder {folder} is not empty and holds no {kind}; choose another --out.")
+    except OSError as error:
+        raise Refusal(f"The output folder {folder} cannot be read: {error.strerror or error}.") from error
+
+
+def read_job_file(path: Path, kind: str) -> dict[str, Any]:
+    """Read the JSON file that describes a job; `kind` names the job, such as "a comparison"."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = int(content["format"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"{path.parent} is not {kind}: its {path.name} cannot be read ({error}).") from error
+    if version > FORMAT:
+        raise Refusal(
+            f"{path.parent} was made by a newer version of Covey (format {version}; this one reads up to {FORMAT})."
+        )
+    return content
