@@ -349,7 +349,7 @@ def test_methods_are_compared_on_a_federation_that_is_passed_in(tmp_path):
 
     (tmp_path / "all" / "fedavg" / "seed-1" / "checkpoint.safetensors").unlink()
     (tmp_path / "all" / "fedavg" / "seed-1" / "metrics.jsonl").unlink()
-    with pytest.raises(Refusal, match=r"all is not complete yet; go on with: covey resume"):
+    with pytest.raises(Refusal, match=r"all is not complete yet; resume with: covey resume"):
         covey.Comparison.open(tmp_path / "all")
     other = covey.federation(X[:200], Y[:200], SITES[:200])
     with pytest.raises(Refusal, match=r"The folder .* holds another comparison"):

@@ -311,7 +311,7 @@ def test_a_federation_that_cannot_be_built_again_costs_its_charts_only(faulty, t
     data["config"]["environment"]["samples"] = 0
     (folder / "config.json").write_text(json.dumps(data))
     page = page_of(read_report_data([folder]))
-    assert any("could not be built again" in notice for notice in page.notices)
+    assert any("could not be rebuilt" in notice for notice in page.notices)
     names = {part.name for section in page.sections for part in section.content if isinstance(part, Figure)}
     assert "accuracy" in names
     assert "mix" not in names

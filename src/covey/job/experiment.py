@@ -45,7 +45,7 @@ class Experiment:
         resumed: bool = False,
         fleet: Path | str | None = None,
     ) -> "Experiment":
-        """Build everything; whatever is impossible is refused here, before anything is written.
+        """Build everything. What is impossible is refused here, before anything is written.
 
         `resumed` says that the method's state will be loaded. `fleet` is the folder of the live fleet that a
         configuration with the runtime "fleet" runs on; by default COVEY_FLEET names it.
@@ -61,13 +61,13 @@ class Experiment:
         except BaseException:
             runtime.close()
             raise
-        # Own-mix accuracy is about the clients as they are; a cohort's skew about those that took part.
+        # Accuracy on own mixes concerns the original clients; a cohort's skew concerns those that took part.
         truth = Truth(dealt.truth.shares, federation.truth.skew)
         return cls(config, federation, truth, method, runtime, module)
 
     @property
     def known(self) -> bool:
-        """True if it is known here what clients hold; sites of a fleet may have data of their own."""
+        """True if the clients' data is known here; sites of a fleet may have data of their own."""
         return self.federation.known and self.runtime.holdings_known
 
     @property

@@ -1,4 +1,4 @@
-"""What a federation looks like: figures, a drawing for the terminal, and a page."""
+"""Summary of a federation: figures, a drawing for the terminal, and a page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from covey.job.page_link import write_page_about
 from covey.job.settings import as_config, describing
 
 SHOWN = 40
-"""Clients drawn in a terminal at most."""
+"""Largest number of clients drawn in a terminal."""
 
 _BAR = 40
 _NAME = 16
@@ -41,7 +41,7 @@ _COLOURS = (
     ("#000000", "#7FD8A8"),
     ("#FFFFFF", "#4A525C"),
 )
-"""Ink and ground of each class; neighbours differ in lightness too, and every cell carries its class's symbol."""
+"""Text and background colour of each class. Neighbours differ in lightness too, and cells carry a class symbol."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,22 +53,23 @@ class Description:
     available: int
     """Training samples of the data set."""
     distinct: int
-    """Different training samples that some client holds."""
+    """Different training samples that clients hold."""
     shared: bool
-    """Whether clients share samples."""
+    """True if clients share samples."""
     sizes: IntArray
-    """`[clients]`: samples."""
+    """`[clients]`: numbers of samples."""
     skew: FloatArray
     """`[clients]`: true skew."""
     shares: FloatArray
     """`[clients, classes]`: class mix, rows sum to one."""
     names: tuple[str, ...] = ()
-    """What the data calls its clients, where it does."""
+    """Names of the clients, if the data has any."""
     altered: Mapping[str, int] = field(default_factory=dict)
-    """Kind of alteration → how many clients have it."""
+    """Kind of alteration → number of clients that have it."""
 
     @property
     def clients(self) -> int:
+        """Number of clients."""
         return len(self.sizes)
 
     @property
@@ -77,16 +78,16 @@ class Description:
         return np.argsort(self.skew, kind="stable")
 
     def sample(self, count: int) -> IntArray:
-        """At most `count` clients by skew, evenly spread, the least and the most skewed among them."""
+        """Return at most `count` clients, evenly spread by skew, with the least and the most skewed among them."""
         places = np.unique(np.linspace(0, self.clients - 1, min(count, self.clients)).round().astype(np.int64))
         return self.order[places]
 
     def name(self, client: int) -> str:
-        """What the data calls a client, or else its number."""
+        """Return a client's name, or else its number."""
         return self.names[client] if self.names else str(client)
 
     def as_mapping(self) -> dict[str, Any]:
-        """The figures for JSON."""
+        """Return the figures for JSON."""
         return {
             "dataset": self.config.dataset.as_mapping(),
             "environment": self.config.environment.as_mapping(),
@@ -116,11 +117,11 @@ class Description:
 
     @property
     def lists_classes(self) -> bool:
-        """Whether there are few enough classes (words of a language are not) to say something of each."""
+        """True if there are few enough classes to list each; a language's words are too many."""
         return len(self.class_names) <= LISTED_CLASSES
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary: name and figure."""
+        """Return the summary: name and figure."""
         low, middle, high = np.min(self.sizes), np.median(self.sizes), np.max(self.sizes)
         held = int(self.sizes.sum())
         sharing = (
@@ -144,7 +145,7 @@ class Description:
         return rows
 
     def show(self, console: Console) -> None:
-        """Summary and drawing: a bar of class symbols for each client, the most skewed last."""
+        """Print the summary, and a bar of class symbols for each client, the most skewed last."""
         summary = Table(box=box.SIMPLE, show_header=False)
         for name, figure in self.rows():
             summary.add_row(name, figure)
@@ -167,7 +168,7 @@ class Description:
             console.print(Columns(entries, padding=(0, 3)))
 
     def draw(self, path: Path) -> Path:
-        """Write the drawing as a page that opens in a browser, offline."""
+        """Write the federation as a page that opens in a browser, offline."""
         return write_page_about(self, "federation_page:federation_page", path)
 
     def _bar(self, client: int, width: int) -> Text:
@@ -178,7 +179,7 @@ class Description:
 
 
 def describe(given: Config | Mapping[str, Any] | Federation) -> Description:
-    """The figures of a federation: the one that a configuration describes, or your own (see `covey.federation`)."""
+    """Describe a federation: that of a configuration, or your own (see `covey.federation`)."""
     if isinstance(given, Federation):
         config, federation = as_config(describing(given), {}), given
     else:
@@ -206,7 +207,7 @@ def describe(given: Config | Mapping[str, Any] | Federation) -> Description:
 
 
 def classes_of_cells(shares: FloatArray, width: int) -> IntArray:
-    """The class that each of `width` cells stands for `[width]`: `shares` `[classes]` laid end to end."""
+    """Return the class of each of `width` cells `[width]` when the `shares` `[classes]` are laid end to end."""
     middles = (np.arange(width) + 0.5) / width
     found = np.searchsorted(np.cumsum(shares), middles, side="right")
     return np.minimum(found, len(shares) - 1)

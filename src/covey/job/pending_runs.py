@@ -68,11 +68,11 @@ def run_missing(
     for one in missing:
         if on_run:
             on_run(one.label, one.seed, one.config.rounds)
-        told = _shown(one, on_round)
+        listener = _shown(one, on_round)
         if one.begun:
-            ended = resume(one.folder, federation=given, on_round=told, fleet=fleet)
+            ended = resume(one.folder, federation=given, on_round=listener, fleet=fleet)
         else:
-            ended = run(one.config, federation=given, out=one.folder, on_round=told, fleet=fleet)
+            ended = run(one.config, federation=given, out=one.folder, on_round=listener, fleet=fleet)
         if not ended.finished:
             break
     return all(one.finished for one in runs)

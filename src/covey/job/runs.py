@@ -1,4 +1,4 @@
-"""Runs: run, resume, and what a run folder holds."""
+"""Runs: start them, resume them, and read their folders."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
     import pandas
 
 LOCKSTEP_CHECKPOINT = 20.0
-"""Seconds between two checkpoints of a run in a sweep, as long as they are small."""
+"""Seconds between two checkpoints of a run in lockstep, if they are small."""
 
 LOCKSTEP_CHECKPOINT_SHARE = 0.05
-"""Most of a sweep's time that its checkpoints may take: where they are large, it keeps them less often."""
+"""Largest share of the time that checkpoints in lockstep may take; large ones are written less often."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run folder, read."""
+    """A run folder."""
 
     folder: Path
     config: Config
     given: Federation | None = None
-    """The federation, where it was passed in rather than described."""
+    """The federation, if it was passed in rather than described by settings."""
 
     @classmethod
     def open(cls, folder: Path | str, federation: Federation | None = None) -> "Run":
+        """Open a run folder."""
         return cls(Path(folder), read_config(Path(folder)), federation)
 
     @cached_property
@@ -60,16 +61,16 @@ class Run:
 
     @property
     def recorded(self) -> bool:
-        """Whether there is a line of the last round. On Flower, rounds that reach nobody have none."""
+        """True if the last round is recorded. Earlier ones may be missing: on Flower, rounds that reach no client."""
         return bool(self.metrics) and int(self.metrics[-1]["round"]) >= self.config.rounds
 
     @property
     def finished(self) -> bool:
-        """Whether every round is recorded, and the model after the last one kept."""
+        """True if the last round is recorded and the model after it is saved."""
         return self.recorded and checkpoint_round(self.folder) >= self.config.rounds
 
     def frame(self) -> "pandas.DataFrame":
-        """The metrics as a pandas data frame."""
+        """Return the metrics as a pandas data frame."""
         return data_frame(self.metrics)
 
     def model(self, client: int | None = None) -> nn.Module:
@@ -141,7 +142,7 @@ class Run:
         """Return the configuration that reads the checkpoint's models, the rounds done, and the state of its method."""
         done, state = read_checkpoint(self.folder)
         if state is None:
-            raise Refusal(f"{self.folder} has no finished round yet; go on with: covey resume {self.folder}")
+            raise Refusal(f"{self.folder} has no finished round yet; resume with: covey resume {self.folder}")
         # A fleet's model is read here, whether the fleet is there or not.
         config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
         if config.many is None:
@@ -181,7 +182,7 @@ def run(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
-    """Run an experiment and return its records.
+    """Run an experiment and return its run folder.
 
     `federation` is your own data (see `covey.federation`), instead of a data set and an environment by name. `fleet` is
     the folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
@@ -208,7 +209,7 @@ def resume(
     workers: int | None = None,
     fleet: Path | str | None = None,
 ) -> Run:
-    """Go on with a run that was stopped, from its last finished round.
+    """Resume a run that was stopped, from its last finished round.
 
     A run on a federation that was passed in needs the same one again. `fleet` is the folder of the live fleet that a
     run with the runtime "fleet" resumes on; by default COVEY_FLEET names it.
@@ -225,7 +226,7 @@ def resume(
 
 
 def _reopened(experiment: Experiment, folder: Path) -> Records:
-    """The records of a run to go on with, from what method and runtime were at its last finished round."""
+    """Reopen the records of a run, and restore method and runtime as of its last finished round."""
     records, state = Records.reopen(folder)
     if state is not None:
         experiment.method.load_state_dict(state)
@@ -260,12 +261,12 @@ def run_together(
     stop: Callable[[], bool] | None = None,
     given: Federation | None = None,
 ) -> list[Run]:
-    """Run (or go on with) many runs in lockstep: each round, the clients of all of them are trained together.
+    """Run or resume many runs in lockstep: each round, the clients of all runs are trained together.
 
-    `on_round(number, record)` is told whose round ended. Each run is kept about once in `LOCKSTEP_CHECKPOINT`
-    seconds rather than every round, and less often where that would take more than `LOCKSTEP_CHECKPOINT_SHARE` of the
-    time. Once `stop` says so, every run ends after its round, and is kept. `given` is the federation of all of them,
-    where it was passed in.
+    `on_round(number, record)` receives the run's position and its record. A checkpoint of each run is written about
+    every `LOCKSTEP_CHECKPOINT` seconds instead of every round, and less often if that would take more than
+    `LOCKSTEP_CHECKPOINT_SHARE` of the time. Once `stop` returns True, every run ends after its round with a checkpoint.
+    `given` is the federation of all runs, if it was passed in.
     """
     runs, opened = [], []
     try:
@@ -293,6 +294,7 @@ def _numbered(on_round: Callable[[int, dict[str, Any]], None] | None, number: in
 
 
 def data_frame(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
+    """Return rows as a pandas data frame; refused if pandas is not installed."""
     try:
         import pandas
     except ImportError as error:

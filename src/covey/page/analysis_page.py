@@ -1,4 +1,4 @@
-"""The page about an analysis: clients by estimated skew, how sure it is, who stands out, and the truth where known."""
+"""The page about an analysis: clients by estimated skew, confidence, outliers, and the truth where known."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, ro
 from covey.page.html_page import HtmlPage, Markup, Section, folded, table, write_page
 
 _COLUMNS = 400
-"""Clients drawn at most."""
+"""Largest number of clients drawn."""
 
 _LISTED = 1_000
-"""Clients listed at most."""
+"""Largest number of clients listed."""
 
 _USUAL, _ODD, _OUTLIER = "var(--quiet)", palette.line(0), palette.line(1)
 
@@ -25,7 +25,7 @@ def analysis_page(analysis: Analysis, path: Path) -> Path:
     """Write the page."""
     config = analysis.config
     title = f"{len(analysis.clients)} clients with {config.dataset.name}, environment {config.environment.name}"
-    summary = table(["", ""], analysis_rows(analysis), caption="What was found", head=False)
+    summary = table(["", ""], analysis_rows(analysis), caption="Results", head=False)
     clients = [by_skew(analysis), *([against_truth(analysis)] if analysis.truth is not None else [])]
     page = HtmlPage(
         title=f"Covey analysis: {title}",
@@ -44,24 +44,24 @@ def analysis_page(analysis: Analysis, path: Path) -> Path:
 
 
 def by_skew(analysis: Analysis) -> Figure:
-    """Rows over the clients, the most skewed first: estimated skew, certainty, and what the class mix leaves open."""
+    """Return rows over the clients, the most skewed first: skew, confidence, and what the class mix leaves open."""
     chosen = _sample(analysis)
     x = list(range(1, len(chosen) + 1))
-    who = [_told(analysis, at) for at in chosen.tolist()]
+    who = [_hover_text(analysis, at) for at in chosen.tolist()]
     colours = [_colour(analysis, at) for at in chosen.tolist()]
     rows = [_row("estimated skew" if analysis.measure == "class mix" else "distance", analysis.skew[chosen])]
-    caption = [_skew_in_words(analysis)]
+    caption = [_skew_text(analysis)]
     sure, strange = analysis.confidence, analysis.strangeness
     if sure is not None:
         rows.append(_row("largest difference", sure.deviation[chosen], limit=rounded(sure.limit[chosen])))
         caption.append(
-            "Largest difference: of the class in which a client differs most from everyone; beyond the line it is odd, "
-            f"and the chance that any is so by accident is at most {analysis.level:.0%}."
+            "Largest difference: in the share of the class in which a client differs most from everyone. Beyond the "
+            f"line it is odd; the chance of any false alarm is at most {analysis.level:.0%}."
         )
     if strange is not None:
         cut = [STANDS_OUT] * len(x)
         rows.append(_row("stands out by", strange[chosen], limit=cut))
-        caption.append(_strange_in_words(analysis) + f" Outliers are beyond {STANDS_OUT:g} deviations.")
+        caption.append(_outlier_text(analysis) + f" Outliers are beyond {STANDS_OUT:g} deviations.")
     data: list[dict[str, Any]] = []
     some = "" if len(x) == len(analysis.clients) else f" ({len(x)} of {len(analysis.clients)} shown)"
     layout: dict[str, Any] = {
@@ -114,7 +114,7 @@ def by_skew(analysis: Analysis) -> Figure:
 
 
 def against_truth(analysis: Analysis) -> Figure:
-    """Estimated against true skew."""
+    """Return a chart of estimated against true skew."""
     assert analysis.truth is not None
     data = []
     flagged = np.where(analysis.outlier, 2, np.where(analysis.odd, 1, 0))
@@ -128,7 +128,7 @@ def against_truth(analysis: Analysis) -> Figure:
                     "y": rounded(analysis.skew[here]),
                     "mode": "markers",
                     "marker": {"color": (_USUAL, _ODD, _OUTLIER)[kind], "size": 8, "symbol": symbol},
-                    "customdata": [_told(analysis, at) for at in here.tolist()],
+                    "customdata": [_hover_text(analysis, at) for at in here.tolist()],
                     "hovertemplate": "%{customdata}, truly %{x:.2f}<extra></extra>",
                     "cliponaxis": False,
                 }
@@ -157,7 +157,7 @@ def _axis(place: int) -> str:
 
 
 def _sample(analysis: Analysis) -> IntArray:
-    """At most `_COLUMNS` positions, the most skewed first, evenly spread."""
+    """Return at most `_COLUMNS` positions, evenly spread, the most skewed first."""
     count = len(analysis.clients)
     return analysis.order[np.unique(np.linspace(0, count - 1, min(count, _COLUMNS)).round().astype(np.int64))]
 
@@ -166,21 +166,21 @@ def _colour(analysis: Analysis, at: int) -> str:
     return _OUTLIER if analysis.outlier[at] else _ODD if analysis.odd[at] else _USUAL
 
 
-def _told(analysis: Analysis, at: int) -> str:
-    """What the pointer shows."""
-    said = f"client {analysis.name(at)}: skew {analysis.skew[at]:.2f}, {analysis.samples[at]:,} samples"
+def _hover_text(analysis: Analysis, at: int) -> str:
+    """Return the hover text of a client."""
+    text = f"client {analysis.name(at)}: skew {analysis.skew[at]:.2f}, {analysis.samples[at]:,} samples"
     if analysis.odd[at]:
-        said += ", odd"
-    return plain(said + (", outlier" if analysis.outlier[at] else ""))
+        text += ", odd"
+    return plain(text + (", outlier" if analysis.outlier[at] else ""))
 
 
-def _skew_in_words(analysis: Analysis) -> str:
+def _skew_text(analysis: Analysis) -> str:
     if analysis.measure == "class mix":
-        return "Estimated skew: distance of a client's class mix from everyone's, 0 to 1, as its gradient shows it."
-    return "Distance: how far a client's insight lies from the mean insight, without a unit."
+        return "Estimated skew: distance of a client's class mix from everyone's, 0 to 1, computed from its gradient."
+    return "Distance: of a client's insight from the mean insight, without a unit."
 
 
-def _strange_in_words(analysis: Analysis) -> str:
+def _outlier_text(analysis: Analysis) -> str:
     what = "in what its class mix does not explain" if analysis.confidence is not None else "in its score Q"
     return f"Stands out by: how far a client is above the median {what}, in median absolute deviations."
 

@@ -24,10 +24,10 @@ from covey.page.figures import (
 from covey.page.run_data import FederationGroup, Line, ReportData
 
 BANDS_UP_TO = 6
-"""Lines in one chart beyond which bands would hide each other."""
+"""With more lines than this in a chart, bands would hide each other."""
 
 POINTS_UP_TO = 600
-"""Points of one line; a screen shows no more, and pages of long runs stay small."""
+"""Largest number of points of a line: a screen shows no more, and pages of long runs stay small."""
 
 Value = Callable[[Mapping[str, Any]], float | None]
 
@@ -85,8 +85,8 @@ def cohort_skew_figure(report: ReportData) -> Figure | None:
     return over_rounds(
         report,
         "cohort-skew",
-        "Skew of the invited",
-        "Mean true skew of the clients invited in a round; the references' clients have a skew of their own.",
+        "Skew of the cohort",
+        "Mean true skew of the clients invited in a round. References that reshape the data have clients of their own.",
         "mean skew of the cohort (0 to 1)",
         lambda row: row.get("cohort_skew"),
         percent=False,
@@ -130,7 +130,7 @@ def clock_figure(report: ReportData) -> Figure | None:
 
 
 def line_bytes(line: Line, direction: str) -> float:
-    """Bytes sent in one direction over the whole run, mean over seeds."""
+    """Return the bytes sent in one direction over the whole run, mean over seeds."""
     return float(np.mean([sum(row[direction] for row in run.metrics) for run in line.runs]))
 
 
@@ -146,7 +146,7 @@ def over_rounds(
     wide: bool = False,
     height: int = 320,
 ) -> Figure | None:
-    """A figure of rounds as lines, mean and band over seeds; nothing where no line has it."""
+    """Return lines over rounds, with mean and band over seeds; None if no line has the value."""
     drawn = {line: _by_round(line, value) for line in report.lines}
     drawn = {line: found for line, found in drawn.items() if len(found[0])}
     if not drawn:
@@ -178,7 +178,7 @@ def _against(
     spell: Callable[[float], str],
     only: Sequence[Line] | None = None,
 ) -> Figure | None:
-    """Accuracy against a cost that grows over rounds: means over seeds of both."""
+    """Return accuracy against a cost that grows over rounds, both as means over seeds."""
     charts = []
     lines = [line for line in report.lines if only is None or line in only]
     everything = [100 * row["accuracy"] for line in lines for run in line.runs for row in run.metrics if _scored(row)]
@@ -210,7 +210,7 @@ def _against(
 
 
 def _by_round(line: Line, value: Value) -> tuple[FloatArray, FloatArray]:
-    """Rounds at which every seed has the figure `[points]`, evenly thinned, and the figure `[seeds, points]`."""
+    """Return rounds at which every seed has the value `[points]`, evenly thinned, and the values `[seeds, points]`."""
     tables = [{row["round"]: found for row in run.metrics if (found := value(row)) is not None} for run in line.runs]
     common = sorted(set.intersection(*(set(table) for table in tables)))
     if len(common) > POINTS_UP_TO:
@@ -268,12 +268,12 @@ def _line(line: Line, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
 
 
 def _width(line: Line) -> float:
-    """The first line is drawn wider, so that it shows under one that coincides with it."""
+    """Return the stroke width. The first line is wider, so that it shows under one that coincides with it."""
     return 3.5 if line.place == 0 else 2
 
 
 def _band(values: FloatArray, percent: bool) -> tuple[FloatArray, FloatArray] | None:
-    """The band, kept to what the figure can be: not negative, a share not above 100 %."""
+    """Return the band, cut to possible values: not negative, percentages not above 100."""
     around = spread(values)
     if around is None:
         return None
@@ -288,7 +288,7 @@ def _extent(values: FloatArray, bands: bool, percent: bool) -> FloatArray:
 
 
 def _y_range(reach: Sequence[float], percent: bool) -> dict[str, Any]:
-    """The axis range, the same in all charts of a figure; a logarithmic axis where a loss spans decades."""
+    """Return the axis range of all charts of a figure; logarithmic if a loss spans decades."""
     if percent:
         return {"range": span(reach)}
     low, high = min(reach), max(reach)

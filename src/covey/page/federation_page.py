@@ -1,4 +1,4 @@
-"""Charts of clients: who holds what, who was invited, whose replies were dropped."""
+"""Charts of clients: how data is split, who was invited, whose replies were dropped."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from covey.page.html_page import HtmlPage, Section, table, write_page
 from covey.page.run_data import FederationGroup, Line, ReportData
 
 _COLUMNS = 400
-"""Clients drawn at most."""
+"""Largest number of clients drawn."""
 
 _NAMES_UP_TO = 20
 _POINTS_UP_TO = 4
@@ -22,7 +22,7 @@ _BINS = 8
 
 
 def mix_figure(federations: Sequence[tuple[str, Description]]) -> Figure:
-    """Skew, size and class mix of each client, a chart for each federation with its title."""
+    """Return charts of skew, size and class mix of each client, one per federation with its title."""
     charts = [mix_chart(description, title) for title, description in federations]
     seeds = sorted({description.config.seed for _, description in federations})
     caption = (
@@ -30,11 +30,11 @@ def mix_figure(federations: Sequence[tuple[str, Description]]) -> Figure:
         "Skew is the environment's own parameter (α) where it has one, else the distance of a client's "
         "class mix from the overall mix, from 0 to 1."
     )
-    return Figure("mix", "Who holds what", caption, charts, wide=True)
+    return Figure("mix", "How data is split", caption, charts, wide=True)
 
 
 def mix_chart(description: Description, title: str = "") -> PlotlyChart:
-    """Three rows over the clients by skew: skew, samples, class mix."""
+    """Return a chart with three rows over the clients by skew: skew, samples, class mix."""
     chosen = description.sample(_COLUMNS)
     x = list(range(1, len(chosen) + 1))
     who = [plain(f"client {description.name(int(client))}") for client in chosen]
@@ -108,12 +108,12 @@ def mix_chart(description: Description, title: str = "") -> PlotlyChart:
 
 
 def participation_figure(report: ReportData, described: dict[FederationGroup, dict[int, Description]]) -> Figure | None:
-    """How often clients were invited, by their true skew. `described` is each group's federation by seed."""
+    """Return how often clients were invited, by true skew. `described` is each group's federation by seed."""
     charts, drawn, dots = [], [], False
     for group in report.groups:
         lines = [line for line in group.lines if not line.reshapes and _chooses(line)]
         known = described.get(group, {})
-        data, told = [], []
+        data, summary = [], []
         for line in lines:
             clouds = [_invitations(line, seed, known[seed]) for seed in line.seeds if seed in known]
             if clouds:
@@ -121,7 +121,7 @@ def participation_figure(report: ReportData, described: dict[FederationGroup, di
                 dots = dots or points is not None
                 trend = _binned(np.concatenate([skew for skew, _ in clouds]), np.concatenate([y for _, y in clouds]))
                 data.extend(_participation(line, points, trend))
-                told.append(f"{line.label} from {trend[1][0]:.3g} % to {trend[1][-1]:.3g} %")
+                summary.append(f"{line.label} from {trend[1][0]:.3g} % to {trend[1][-1]:.3g} %")
                 drawn.append(line)
         if data:
             layout = {
@@ -131,14 +131,14 @@ def participation_figure(report: ReportData, described: dict[FederationGroup, di
             }
             where = f" ({group.title})" if group.title else ""
             alt = f"Share of rounds in which clients were invited{where}, from the least to the most skewed: "
-            charts.append(PlotlyChart(alt + ", ".join(told) + ".", data, layout, 320, group.title))
+            charts.append(PlotlyChart(alt + ", ".join(summary) + ".", data, layout, 320, group.title))
     if not charts:
         return None
     seeds = len({seed for by_seed in described.values() for seed in by_seed})
     caption = (
         f"A line joins the means of eighths of the clients by skew, over {seeds} seed{'s' if seeds > 1 else ''}. "
         + ("A dot is a client of the first seed. " if dots else "")
-        + "A level line pays no heed to skew, a falling one avoids it."
+        + "A level line means that skew plays no role, a falling one that skewed clients are avoided."
     )
     if len(drawn) < len(report.lines):
         caption += " Left out: methods that invite every client, and references that replace the clients."
@@ -146,12 +146,12 @@ def participation_figure(report: ReportData, described: dict[FederationGroup, di
 
 
 def _chooses(line: Line) -> bool:
-    """Whether some client was left out in some round."""
+    """True if some client was not invited in some round."""
     return any(len(row["clients"]) < run.config.clients for run in line.runs for row in run.metrics)
 
 
 def _invitations(line: Line, seed: int, description: Description) -> tuple[FloatArray, FloatArray]:
-    """True skew and share of rounds in which a client was invited, in %, of each client `[clients]`."""
+    """Return true skew and share of rounds with an invitation, in %, of each client `[clients]`."""
     run = next(run for run in line.runs if run.config.seed == seed)
     counts = np.zeros(description.clients)
     for row in run.metrics:
@@ -160,7 +160,7 @@ def _invitations(line: Line, seed: int, description: Description) -> tuple[Float
 
 
 def _binned(skew: FloatArray, share: FloatArray) -> tuple[list[float], list[float]]:
-    """Means of eighths of the clients by skew."""
+    """Return means over eighths of the clients by skew."""
     parts = np.array_split(np.argsort(skew, kind="stable"), min(_BINS, len(skew)))
     return rounded([skew[part].mean() for part in parts]), rounded([share[part].mean() for part in parts])
 
@@ -202,7 +202,7 @@ def _participation(
 
 
 def dropped_figure(report: ReportData) -> Figure | None:
-    """Replies dropped so far, where there were any."""
+    """Return the number of dropped replies over rounds, if there are any."""
     charts, drawn = [], []
     for group in report.groups:
         data: list[dict[str, Any]] = []
@@ -228,21 +228,21 @@ def dropped_figure(report: ReportData) -> Figure | None:
                     }
                 )
         if data:
-            told = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in data)
+            summary = ", ".join(f"{trace['name']} {trace['y'][-1]:g}" for trace in data)
             layout = {
                 "xaxis": axis("round"),
                 "yaxis": axis("replies dropped so far", rangemode="tozero"),
                 "hovermode": "x unified",
             }
-            charts.append(PlotlyChart(f"Replies dropped by the last round: {told}.", data, layout, 300, group.title))
+            charts.append(PlotlyChart(f"Replies dropped by the last round: {summary}.", data, layout, 300, group.title))
     if not charts:
         return None
-    caption = f"Replies that were lost or thrown away, summed over rounds. {seeds_in_words(drawn)}."
+    caption = f"Replies that were lost or rejected, summed over rounds. {seeds_in_words(drawn)}."
     return Figure("dropped", "Dropped replies", caption, charts, keys_of(drawn), len(charts) > 1)
 
 
 def federation_page(description: Description, path: Path) -> Path:
-    """A page about one federation."""
+    """Write the page about one federation."""
     config = description.config
     title = f"{description.clients} clients with {config.dataset.name}, environment {config.environment.name}"
     summary = table(["", ""], description.rows(), caption="What the clients hold", head=False)

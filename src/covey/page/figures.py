@@ -1,4 +1,4 @@
-"""What a chart is on the page, and the pieces that charts share."""
+"""Charts and figures of a page, and what all charts share."""
 
 import html
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ class PlotlyChart:
     """One drawing: traces and layout as plotly.js takes them, colours as CSS variables."""
 
     alt: str
-    """What it shows, for somebody who cannot see it."""
+    """Text for readers who cannot see the chart."""
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 340
     title: str = ""
-    """Above the chart, where a figure has several."""
+    """Heading above the chart, if a figure has several."""
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of a legend; `line` is the place of the line that it switches on and off."""
+    """An entry of a legend; `line` is the place of the line that it shows or hides."""
 
     label: str
     colour: str
@@ -48,7 +48,7 @@ class Figure:
 
 
 def keys_of(lines: Sequence[Line]) -> list[LegendEntry]:
-    """The legend of `lines`, one entry for each colour."""
+    """Return the legend of `lines`, one entry per colour."""
     first = {line.place: line for line in reversed(lines)}
     return [
         LegendEntry(
@@ -62,24 +62,27 @@ def keys_of(lines: Sequence[Line]) -> list[LegendEntry]:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its name and unit."""
+    """Return an axis with its title."""
     return {"title": {"text": title}, **more}
 
 
 def rounded(values: Sequence[float] | FloatArray) -> list[float]:
-    """Six significant digits: what a chart can show, in a fifth of the page's bytes."""
+    """Round to six significant digits: more than a chart can show, in a fifth of the bytes."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def span(values: Sequence[float], low: float = 0.0, high: float = 100.0) -> list[float]:
-    """An axis range around `values` that stays between `low` and `high`."""
+    """Return an axis range around `values` that stays between `low` and `high`."""
     bottom, top = min(values), max(values)
     margin = max(1.0, 0.05 * (top - bottom))
     return rounded([max(low, bottom - margin), min(high + 0.5, top + margin)])
 
 
 def spread(values: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-    """The band around the mean of `values` `[seeds, points]`: 95 % interval (Student's t), or both of two seeds."""
+    """Return the band around the mean of `values` `[seeds, points]`.
+
+    It is the 95 % interval (Student's t); of two seeds, the band between them; of one, None.
+    """
     seeds = len(values)
     if seeds < 2:
         return None
@@ -90,7 +93,7 @@ def spread(values: FloatArray) -> tuple[FloatArray, FloatArray] | None:
 
 
 def seeds_in_words(lines: Sequence[Line]) -> str:
-    """What a line stands for."""
+    """Say over how many seeds lines are averaged."""
     seeds = sorted({len(line.runs) for line in lines})
     if seeds == [1]:
         return "One seed"
@@ -98,7 +101,7 @@ def seeds_in_words(lines: Sequence[Line]) -> str:
 
 
 def band_in_words(lines: Sequence[Line], drawn: bool) -> str:
-    """What a band stands for."""
+    """Say what a band shows."""
     seeds = {len(line.runs) for line in lines}
     if seeds == {1}:
         return "no interval"
@@ -108,5 +111,5 @@ def band_in_words(lines: Sequence[Line], drawn: bool) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it is, tags and all."""
+    """Escape text, so that plotly shows it unchanged."""
     return html.escape(text, quote=False)

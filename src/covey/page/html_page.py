@@ -1,4 +1,4 @@
-"""The page itself: one HTML file with everything in it, that asks the network for nothing."""
+"""HTML pages: one self-contained file that needs no network."""
 
 import html
 import json
@@ -15,23 +15,23 @@ from covey.storage import replace_file
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
-"""The browser refuses whatever would leave the page."""
+"""With this policy the browser blocks all network requests of the page."""
 
 
 _KEYS_BESIDE = 6
-"""Entries of a legend beyond which a figure takes the whole width."""
+"""A figure with more legend entries than this takes the whole width."""
 
 
 @dataclass(frozen=True)
 class Markup:
-    """HTML that is ready to stand on the page."""
+    """Finished HTML."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its content."""
 
     name: str
     heading: str
@@ -40,7 +40,7 @@ class Section:
 
 @dataclass(frozen=True)
 class HtmlPage:
-    """What a page says."""
+    """The content of a page."""
 
     title: str
     headline: str
@@ -51,7 +51,7 @@ class HtmlPage:
 
 
 def write_page(page: HtmlPage, path: Path) -> Path:
-    """Write `page` so that nobody ever sees half of it."""
+    """Write `page` atomically."""
     text = render(page)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,14 +62,14 @@ def write_page(page: HtmlPage, path: Path) -> Path:
 
 
 def render(page: HtmlPage) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     sections = [section for section in page.sections if section.content]
     charts: list[PlotlyChart] = []
     body = "\n".join(_section(section, charts) for section in sections)
     links = "".join(f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>' for section in sections)
     notices = "".join(f"<li>{escape(notice)}</li>" for notice in page.notices)
-    notice = f'<aside class="notice"><h2>What is missing</h2><ul>{notices}</ul></aside>' if notices else ""
-    # The data of the charts stands in a script element, which only "<" could end.
+    notice = f'<aside class="notice"><h2>Notes</h2><ul>{notices}</ul></aside>' if notices else ""
+    # The charts' data is in a script element, which only a "<" could end.
     data = json.dumps([asdict(chart) for chart in charts], allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -105,6 +105,7 @@ def render(page: HtmlPage) -> str:
 
 
 def escape(text: object) -> str:
+    """Escape text for HTML."""
     return html.escape(str(text))
 
 
@@ -116,7 +117,7 @@ def table(
     head: bool = True,
     figures: bool = False,
 ) -> Markup:
-    """A table whose first column names the row. `figures` aligns the others to the right."""
+    """Return a table whose first column names the row. `figures` aligns the other columns to the right."""
     heading = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(
         f'<tr><th scope="row">{_cell(row[0])}</th>' + "".join(f"<td>{_cell(cell)}</td>" for cell in row[1:]) + "</tr>"
@@ -131,12 +132,12 @@ def table(
 
 
 def folded(summary: str, content: Markup) -> Markup:
-    """Content that the reader opens."""
+    """Return content that is hidden until the reader opens it."""
     return Markup(f"<details><summary>{escape(summary)}</summary>{content.text}</details>")
 
 
 def swatch(key: LegendEntry) -> str:
-    """The stroke or the surface that stands for an entry of a legend."""
+    """Return the stroke or the box of a legend entry."""
     if key.line is None:
         return f'<svg class="swatch" aria-hidden="true"><rect width="14" height="12" y="1" fill="{key.colour}"/></svg>'
     dash = f' stroke-dasharray="{key.stroke}"' if key.stroke else ""
@@ -160,7 +161,7 @@ def _section(section: Section, charts: list[PlotlyChart]) -> str:
 
 
 def _paired(content: Sequence[Markup | Figure]) -> list[Markup | Figure]:
-    """The content, where a figure with a long legend, or with no neighbour to stand beside, takes the whole width."""
+    """Widen figures that have a long legend or no neighbour to stand beside."""
     parts = [
         replace(part, wide=True) if isinstance(part, Figure) and len(part.keys) > _KEYS_BESIDE else part
         for part in content
@@ -213,7 +214,7 @@ def _asset(name: str) -> str:
 
 
 def _plotly() -> str:
-    """plotly.js, as plotly's Python package brings it."""
+    """Return plotly.js, which the Python package contains."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

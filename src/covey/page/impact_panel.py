@@ -1,4 +1,4 @@
-"""How evenly a model serves its clients, and how much each of them counts."""
+"""Charts of fairness: clients' losses, and the impact factor of each client."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,14 +13,14 @@ from covey.page.figures import Figure, PlotlyChart, axis, rounded
 from covey.page.run_data import FederationGroup, Line, ReportData
 
 _COLUMNS = 120
-"""Columns of a picture; rounds beyond that are averaged in groups."""
+"""Largest number of columns; more rounds are averaged in groups."""
 
 _ROWS = 200
-"""Clients in a picture; of more, as many at equal distances."""
+"""Largest number of clients shown; more are sampled at equal distances."""
 
 
 def client_loss_figures(report: ReportData) -> list[Figure | None]:
-    """Mean, variance and gap over clients of the loss of the model that they received, where they reported it."""
+    """Return mean, variance and gap of the losses of the received model over clients, where they reported them."""
     about = "Loss of the model that a round's clients received, on their own samples"
     missing = "" if all(_reports(line) for line in report.lines) else " Only methods whose clients report it."
     return [
@@ -48,13 +48,13 @@ def client_loss_figures(report: ReportData) -> list[Figure | None]:
 
 
 def impact_figure(report: ReportData) -> Figure | None:
-    """The impact factor of each client over rounds, a picture for each line that has them."""
+    """Return heat maps of the clients' impact factors over rounds, one per line that has them."""
     charts = [_impact_chart(group, line) for group in report.groups for line in group.lines if _weighs(line.runs[0])]
     if not charts:
         return None
     seeds = sorted({line.seeds[0] for line in report.lines if _weighs(line.runs[0])})
     caption = (
-        f"Impact factor of each client, in percent, of seed {', '.join(map(str, seeds))}: what its model counted for "
+        f"Impact factor of each client, in percent, of seed {', '.join(map(str, seeds))}: the weight of its model "
         "in the rounds in which it took part. Empty where it did not take part, 0 where its reply could not be used."
     )
     return Figure("impact", "How much each client counts", caption, charts, wide=True)
@@ -73,7 +73,7 @@ def _weighs(run: Run) -> bool:
 
 
 def impact_factors(run: Run) -> FloatArray:
-    """Impact factors `[clients, rounds]`; NaN where a client did not take part."""
+    """Return impact factors `[clients, rounds]`; NaN where a client did not take part."""
     factors = np.full((run.config.clients, len(run.metrics)), np.nan)
     for column, row in enumerate(run.metrics):
         for client, factor in row.get("figures", {}).get("impact_factors", {}).items():
@@ -119,7 +119,7 @@ def _impact_chart(group: FederationGroup, line: Line) -> PlotlyChart:
         "hovermode": "closest",
     }
     alt = (
-        f"Picture of impact factors by client and round, {line.label}. On average client {order[-1]} counts most "
+        f"Heat map of impact factors by client and round, {line.label}. On average client {order[-1]} counts most "
         f"({means[order[-1]]:.3g} %) and client {order[0]} least ({means[order[0]]:.3g} %)."
     )
     title = line.label if not group.title else f"{line.label} ({group.title})"
@@ -127,7 +127,7 @@ def _impact_chart(group: FederationGroup, line: Line) -> PlotlyChart:
 
 
 def _grouped(factors: FloatArray) -> tuple[list[int], FloatArray]:
-    """The last rounds of groups of rounds, and means over these `[clients, groups]`; as few groups as fit."""
+    """Return the last round of each group of rounds, and the means over groups `[clients, groups]`."""
     rounds = factors.shape[1]
     size = -(-rounds // _COLUMNS)
     ends = [*range(size, rounds, size), rounds]
@@ -136,7 +136,7 @@ def _grouped(factors: FloatArray) -> tuple[list[int], FloatArray]:
 
 
 def _means(values: FloatArray) -> FloatArray:
-    """Means of rows over what is there; NaN where nothing is."""
+    """Return means of rows over finite values; NaN where there are none."""
     there = np.isfinite(values)
     count = there.sum(axis=1)
     means: FloatArray = np.where(count > 0, np.where(there, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)

@@ -1,4 +1,4 @@
-"""The page about an on-demand job: what each target gained, of which clients it was composed, and how well."""
+"""The page about an on-demand job: the gain on each target, and the clients that it was composed of."""
 
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from covey.page.html_page import HtmlPage, Markup, Section, folded, table, write
 from covey.probe.class_query import Privacy
 
 _DRAWN = 6
-"""Targets that have charts of their own."""
+"""Largest number of targets with charts."""
 
 _CLASSES = 40
-"""Classes drawn at most."""
+"""Largest number of classes drawn."""
 
 _LISTED = 1_000
+"""Largest number of clients listed."""
 
-PRIVACY_CAPTION = "What privacy costs on these clients: error of class shares (n·MAE)"
+PRIVACY_CAPTION = "Cost of privacy on these clients: error of class shares (n·MAE)"
 PRIVACY_COLUMNS = ("epsilon", "noise (σ)", "mean over clients", "by samples")
 
 _BASE, _OWN, _CONTINUED = "var(--quiet)", palette.line(0), palette.line(1)
@@ -56,7 +57,7 @@ def ondemand_page(job: OnDemand, path: Path) -> Path:
 
 
 def job_rows(job: OnDemand) -> list[tuple[str, str]]:
-    """A job in figures: name and figure."""
+    """Return the summary of a job: name and figure."""
     composed = job.composed
     heard = int((composed.estimates.seen > 0).sum())
     runs = [one.run for one in job.tailored]
@@ -74,7 +75,7 @@ def job_rows(job: OnDemand) -> list[tuple[str, str]]:
 
 
 def privacy_rows(job: OnDemand) -> list[tuple[str, ...]]:
-    """What noise does to estimated class shares, a line for each ε; columns are `PRIVACY_COLUMNS`."""
+    """Return the error of estimated class shares under noise, a row per ε; columns are `PRIVACY_COLUMNS`."""
     return [
         (f"{cost.epsilon:g}", f"{cost.deviation:.3g}", f"{cost.error:.3f}", f"{cost.error_by_samples:.3f}")
         for cost in job.composed.privacy
@@ -82,7 +83,7 @@ def privacy_rows(job: OnDemand) -> list[tuple[str, ...]]:
 
 
 def results_table(job: OnDemand) -> Markup:
-    """A line for each target."""
+    """Return a table with a row per target."""
     further = ["continued"] if job.continued is not None else []
     truly = [] if any(one.true_mix is None for one in job.tailored) else ["truly off by"]
     columns = ["target", "clients", "composed, off by", *truly, "base", *further, "on demand", "best", "gain"]
@@ -106,7 +107,7 @@ def results_table(job: OnDemand) -> Markup:
 
 
 def gains_figure(job: OnDemand) -> Figure:
-    """Base accuracy against that of the model on demand, a dot for each target."""
+    """Return a chart of base accuracy against on-demand accuracy, a dot per target."""
     known = [one for one in job.tailored if one.scored.accuracy is not None and one.base.accuracy is not None]
     x = [100 * (one.base.accuracy or 0.0) for one in known]
     y = [100 * (one.scored.accuracy or 0.0) for one in known]
@@ -135,18 +136,18 @@ def gains_figure(job: OnDemand) -> Figure:
         "yaxis": axis("of the model on demand, %", range=ends),
         "hovermode": "closest",
     }
-    caption = "A dot is a target. Above the dashed line the model on demand is the better one."
+    caption = "A dot is a target. Above the dashed line, the model on demand is better."
     return Figure("gains", "Before and after", caption, [PlotlyChart(job.verdict, data, layout, 380)], wide=True)
 
 
 def curve_figure(job: OnDemand, one: TargetModel, place: int) -> Figure:
-    """Accuracy on the target over rounds."""
+    """Return accuracy on the target over rounds."""
     start = job.composed.base_round
     begin = [] if one.base.accuracy is None else [(0, one.base.accuracy)]
     lines = [("on demand", _OWN, [*begin, *one.curve])]
     if job.continued is not None:
         later = [(t - start, value) for t, value in target_curve(job.continued.metrics, one.tested_mix)]
-        lines.append(("base run gone on with", _CONTINUED, [*begin, *(point for point in later if point[0] > 0)]))
+        lines.append(("base run continued", _CONTINUED, [*begin, *(point for point in later if point[0] > 0)]))
     data = [
         {
             "type": "scatter",
@@ -173,7 +174,7 @@ def curve_figure(job: OnDemand, one: TargetModel, place: int) -> Figure:
 
 
 def mix_figure(job: OnDemand, one: TargetModel, place: int) -> Figure:
-    """Target, composed and (where it is known) true mix, class by class."""
+    """Return target, composed and (where known) true mix by class."""
     chosen = _classes(one)
     names = [plain(job.composed.class_names[label]) for label in chosen.tolist()]
     bars = [
@@ -198,17 +199,17 @@ def mix_figure(job: OnDemand, one: TargetModel, place: int) -> Figure:
         "hovermode": "closest",
     }
     truly = "" if one.true_distance is None else f", truly {one.true_distance:.2f}"
-    said = (
+    facts = (
         f"{len(one.composition.clients)} of {job.composed.clients} clients. n·MAE from the target: "
         f"{one.composition.distance:.2f} by the estimates{truly}."
     )
     keys = [LegendEntry(name, colour) for name, colour, _ in bars]
-    chart = PlotlyChart(f"Mix of target {one.wanted.name}. {said}", data, layout, 320)
-    return Figure(f"mix-{place}", f"Target {place}", f"{one.wanted.name}. {said}", [chart], keys)
+    chart = PlotlyChart(f"Mix of target {one.wanted.name}. {facts}", data, layout, 320)
+    return Figure(f"mix-{place}", f"Target {place}", f"{one.wanted.name}. {facts}", [chart], keys)
 
 
 def _classes(one: TargetModel) -> IntArray:
-    """Classes that matter, at most `_CLASSES`, in their order."""
+    """Return the classes with the largest shares, at most `_CLASSES`, in their order."""
     weight = np.maximum(one.wanted.mix, one.composition.mix)
     weight = weight if one.true_mix is None else np.maximum(weight, one.true_mix)
     most = np.argsort(-weight, kind="stable")[:_CLASSES]
@@ -216,7 +217,7 @@ def _classes(one: TargetModel) -> IntArray:
 
 
 def _clients(job: OnDemand) -> Markup:
-    """Whom each target was composed of."""
+    """Return the clients that each target was composed of."""
     shares, names = job.composed.estimates.shares, job.composed.class_names
     rows = []
     for one in job.tailored:
@@ -233,7 +234,7 @@ def _clients(job: OnDemand) -> Markup:
 
 
 def _noise(job: OnDemand) -> str:
-    """The budget of what clients were asked for, where that had noise."""
+    """Return the privacy budget of the clients' answers, if they had noise."""
     if job.composed.insight_dp is None:
         return ""
     budget = Privacy.of(job.composed.insight_dp, "insight_dp")

@@ -1,4 +1,4 @@
-"""Colours: one table of pairs (light, dark) that the page's style and its charts both take from.
+"""Colours, as pairs (light, dark), for the page's style and its charts.
 
 Charts name a colour as `var(--line-0)`; the page looks it up for the theme it is shown in. The six line
 colours stay apart for people with protanopia, deuteranopia and tritanopia, on either background; lines
@@ -38,7 +38,7 @@ SCALE = (
     ("#2A6FAE", "#63A8E0"),
     ("#0B3A66", "#D6EBFF"),
 )
-"""From nothing to much, in one hue."""
+"""Sequential scale in one hue, from low to high."""
 
 PHASES = (
     ("#B9C4D0", "#59636F"),
@@ -51,12 +51,12 @@ PHASES = (
 
 
 def line(place: int) -> str:
-    """The colour of the line at `place`."""
+    """Return the colour of the line at `place`."""
     return f"var(--line-{place % len(LINES)})"
 
 
 def band(place: int) -> str:
-    """The same colour, nearly transparent."""
+    """Return the same colour, nearly transparent."""
     return f"var(--band-{place % len(LINES)})"
 
 
@@ -73,12 +73,12 @@ def phase(place: int) -> str:
 
 
 def scale() -> list[list[object]]:
-    """The sequential scale as plotly takes it."""
+    """Return the sequential scale in plotly's form."""
     return [[place / (len(SCALE) - 1), f"var(--scale-{place})"] for place in range(len(SCALE))]
 
 
 def style() -> str:
-    """The colours as CSS: light, dark where the system asks for it, and either where the reader does."""
+    """Return the colours as CSS: light or dark by the system's setting, unless the reader chooses."""
     light, dark = _variables(0), _variables(1)
     return (
         f":root {{ color-scheme: light; {light} }}\n"

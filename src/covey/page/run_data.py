@@ -1,4 +1,4 @@
-"""From folders to what a page shows: lines (a method with its settings, one run per seed), by federation."""
+"""Data of a report, read from folders: lines (a method with its settings, one run per seed), by federation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ from covey.job.runs import Run
 from covey.registries import methods
 
 _FEDERATION = ("dataset", "environment", "clients", "altered")
-"""Settings that decide who holds what; lines that differ in them do not share axes."""
+"""Settings that decide how data is split; lines that differ in them do not share axes."""
 
 _IMMATERIAL = ("seed", "workers", "data_dir")
-"""Settings that do not make another line."""
+"""Settings in which the runs of one line may differ."""
 
 _SECONDARY = ("rounds", "evaluate_every", "cohort", "runtime", "precision", "folder")
-"""Settings that name a line only where no other does."""
+"""Settings that label a line only if no other setting tells it apart."""
 
 _NAMED_UP_TO = 3
-"""Settings that a label names without need."""
+"""Up to this many differing settings are all named in a label."""
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """What one colour on the page stands for: runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed; they share a colour on the page."""
 
     label: str
     place: int
-    """Which colour."""
+    """Number of the colour."""
     runs: tuple[Run, ...]
-    """At least one, by ascending seed, each evaluated at least once."""
+    """One or more, by ascending seed, each evaluated at least once."""
 
     @property
     def config(self) -> Config:
@@ -46,28 +46,28 @@ class Line:
 
     @property
     def reshapes(self) -> bool:
-        """Whether the method is a reference that learns from another federation than the one it was given."""
+        """True if the method is a reference that trains on a reshaped federation."""
         name = self.config.method
         return name in methods.names() and methods[name].part.reshape is not None
 
 
 @dataclass(frozen=True, eq=False)
 class FederationGroup:
-    """Lines that learn from the same federation."""
+    """Lines on the same federation."""
 
     title: str
-    """What sets this federation apart from the others on the page; empty where there is only one."""
+    """Settings that tell this federation from the others on the page; empty if there is only one."""
     lines: tuple[Line, ...]
     wanted_target: float | None = None
 
     @cached_property
     def comparison(self) -> Comparison:
-        """The lines whose seeds are those of the first: their differences can be paired."""
+        """Comparison of the lines that have the seeds of the first line, so that differences can be paired."""
         return self._compare([line for line in self.lines if line.seeds == self.lines[0].seeds], self.wanted_target)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """A row of figures for each line; without a difference where seeds do not pair up with the first's."""
+        """A row of figures per line; without a difference if its seeds are not those of the first line."""
         paired = {row["name"]: row for row in self.comparison.rows}
         target = self.comparison.target
         return [
@@ -83,12 +83,12 @@ class FederationGroup:
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """Everything that a page is about."""
+    """The runs that a report is about."""
 
     folders: tuple[Path, ...]
     groups: tuple[FederationGroup, ...]
     notices: tuple[str, ...]
-    """What is missing, in sentences."""
+    """Sentences about runs that are missing or incomplete."""
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -96,13 +96,13 @@ class ReportData:
 
     @cached_property
     def legend(self) -> tuple[Line, ...]:
-        """One line of each colour."""
+        """One line per colour."""
         first = {line.place: line for line in reversed(self.lines)}
         return tuple(first[place] for place in sorted(first))
 
     @property
     def bare(self) -> bool:
-        """Whether labels are names of methods and nothing else."""
+        """True if all labels are plain names of methods."""
         return all(line.label == line.config.method for line in self.lines)
 
 
@@ -117,21 +117,21 @@ def read_report_data(folders: Sequence[Path]) -> ReportData:
         found.extend((folder, run) for run in runs if _evaluated(run, notices))
     if not found:
         raise Refusal(
-            f"There is no evaluated round yet in {', '.join(map(str, folders))}; go on with: covey resume {folders[0]}"
+            f"There is no evaluated round yet in {', '.join(map(str, folders))}; resume with: covey resume {folders[0]}"
         )
     targets = {read_plan(folder).get("target") for folder in folders if is_comparison(folder)}
     return ReportData(tuple(folders), _groups(found, targets.pop() if len(targets) == 1 else None), tuple(notices))
 
 
 def runs_of(folder: Path) -> list[tuple[str, Run]]:
-    """The runs of a run folder (one, called "") or of a comparison (called by their place in it)."""
+    """Return name and run of a run folder (one, named "") or of a comparison (named by their path in it)."""
     if not is_comparison(folder):
         return [("", Run.open(folder))]
     return [(str(run.folder.relative_to(folder)), run) for run in _runs_of_comparison(folder, [])]
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """A configuration as flat dotted keys; the name of a part stands under its section."""
+    """Return a configuration with flat dotted keys; the name of a part has its section's key."""
     flat: dict[str, Any] = {}
     for key, value in config.as_mapping().items():
         if not isinstance(value, Mapping):
@@ -144,7 +144,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def spell(value: Any) -> str:
-    """A setting's value as the command line takes it."""
+    """Return a setting's value in the form of the command line."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(spell, value))
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
@@ -156,16 +156,16 @@ def _runs_of_comparison(folder: Path, notices: list[str]) -> list[Run]:
         if (place / "config.json").is_file():
             runs.append(Run.open(place))
         else:
-            notices.append(f"{label}, seed {seed}, was not started; go on with: covey resume {folder}")
+            notices.append(f"{label}, seed {seed}, was not started; resume with: covey resume {folder}")
     return runs
 
 
 def _evaluated(run: Run, notices: list[str]) -> bool:
-    """Whether there is a score to show; a run that stopped early is mentioned."""
+    """True if a run was evaluated; adds a notice about a run that stopped early."""
     done, name = len(run.metrics), f"{run.config.method}, seed {run.config.seed}"
     if not run.recorded:
         stopped = f"{name}, stopped after round {done} of {run.config.rounds}"
-        notices.append(f"{stopped}; go on with: covey resume {run.folder}")
+        notices.append(f"{stopped}; resume with: covey resume {run.folder}")
     return any("accuracy" in row for row in run.metrics)
 
 
@@ -198,7 +198,7 @@ def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[Fe
 
 
 def federation_of(config: Config) -> dict[str, Any]:
-    """The settings that decide who holds what."""
+    """Return the settings that decide how data is split."""
     return {key: value for key, value in settings(config).items() if key.split(".")[0] in _FEDERATION}
 
 
@@ -208,16 +208,16 @@ def _rest(config: Config) -> dict[str, Any]:
 
 
 def _distinguish(mappings: Sequence[Mapping[str, Any]], bare: str | None = None) -> list[str]:
-    """A name for each mapping from the settings that tell them apart; the setting `bare` is always there.
+    """Return a label for each mapping, made of the settings that tell them apart, and always of the setting `bare`.
 
-    A few settings that differ are all named; of many, only as many as it takes.
+    If few settings differ, all are named; of many, only as many as needed.
     """
     names = [[str(mapping[bare])] if bare else [] for mapping in mappings]
 
     def differing(members: list[int]) -> list[str]:
         keys = dict.fromkeys(key for member in members for key in mappings[member])
         found = [key for key in keys if len({repr(mappings[member].get(key)) for member in members}) > 1]
-        # What one part's option is says nothing where another part has no such option.
+        # Options that only some parts have are used only if nothing else tells the mappings apart.
         common = [key for key in found if all(key in mappings[member] for member in members)]
         return sorted(common or found, key=lambda key: key in _SECONDARY)
 

@@ -1,4 +1,4 @@
-"""Reports: one page of HTML about runs and comparisons, and event files for TensorBoard."""
+"""Reports: one HTML page about runs and comparisons, and event files for TensorBoard."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,17 +14,17 @@ from covey.page.tensorboard import tensorboard
 __all__ = ["report", "tensorboard"]
 
 _REBUILT = 3
-"""Seeds of each federation that are built again to know the clients' skew."""
+"""Seeds of each federation that are rebuilt to show the clients' data and skew."""
 
-_SAID_OPENLY = 6
-"""Sentences about results that stand openly; more are folded away."""
+_SHOWN_SENTENCES = 6
+"""Up to this many sentences about results are shown; more are folded away."""
 
 
 def report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write one self-contained page about run folders and comparisons, and return where it is.
+    """Write one self-contained page about run folders and comparisons, and return its path.
 
-    `out` is a file or a folder; by default it is `report.html`, in the folder reported on where there is
-    only one.
+    `out` is a file or a folder. By default the page is `report.html`: in the folder reported on if there is only one,
+    else in the current folder.
     """
     folders = [Path(folder) for folder in folders]
     data = read_report_data(folders)
@@ -35,7 +35,7 @@ def report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def page_of(report: ReportData) -> HtmlPage:
-    """Everything that the page says and shows; what has no data is left out."""
+    """Return the page about a report's data, without the figures that have none."""
     described, notices = _rebuild(report)
     names = {group: next(iter(seeds.values())).class_names for group, seeds in described.items()}
     mixes = [(group.title, next(iter(seeds.values()))) for group, seeds in described.items()]
@@ -43,11 +43,11 @@ def page_of(report: ReportData) -> HtmlPage:
     results += [tables.results_table(group, report.bare) for group in report.groups]
     results.append(standings.terminal_figure(report))
     sections = [
-        Section("results", "Results", _there(results)),
+        Section("results", "Results", _present(results)),
         Section(
             "learning",
             "Learning",
-            _there(
+            _present(
                 [
                     curves.accuracy_figure(report),
                     curves.own_accuracy_figure(report),
@@ -56,21 +56,21 @@ def page_of(report: ReportData) -> HtmlPage:
                 ]
             ),
         ),
-        Section("by-class", "Classes", _there([standings.classes_figure(report, names)])),
+        Section("by-class", "Classes", _present([standings.classes_figure(report, names)])),
         Section(
             "fairness",
             "Fairness",
-            _there([*impact_panel.client_loss_figures(report), impact_panel.impact_figure(report)]),
+            _present([*impact_panel.client_loss_figures(report), impact_panel.impact_figure(report)]),
         ),
         Section(
             "cost",
             "Cost",
-            _there([curves.bytes_figure(report), curves.clock_figure(report), standings.seconds_figure(report)]),
+            _present([curves.bytes_figure(report), curves.clock_figure(report), standings.seconds_figure(report)]),
         ),
         Section(
             "clients",
             "Clients",
-            _there(
+            _present(
                 [
                     federation_page.mix_figure(mixes) if mixes else None,
                     federation_page.participation_figure(report, described),
@@ -83,7 +83,7 @@ def page_of(report: ReportData) -> HtmlPage:
         ),
         Section("runs", "Runs", [tables.runs_table(report)]),
         Section("configuration", "Configuration", tables.configuration(report)),
-        Section("origin", "Where this comes from", _there([tables.commands(report), tables.machines(report)])),
+        Section("origin", "Origin", _present([tables.commands(report), tables.machines(report)])),
     ]
     return HtmlPage(
         title=summary_text.title(report),
@@ -96,15 +96,15 @@ def page_of(report: ReportData) -> HtmlPage:
 
 
 def _verdicts(report: ReportData) -> Markup | None:
-    """The tables in words: an answer for each of several federations, then line by line; many are folded away."""
+    """Return the results in words: one answer per federation if there are several, then a sentence per line."""
     answers = [f"{group.title}: {summary_text.answer(group)}" for group in report.groups if group.title]
-    said = {group.title: summary_text.sentences(group) for group in report.groups}
-    if not any(said.values()) and not answers:
+    by_group = {group.title: summary_text.sentences(group) for group in report.groups}
+    if not any(by_group.values()) and not answers:
         return None
     each = "".join(
-        (f"<h3>{escape(title)}</h3>" if title else "") + _bullets(sentences) for title, sentences in said.items()
+        (f"<h3>{escape(title)}</h3>" if title else "") + _bullets(sentences) for title, sentences in by_group.items()
     )
-    if sum(map(len, said.values())) > _SAID_OPENLY:
+    if sum(map(len, by_group.values())) > _SHOWN_SENTENCES:
         each = folded("Every line in words", Markup(each)).text
     return Markup(f"<div>{_bullets(answers)}{each}</div>")
 
@@ -115,7 +115,7 @@ def _bullets(sentences: Sequence[str]) -> str:
 
 
 def _rebuild(report: ReportData) -> tuple[dict[FederationGroup, dict[int, Description]], list[str]]:
-    """The federations of the first seeds, built again; a sentence where that cannot be done here."""
+    """Rebuild the federations of the first seeds; return a sentence for those that cannot be rebuilt here."""
     described: dict[FederationGroup, dict[int, Description]] = {}
     notices = []
     for group in report.groups:
@@ -123,9 +123,9 @@ def _rebuild(report: ReportData) -> tuple[dict[FederationGroup, dict[int, Descri
         try:
             described[group] = {seed: describe(configs[seed]) for seed in sorted(configs)[:_REBUILT]}
         except Refusal as refusal:
-            notices.append(f"The clients' data could not be built again here, so they are not drawn: {refusal}")
+            notices.append(f"The clients' data could not be rebuilt here, so it is not shown: {refusal}")
     return described, list(dict.fromkeys(notices))
 
 
-def _there(parts: Sequence[Markup | Figure | None]) -> list[Markup | Figure]:
+def _present(parts: Sequence[Markup | Figure | None]) -> list[Markup | Figure]:
     return [part for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""Charts of what runs end with: terminal accuracy, classes, seconds."""
+"""Charts of final results: terminal accuracy, accuracy by class, time by phase."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, ro
 from covey.page.run_data import FederationGroup, Line, ReportData
 
 _NUMBERS_UP_TO = 20
-"""Classes in one chart beyond which there is no room for a number in every cell."""
+"""With more classes than this, cells have no room for numbers."""
 
 
 def terminal_figure(report: ReportData) -> Figure | None:
-    """Terminal accuracy with its interval, for two lines or more."""
+    """Return a chart of terminal accuracy with intervals, for two lines or more."""
     if len(report.lines) < 2:
         return None
     charts = [_terminal(group) for group in report.groups]
@@ -40,7 +40,7 @@ def _terminal(group: FederationGroup) -> PlotlyChart:
         }
         if row["terminal_low"] is not None:
             low, mean, high = (100 * row[f"terminal_{name}"] for name in ("low", "accuracy", "high"))
-            # It ends at 0 and at 100 %, so that it need not be symmetric.
+            # Intervals are cut at 0 and 100 %, so they need not be symmetric.
             trace["error_x"] = {
                 "symmetric": False,
                 "array": rounded([high - mean]),
@@ -67,13 +67,13 @@ def _terminal(group: FederationGroup) -> PlotlyChart:
 
 
 def _reach(group: FederationGroup) -> list[float]:
-    """Everything that is drawn, intervals included."""
+    """Return all values that are drawn, intervals included."""
     figures = ("terminal_low", "terminal_accuracy", "terminal_high")
     return [100 * row[figure] for row in group.rows for figure in figures if row[figure] is not None]
 
 
 def classes_figure(report: ReportData, names: dict[FederationGroup, tuple[str, ...]]) -> Figure | None:
-    """Accuracy of each class at the end; `names` are the classes of a group's data set, where they are known."""
+    """Return charts of final accuracy by class; `names` are the classes of a group's data set, where known."""
     charts = [chart for group in report.groups if (chart := _classes(group, names.get(group)))]
     if not charts:
         return None
@@ -122,13 +122,13 @@ def _classes(group: FederationGroup, names: tuple[str, ...] | None) -> PlotlyCha
 
 
 def _last_classes(line: Line) -> FloatArray | None:
-    """Accuracy in % `[classes]`, mean over seeds."""
+    """Return the accuracy by class at the last evaluation, in % `[classes]`, mean over seeds."""
     last = [[row["class_accuracy"] for row in run.metrics if row.get("class_accuracy")][-1:] for run in line.runs]
     return 100 * np.array([found[0] for found in last], dtype=np.float64).mean(axis=0) if all(last) else None
 
 
 def seconds_figure(report: ReportData) -> Figure | None:
-    """Seconds of this machine by phase of a round."""
+    """Return charts of this machine's time by phase of a round."""
     phases = list(dict.fromkeys(phase for line in report.lines for phase in _seconds(line)))
     if not phases:
         return None
@@ -176,12 +176,12 @@ def _phases(group: FederationGroup, phases: list[str], unit_of_time: tuple[str, 
         "yaxis": axis("method", autorange="reversed", automargin=True, type="category", showgrid=False),
         "hovermode": "closest",
     }
-    told = "; ".join(
+    summary = "; ".join(
         f"{line.label}: " + ", ".join(f"{phase} {value:.3g} {unit}" for phase, value in row.items())
         for line, row in zip(group.lines, spent, strict=True)
     )
     return PlotlyChart(
-        f"Stacked bars of time per round by phase. {told}.",
+        f"Stacked bars of time per round by phase. {summary}.",
         data,
         layout,
         max(200, 100 + 30 * len(labels)),
@@ -190,7 +190,7 @@ def _phases(group: FederationGroup, phases: list[str], unit_of_time: tuple[str, 
 
 
 def _seconds(line: Line) -> dict[str, float]:
-    """Phase → seconds per round, mean over rounds and seeds."""
+    """Return phase → seconds per round, mean over rounds and seeds."""
     totals: dict[str, float] = {}
     rounds = sum(len(run.metrics) for run in line.runs)
     for run in line.runs:

@@ -1,4 +1,4 @@
-"""What the page says in sentences."""
+"""The sentences of a report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from covey.page.run_data import FederationGroup, ReportData
 
 
 def headline(report: ReportData) -> str:
-    """The answer to the question that the runs ask."""
+    """Return the main result in a sentence."""
     if len(report.groups) == 1:
         return answer(report.groups[0])
     best = [_best(group)["name"] for group in report.groups]
@@ -21,18 +21,18 @@ def headline(report: ReportData) -> str:
 
 
 def sentences(group: FederationGroup) -> list[str]:
-    """What the table of a group says, line by line."""
-    said = verdicts(group.comparison)
+    """Return the results of a federation in words, a sentence per line."""
+    texts = verdicts(group.comparison)
     unpaired = [line.label for line in group.lines if line.label not in group.comparison.runs]
     if unpaired:
-        said.append(
-            f"{_joined(unpaired)} ran on other seeds than {group.lines[0].label}, so no difference can be paired."
+        texts.append(
+            f"{_joined(unpaired)} has other seeds than {group.lines[0].label}, so differences cannot be paired."
         )
-    return said
+    return texts
 
 
 def lead(report: ReportData) -> str:
-    """What was run, in one line."""
+    """Say what was run, in one line."""
     noun = "method" if report.bare else "variant"
     parts = [_count(len(report.legend), noun) if len(report.legend) > 1 else report.lines[0].label]
     seeds = sorted({len(line.runs) for line in report.lines})
@@ -62,7 +62,7 @@ def title(report: ReportData) -> str:
 
 
 def answer(group: FederationGroup) -> str:
-    """What the lines of one federation say, in one sentence."""
+    """Return the result on one federation in a sentence."""
     rows = group.rows
     own = [row for row in rows if not _is_reference(group, row)] or rows
     first = rows[0]
@@ -90,7 +90,7 @@ def _cost_of_skew(first: Mapping[str, Any], reference: Mapping[str, Any]) -> str
     points = 100 * reference["difference"]
     ends = (
         f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy, "
-        f"and at {percent(reference['terminal_accuracy'])} with the skew taken out"
+        f"and at {percent(reference['terminal_accuracy'])} without skew"
     )
     if points <= 0:
         return f"Skew costs {first['name']} nothing here: it {ends.split(' ', 1)[1]}{_sure(reference)}."

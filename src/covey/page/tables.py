@@ -1,4 +1,4 @@
-"""The tables of a page, and the commands."""
+"""The tables of a report, and the commands that reproduce its runs."""
 
 import json
 import shlex
@@ -20,17 +20,17 @@ _FLAGS = (
     *("method", "selector", "aggregator", "environment", "dataset", "model", "clients", "cohort"),
     *("rounds", "seed", "runtime", "workers", "precision", "data_dir"),
 )
-"""Settings that `covey run` has a flag for; all others go through --set."""
+"""Settings with a flag of `covey run`; all others go through --set."""
 
 _PASSED_IN = ("dataset", "environment", "clients")
-"""Settings that a federation passed in from Python stands for."""
+"""Settings that a federation passed in from Python replaces."""
 
 _OPEN_UP_TO = 6
-"""Runs that are listed openly; more are folded away."""
+"""Up to this many runs are shown; more are folded away."""
 
 
 def results_table(group: FederationGroup, bare: bool) -> Markup:
-    """One row of figures for each line, with intervals."""
+    """Return a row of figures per line, with intervals."""
     rows, target = group.rows, group.comparison.target
     live = all(run.config.runtime == "fleet" for line in group.lines for run in line.runs)
     against = rows[0]["name"] if bare else "the first"
@@ -46,7 +46,7 @@ def results_table(group: FederationGroup, bare: bool) -> Markup:
 
 
 def runs_table(report: ReportData) -> Markup:
-    """What each run came to."""
+    """Return a row of final figures per run."""
     rows: list[list[str | Markup]] = []
     for group in report.groups:
         where = f" <small>{escape(group.title)}</small>" if group.title else ""
@@ -75,7 +75,7 @@ def runs_table(report: ReportData) -> Markup:
 
 
 _Who = tuple[int, str]
-"""A client's number, and its name or else the number again."""
+"""A client's number, and its name or else its number as text."""
 
 
 def _who(client: int, names: Mapping[int, str]) -> _Who:
@@ -83,7 +83,7 @@ def _who(client: int, names: Mapping[int, str]) -> _Who:
 
 
 def dropped_table(report: ReportData) -> Markup | None:
-    """Why replies were dropped, and whose."""
+    """Return why replies were dropped, and whose."""
     reasons: dict[tuple[str, str], list[_Who]] = {}
     for line in report.lines:
         for run in line.runs:
@@ -105,7 +105,7 @@ def dropped_table(report: ReportData) -> Markup | None:
 
 
 def absence_table(report: ReportData) -> Markup | None:
-    """Of runs on a live fleet: whose answers were lost, who was away, and who was rested, and in which rounds."""
+    """Return, for runs on a live fleet, in which rounds a client's answer was lost, or it was away or rested."""
     found: dict[tuple[str, _Who], dict[str, list[int]]] = {}
     for line in report.lines:
         for run in line.runs:
@@ -129,7 +129,7 @@ def absence_table(report: ReportData) -> Markup | None:
 
 
 def _in_rounds(rounds: list[int]) -> str:
-    """`3: rounds 2, 5, 6`."""
+    """Return text such as `3: rounds 2, 5, 6`."""
     if not rounds:
         return "0"
     listed = ", ".join(map(str, rounds[:8])) + (" …" if len(rounds) > 8 else "")
@@ -137,7 +137,7 @@ def _in_rounds(rounds: list[int]) -> str:
 
 
 def configuration(report: ReportData) -> list[Markup]:
-    """Settings that everything shares, and tables of those in which methods and federations differ."""
+    """Return the settings that all lines share, and tables of those in which methods or federations differ."""
     flat = []
     for line in report.lines:
         flat.append({**settings(line.config), "seed": ", ".join(map(str, line.seeds))})
@@ -177,7 +177,7 @@ def _differences(
 
 
 def machines(report: ReportData) -> Markup | None:
-    """Where and with what the runs were made; several values where runs differ."""
+    """Return machine and versions of the runs; several values where runs differ."""
     found: dict[str, dict[str, None]] = {}
     for line in report.lines:
         for run in line.runs:
@@ -198,7 +198,7 @@ def machines(report: ReportData) -> Markup | None:
 
 
 def commands(report: ReportData) -> Markup:
-    """For each folder: what made it, and what makes it again."""
+    """Return, for each folder, the command that made it and one that reproduces it."""
     parts = []
     for folder in report.folders:
         made = next((text for _, run in runs_of(folder) if (text := made_by(run.folder))), None)
@@ -209,12 +209,12 @@ def commands(report: ReportData) -> Markup:
 
 
 def _command(text: str) -> str:
-    """A command line that breaks before its flags only."""
+    """Return a command line as HTML that wraps only before flags."""
     return f"<pre><code><span>{escape(text).replace(' --', '</span> <span>--')}</span></code></pre>"
 
 
 def made_by(folder: Path) -> str | None:
-    """The command line that a run folder was made with, where it says."""
+    """Return the command line that made a run folder, if it is recorded."""
     command = environment_of(folder).get("command")
     if not isinstance(command, list) or not command or command[0] in ("", "-", "-c"):
         return None
@@ -228,7 +228,7 @@ def made_by(folder: Path) -> str | None:
 
 
 def reproduced_by(folder: Path) -> str:
-    """A command line that makes a run or a comparison again; a Python call where the data came from Python."""
+    """Return a command line that reproduces a run or a comparison; a Python call if the data came from Python."""
     if is_comparison(folder):
         return _compare_command(read_plan(folder))
     _, run = runs_of(folder)[0]
@@ -259,25 +259,25 @@ def _compare_command(plan: Mapping[str, Any]) -> str:
 
 
 def _needed(config: Config) -> dict[str, Any]:
-    """The settings that a user has to give to get `config`: those that names and defaults do not imply."""
+    """Return the settings that a user has to give to get `config`: those that names and defaults do not imply."""
     named = {"method": config.method}
     if "+" in config.method and config.selector and config.aggregator:
         named = {"selector": config.selector.name, "aggregator": config.aggregator.name}
     for section in ("dataset", "environment", "model"):
         named[section] = getattr(config, section).name
-    # Data that come with their clients would have to be read to count them.
+    # To count the clients of a natural split, the data would have to be read.
     counted = {"clients": config.clients} if config.environment.name == NATURAL else {}
-    # Parts of somebody's own may be gone since: then nothing but their names is implied.
+    # A user's own parts may no longer be installed: then only their names are implied.
     parts = {name: part.name for name in ("selector", "aggregator") if (part := getattr(config, name))}
     implied = settings(Config.stored({**parts, **named, **counted}))
     own = settings(config)
     more = {key: value for key, value in own.items() if key not in implied or implied[key] != value}
-    # The first seed is the default, yet a command that names it is clearer.
+    # A command that names the seed is clearer, even if it is the default.
     return {**named, **{key: value for key, value in more.items() if key != "method"}, "seed": config.seed}
 
 
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A user's nested settings as dotted keys."""
+    """Return nested settings with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in given.items():
         if isinstance(value, Mapping):
@@ -296,7 +296,7 @@ def _arguments(flat: Mapping[str, Any]) -> list[str]:
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
-    """What a run folder says of the machine it was made on; nothing where it does not."""
+    """Return what a run folder records about its machine, or an empty mapping."""
     try:
         about = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -305,7 +305,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 
 def _named(line: Line) -> Markup:
-    """The line's stroke and label; a label breaks between its settings only."""
+    """Return the line's stroke and label as HTML; a label wraps only between its settings."""
     label = " ".join(f"<span>{escape(word)}</span>" for word in line.label.split(" "))
     return Markup(f'<span class="named">{swatch(keys_of([line])[0])}<span>{label}</span></span>')
 

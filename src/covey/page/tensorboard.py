@@ -12,10 +12,9 @@ from covey.page.tables import environment_of
 
 
 def tensorboard(folder: Path, out: Path) -> int:
-    """Write the metrics of a run, or of each run of a comparison, under `out`; returns how many values.
+    """Write the metrics of a run, or of each run of a comparison, under `out`; return the number of values.
 
-    A run is called by its folder's name, one of a comparison also by its place in it
-    (`<comparison>/<method>/seed-<n>`): the names that TensorBoard lists.
+    TensorBoard lists a run by its folder's name, and a run of a comparison as `<comparison>/<method>/seed-<n>`.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -33,12 +32,12 @@ def tensorboard(folder: Path, out: Path) -> int:
             written += 1
         writer.close()
     if not written:
-        raise Refusal(f"{folder} has no finished round yet; go on with: covey resume {folder}")
+        raise Refusal(f"{folder} has no finished round yet; resume with: covey resume {folder}")
     return written
 
 
 def _values(run: Run) -> Iterator[tuple[int, float | None, str, float]]:
-    """Round, time of day, name and value of everything that a record holds as a number."""
+    """Yield round, time of day, name and value of every number in the records."""
     started = environment_of(run.folder).get("started")
     now = datetime.fromisoformat(started).timestamp() if isinstance(started, str) else None
     for row in run.metrics:
@@ -63,7 +62,7 @@ def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _numbers(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """All numbers of a mapping, and of those within it, under the path that leads to them."""
+    """Yield all numbers of a nested mapping, named by their path."""
     for part, one in values.items():
         if isinstance(one, Mapping):
             yield from _numbers(f"{name}/{part}", one)

@@ -110,5 +110,5 @@ def test_the_page_of_a_trained_models_view_says_what_is_missing(tmp_path):
         clients=6, environment="iid", insight="tests.job.analysis.test_outliers:brightness", workers=1, rounds=1
     )
     text = analysis.draw(tmp_path / "analysis.html").read_text(encoding="utf-8")
-    assert "What is missing" in text
+    assert "<h2>Notes</h2>" in text
     assert "odd class mix</span>" not in text

@@ -524,7 +524,7 @@ def test_the_page_of_a_job_with_noise_tells_its_budget_and_what_it_costs(quick, 
     plain = ondemand(quick, "td3", **given, out=tmp_path / "plain").draw(tmp_path / "plain.html")
     text = plain.read_text(encoding="utf-8")
     assert "analytic, of 16 of 16 clients" in text
-    assert "What privacy costs" not in text
+    assert "Cost of privacy" not in text
 
 
 def test_targets_beyond_those_that_are_shown_are_counted(quick, tmp_path):

@@ -1,4 +1,4 @@
-"""The analysis as a job: models go out, insights come back round by round, and what they say is put together."""
+"""The analysis as a job: send models to clients, collect their insights round by round, and evaluate them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from covey.probe.insight import Insight
 from covey.randomness import key
 
 ROUNDS = 3
-"""Insight rounds by default, each from a model of its own; more hardly change the ranking."""
+"""Insight rounds by default, each with a new model; more hardly change the ranking."""
 
 
 def analyze(
@@ -46,14 +46,14 @@ def analyze(
     on_round: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> Analysis:
-    """Find out how skewed each client is, and which ones are odd, from a few rounds of insights; nobody trains.
+    """Estimate how skewed each client is and find odd ones, from a few rounds of insights; nothing is trained.
 
     federation: your own data (see `covey.federation`), instead of a data set and an environment by name.
     model_of: a run (or its folder) whose model is used, on its federation unless settings say otherwise. It finds
-        clients whose labels or inputs the model does not understand; freshly initialised models rank skew better.
+        clients whose labels or inputs the model gets wrong; freshly initialised models rank skew better.
     among: clients to ask, instead of all.
-    rounds: insight rounds, each from a model initialised in its own way; 3, or 1 with a run's model.
-    level: probability of calling any client odd if all were alike.
+    rounds: insight rounds, each with a new initial model; 3, or 1 with a run's model.
+    level: probability of calling any client odd if all have the same class mix.
     insight: head (last layer), full (all parameters), or package.module:function.
     fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
 
@@ -127,7 +127,7 @@ def _opened(run: Run | Path | str | None, federation: Federation | None) -> Run 
 def _configured(
     given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any], own: Federation | None, run: Run | None
 ) -> tuple[Config, Federation]:
-    """The configuration and the federation that it speaks of; a run's settings are what others are laid over."""
+    """Return configuration and federation; settings are laid over those of the run, if there is one."""
     if own is not None:
         settings = with_federation(given, settings, own)
     if run is None:
@@ -141,7 +141,7 @@ def _configured(
 
 
 def _states(config: Config, dataset: Dataset, layout: Layout, run: Run | None, count: int) -> Iterator[Tensor]:
-    """The model of each round: the run's; or the one that a run of this seed begins with, and others of its kind."""
+    """Yield the model of each round: the run's, or the initial model of this seed and then of others."""
     if run is not None:
         state = initial_model(config, run.model())
         require(

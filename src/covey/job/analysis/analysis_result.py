@@ -1,4 +1,4 @@
-"""What an analysis found: who is skewed, who is odd, who stands out, in figures, in words, and as files."""
+"""Result of an analysis: skewed, odd and outlying clients, in figures, in words, and as files."""
 
 import csv
 import io
@@ -23,22 +23,22 @@ from covey.storage import replace_file
 BoolArray = NDArray[np.bool_]
 
 _NAMED = 20
-"""Outliers that a sentence names at most."""
+"""Largest number of outliers that a sentence names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What an analysis found. Arrays are over the clients that answered, ascending."""
+    """Result of an analysis. Arrays are over the clients that answered, ascending."""
 
     config: Config
     insight: str
     rounds: int
     level: float
-    """Probability that any client is called odd if all were alike."""
+    """Probability that any client is called odd if all have the same class mix."""
     model_of: str | None
-    """The run whose model was used; None for freshly initialised ones."""
+    """The run whose model was used; None for freshly initialised models."""
     measure: Literal["class mix", "distance"]
-    """What `skew` is: a distance of class mixes from 0 to 1, or the distance between insights, without a unit."""
+    """Meaning of `skew`: distance of class mixes, 0 to 1, or distance of insights, without a unit."""
     clients: IntArray
     samples: IntArray
     skew: FloatArray
@@ -48,24 +48,24 @@ class Analysis:
     """1 is the highest Q_i, by the mean over rounds of the rank within a round."""
     confidence: Confidence | None
     strangeness: FloatArray | None
-    """How far above the median a client is in what its class mix does not explain (or in Q_i), in deviations."""
+    """Distance above the median of what the class mix does not explain (or of Q_i), in median absolute deviations."""
     agreement: float | None
-    """Mean rank correlation of two rounds' estimates of skew."""
+    """Mean rank correlation between the skew estimates of two rounds."""
     truth: FloatArray | None
-    """True skew, where it is known; no part of the analysis."""
+    """True skew, where it is known; the analysis does not use it."""
     names: tuple[str, ...] = ()
-    """What the data calls its clients, where it does: of all clients of the federation."""
+    """Names of all clients of the federation, if the data has any."""
     missing: tuple[int, ...] = ()
     """Clients that were asked and never gave a usable answer."""
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
-    """What could not be said, and why."""
+    """Results that are missing, and why."""
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
-    """What it took here."""
+    """Wall-clock time."""
     clock: float = 0.0
-    """What it would have taken on the devices, in simulated seconds."""
+    """Simulated time on the clients' devices."""
 
     @cached_property
     def order(self) -> IntArray:
@@ -79,40 +79,40 @@ class Analysis:
 
     @cached_property
     def odd(self) -> BoolArray:
-        """Whose class mix differs, with at most the probability `level` of a false alarm among all clients."""
+        """True for clients whose class mix differs; a false alarm among all clients has at most probability `level`."""
         if self.confidence is None:
             return np.zeros(len(self.clients), dtype=np.bool_)
         return np.asarray(self.confidence.p_values * len(self.clients) <= self.level)
 
     @cached_property
     def outlier(self) -> BoolArray:
-        """Whose insight differs in a way that the class mix does not explain. A rule of thumb, without a guarantee."""
+        """True for clients whose insight differs beyond their class mix. A rule of thumb, without a guarantee."""
         if self.strangeness is None:
             return np.zeros(len(self.clients), dtype=np.bool_)
         return np.asarray(self.strangeness > STANDS_OUT)
 
     @property
     def spearman(self) -> float | None:
-        """Rank correlation of `skew` with the truth."""
+        """Rank correlation of `skew` with true skew."""
         return None if self.truth is None else rank_correlation(self.skew, self.truth)
 
     @property
     def spearman_score(self) -> float | None:
-        """Rank correlation of Q_i with the truth."""
+        """Rank correlation of Q_i with true skew."""
         return None if self.truth is None else rank_correlation(-self.score_rank, self.truth)
 
     def name(self, position: int) -> str:
-        """What the data calls the client, or else its number."""
+        """Return the client's name, or else its number."""
         client = int(self.clients[position])
         return self.names[client] if self.names else str(client)
 
     @property
     def verdict(self) -> str:
-        """Who is odd and who stands out, in a sentence or two."""
-        count, said = len(self.clients), []
+        """Odd clients and outliers, in a sentence or two."""
+        count, sentences = len(self.clients), []
         if self.confidence is not None:
             number = int(self.odd.sum())
-            said.append(
+            sentences.append(
                 f"{number} of {count} clients {'has an odd class mix' if number == 1 else 'have an odd class mix'} "
                 f"(chance of any false alarm at most {self.level:.2g})."
             )
@@ -121,11 +121,11 @@ class Analysis:
             names = ", ".join(self.name(at) for at in apart[:_NAMED])
             more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
             why = "in what class mixes do not explain" if self.confidence is not None else "in the score"
-            said.append(f"Outliers {why}: {names}{more}." if apart else f"There are no outliers {why}.")
-        return " ".join(said) or "The clients are ranked, and nothing more can be said of them."
+            sentences.append(f"Outliers {why}: {names}{more}." if apart else f"There are no outliers {why}.")
+        return " ".join(sentences) or "The clients are ranked; nothing more can be said about them."
 
     def each(self) -> list[dict[str, Any]]:
-        """The figures of each client, the most skewed first; None for what could not be said."""
+        """Return the figures of each client, the most skewed first; None for results that are missing."""
         sure, strange, truth = self.confidence, self.strangeness, self.truth
         return [
             {
@@ -151,7 +151,7 @@ class Analysis:
         ]
 
     def as_mapping(self) -> dict[str, Any]:
-        """The findings for JSON."""
+        """Return the result for JSON."""
         return {
             "dataset": self.config.dataset.as_mapping(),
             "environment": self.config.environment.as_mapping(),
@@ -180,7 +180,7 @@ class Analysis:
         }
 
     def write_csv(self, path: Path) -> Path:
-        """Write a line for each client, the most skewed first."""
+        """Write a CSV file with a line per client, the most skewed first."""
         rows = self.each()
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
@@ -194,5 +194,5 @@ class Analysis:
         return path
 
     def draw(self, path: Path) -> Path:
-        """Write the findings as a page that opens in a browser, offline."""
+        """Write the result as a page that opens in a browser, offline."""
         return write_page_about(self, "analysis_page:analysis_page", path)

@@ -1,4 +1,4 @@
-"""How sure one can be that a class mix differs: a bound by Hoeffding's inequality, and the models that it holds for."""
+"""Confidence that a class mix differs: a bound by Hoeffding's inequality, and the models for which it holds."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ _RANGE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """How sure one can be that a client's class mix differs from everyone's. All arrays are `[clients]`.
+    """Confidence that a client's class mix differs from that of all clients. All arrays are `[clients]`.
 
     Where a model adds the bias of its last layer to its logits, a sample's gradient for the bias of class c is
     softmax_c - 1[y = c], between -1 and 1 whatever the sample and the model: the range b - a of eq. 9 is 2 by
@@ -26,8 +26,8 @@ class Confidence:
 
         E exp(λ·d_c) ≤ exp(λ²·v/8),   v = (b - a)²·(1 - (M - 1)/N)/M.
 
-    So that the mean is estimated from the very same clients (eq. 27) is no loss. Nor does it matter how the others
-    differ among themselves: with independent samples and the client's expectation equal to the others' together,
+    So estimating the mean from the same clients (eq. 27) does no harm. Nor does it matter how the others differ among
+    themselves: with independent samples and the client's expectation equal to the others' together,
     d_c = (1 - M/N)·(own mean - the others' mean), and Hoeffding's lemma has v = (b - a)²·(1/M - 1/N), smaller still.
     Because exp is convex, a mean of d_c over rounds has the same bound, however the rounds depend on each other, with
     N the samples of all clients that answered in any of them. Hence
@@ -39,17 +39,17 @@ class Confidence:
     """
 
     deviation: FloatArray
-    """max_c |d_c|: of the class in which the client differs most, about the difference of its share."""
+    """max_c |d_c|: about the difference in share of the class in which the client differs most."""
     limit: FloatArray
-    """What `deviation` would exceed, in any of the clients, with at most the probability `level` if all were alike."""
+    """Bound that `deviation` exceeds, for any client, with at most probability `level` if all have the same mix."""
     p_values: FloatArray
     """Bound on the probability of such a deviation in a client like the others; not yet corrected over clients."""
     log_product: FloatArray
-    """ln P_i of eqs. 30-32 over the K classes, the logarithm that eq. 33 forgets put in: K·ln 2 - 2M·Σd²/(b - a)²."""
+    """ln P_i of eqs. 30-32 over the K classes, with the logarithm that eq. 33 omits: K·ln 2 - 2M·Σd²/(b - a)²."""
 
     @classmethod
     def of(cls, deviations: FloatArray, samples: IntArray, level: float) -> "Confidence":
-        """From d `[clients, classes]`, numbers of samples `[clients]`, and the probability of any false alarm."""
+        """Compute from d `[clients, classes]`, numbers of samples `[clients]`, and the chance of any false alarm."""
         clients, classes = deviations.shape
         largest = np.abs(deviations).max(axis=1)
         spread = _RANGE**2 * (1 - (samples - 1) / samples.sum()) / samples
@@ -71,16 +71,16 @@ class Confidence:
     def product(self) -> FloatArray:
         """P_i, cut off at 1.
 
-        A product of bounds, one for each class, that may be as large as 2 each: from 0 to 2^K, and no probability, for
-        the classes are not independent. It orders clients of a size, the lowest being the most skewed, and above 1 it
-        says nothing at all. `p_values` are what may be read as probabilities.
+        A product of one bound per class, each at most 2: it lies between 0 and 2^K and is no probability, since classes
+        are not independent. It orders clients of equal size, the lowest being the most skewed; values above 1 carry no
+        information. Use `p_values` as probabilities.
         """
         product: FloatArray = np.exp(np.minimum(0.0, self.log_product))
         return product
 
 
 def bias_slot(module: nn.Module, layout: Layout, dataset: Dataset) -> Slot | None:
-    """The last layer's bias, if it has one that is added to the logits as it is: then the range of eq. 9 is known."""
+    """Return the last layer's bias if it is added to the logits unchanged, so that the range of eq. 9 is known."""
     slot = layout.head[-1]
     if slot.shape != (dataset.classes,):
         return None

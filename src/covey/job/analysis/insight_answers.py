@@ -1,4 +1,4 @@
-"""What clients' answers say of them: the insights of all rounds made into skew, score, certainty and outliers."""
+"""From the clients' insights of all rounds to skew, score, confidence and outliers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from covey.probe.insight import Insight, vectors
 from covey.selection.fedacs import skewness_scores
 
 _FEW = 5
-"""Fewer clients than this have no usual spread to stand out from."""
+"""With fewer clients than this there is no usual spread, and no outliers are reported."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What the clients of one round sent."""
+    """The insights of one round."""
 
     clients: IntArray
     samples: IntArray
@@ -44,21 +44,21 @@ class Answers:
         return cls(
             clients=replies.clients[rows],
             samples=replies.samples.numpy()[rows],
-            # The gradients of whole models are many: they are converted piece by piece where they are used.
+            # Gradients of whole models are large: they are converted piece by piece where they are used.
             insights=fields["change"] if "change" in fields else vectors(fields) if fields else torch.empty(0, 0),
             bias=None if found is None else found.double().numpy() / probe.rate,
         )
 
 
 def findings_of(rounds: Sequence[Answers], fresh: bool, level: float) -> dict[str, Any]:
-    """What the answers of all rounds say: the fields of an `Analysis`."""
+    """Evaluate the answers of all rounds; return the fields of an `Analysis`."""
     clients = np.unique(np.concatenate([answers.clients for answers in rounds]))
     samples = np.zeros(len(clients), dtype=np.int64)
     for answers in rounds:
         samples[np.searchsorted(clients, answers.clients)] = answers.samples
 
     def mean(values: Sequence[FloatArray]) -> FloatArray:
-        """Over the rounds in which a client answered."""
+        """Return the mean over the rounds in which a client answered."""
         total, times = np.zeros((len(clients), *values[0].shape[1:])), np.zeros(len(clients))
         for answers, one in zip(rounds, values, strict=True):
             here = np.searchsorted(clients, answers.clients)
@@ -96,16 +96,16 @@ def findings_of(rounds: Sequence[Answers], fresh: bool, level: float) -> dict[st
         "score": mean(scores),
         "score_rank": places(mean([stats.rankdata(-score) / len(score) for score in scores])),
         "confidence": confidence,
-        # Each model has its own scale.
+        # The scale differs from model to model.
         "strangeness": deviations_above(mean([one / (np.median(one) or 1.0) for one in strange])) if strange else None,
         "agreement": agreement([answers.clients for answers in rounds], estimates),
     }
 
 
 def unsaid(insight: str, run: Run | None, bias: Slot | None, findings: Mapping[str, Any], classes: int) -> list[str]:
-    """What cannot be said, and why."""
+    """Return notes on results that are missing, and why."""
     notes = []
-    nobody = "so there is no bound on false alarms and nobody is called odd; skew is the distance between insights."
+    nobody = "so there is no bound on false alarms and no client is called odd; skew is the distance of insights."
     if run is not None:
         notes.append(f"The model was trained, perhaps on these very samples, {nobody}")
     elif insight not in ("head", "full"):
@@ -114,5 +114,5 @@ def unsaid(insight: str, run: Run | None, bias: Slot | None, findings: Mapping[s
         notes.append(f"The model's last layer has no bias that is added to its logits, {nobody}")
     if findings["strangeness"] is None:
         needed = _FEW if findings["confidence"] is None else 2 * classes
-        notes.append(f"Fewer than {needed} clients answered in some round, too few to say who stands out.")
+        notes.append(f"Fewer than {needed} clients answered in some round, too few to find outliers.")
     return notes

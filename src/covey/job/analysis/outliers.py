@@ -1,4 +1,4 @@
-"""Who stands out: how far an insight is from what the client's class mix makes of it, and when that is too far."""
+"""Outliers: clients whose insight is far from what their class mix explains."""
 
 import numpy as np
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from covey.arrays import FloatArray, IntArray
 
 STANDS_OUT = 3.5
-"""Median absolute deviations (scaled to a normal law's σ) above the median that make an outlier."""
+"""Outliers are this many median absolute deviations (scaled to a normal law's σ) above the median."""
 
 _COLUMNS = 1 << 18
 _REWEIGHTINGS = 10
@@ -14,7 +14,7 @@ _RIDGE = 1e-3
 
 
 def deviations_above(values: FloatArray) -> FloatArray:
-    """How far above the median values `[clients]` are, in median absolute deviations scaled to a normal law's σ."""
+    """Return the distance of values `[clients]` above their median, in median absolute deviations scaled to σ."""
     middle = np.median(values)
     spread = 1.4826 * np.median(np.abs(values - middle))
     units: FloatArray = (values - middle) / max(spread, 1e-9 * abs(middle), np.finfo(np.float64).tiny)
@@ -22,17 +22,17 @@ def deviations_above(values: FloatArray) -> FloatArray:
 
 
 def unexplained(insights: Tensor, bias: FloatArray, samples: IntArray) -> FloatArray:
-    """How much of each client's insight is not what its class mix makes of it: √M_i·‖residual‖ `[clients]`.
+    """Return the part of each client's insight that its class mix does not explain: √M_i·‖residual‖ `[clients]`.
 
     At an untrained model the softmax π hardly differs between samples. With class shares s and mean features μ_c of
     class c, the last layer's gradient is ∇b = π - s and ∇W_c = π_c·Σ_k s_k μ_k - s_c μ_c: clients whose classes look
     alike have a ∇W that is linear in ∇b. So the insights `[clients, h]` are regressed on the biases
-    `[clients, classes]`, and what remains is a client whose μ_c are different, because its labels are flipped or its
-    inputs altered. For odd clients not to bend the line towards themselves, they are weighed down again and again
-    by the square of how far their residual exceeds the median (and a small ridge keeps the line from steep turns).
+    `[clients, classes]`. A large residual belongs to a client whose μ_c differ, because its labels are flipped or its
+    inputs altered. So that such clients do not bend the fit towards themselves, they are reweighted repeatedly by the
+    inverse square of how far their residual exceeds the median; a small ridge term keeps the fit stable.
 
-    A client whose class mix no other resembles is not judged: the line goes through it. So where there are only a few
-    kinds of class mixes (the clustered environments), flipped labels make a mix of their own and mostly go unseen.
+    A client whose class mix is unlike any other is fitted exactly, so it is never an outlier. Where there are only a
+    few kinds of class mixes (the clustered environments), flipped labels make such a mix and mostly go unnoticed.
     """
     values = _coordinates(insights)
     sizes = samples.astype(np.float64)
@@ -54,7 +54,7 @@ def unexplained(insights: Tensor, bias: FloatArray, samples: IntArray) -> FloatA
 
 
 def _coordinates(insights: Tensor) -> FloatArray:
-    """Insights `[k, h]` less their mean, by at most k coordinates each: their distances are the same."""
+    """Return centred insights `[k, h]` in at most k coordinates each, with the same distances."""
     if insights.shape[1] <= len(insights):
         values = insights.double().numpy()
         centred: FloatArray = values - values.mean(axis=0)

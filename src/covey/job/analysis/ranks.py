@@ -1,4 +1,4 @@
-"""Ranks, which are what estimates of skew are compared by: with the truth, and from round to round."""
+"""Rank statistics that compare estimates of skew with the truth and between rounds."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -10,19 +10,19 @@ from covey.arrays import FloatArray, IntArray
 
 
 def rank_correlation(one: FloatArray | IntArray, other: FloatArray | IntArray) -> float | None:
-    """Spearman's; None where there are fewer than three values, or all are the same."""
+    """Return Spearman's rank correlation; None for fewer than three values, or if all are equal."""
     if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
     return float(stats.spearmanr(one, other).statistic)
 
 
 def places(values: FloatArray) -> IntArray:
-    """1 for the lowest; equal values share the better place."""
+    """Return ranks, 1 for the lowest; equal values share the lower rank."""
     return stats.rankdata(values, method="min").astype(np.int64)
 
 
 def agreement(clients: Sequence[IntArray], estimates: Sequence[FloatArray]) -> float | None:
-    """Mean rank correlation of any two rounds, over the clients that answered in both."""
+    """Return the mean rank correlation of any two rounds, over the clients that answered in both."""
     found = []
     for (some, one), (others, other) in combinations(zip(clients, estimates, strict=True), 2):
         _, here, there = np.intersect1d(some, others, return_indices=True)

@@ -268,7 +268,7 @@ class Comparison:
         folder = Path(folder)
         plan = read_plan(folder)
         complete = all(recorded(place) for _, _, place in places_of(folder, plan))
-        require(complete, f"{folder} is not complete yet; go on with: covey resume {folder}")
+        require(complete, f"{folder} is not complete yet; resume with: covey resume {folder}")
         runs: dict[str, tuple[Run, ...]] = {}
         for label, _, place in places_of(folder, plan):
             runs[label] = (*runs.get(label, ()), Run.open(place, federation))

@@ -160,7 +160,7 @@ def sizes_note(sizes: FloatArray, pairing: Pairing, *, asked: bool) -> list[str]
     hint = "" if asked else " To ask all clients: --survey, or --estimator analytic."
     return [
         f"The number of samples is unknown for {unknown} of {len(sizes)} clients; the pairing '{pairing}' uses the "
-        f"mean of the others instead, {mean:,.0f}.{hint}"
+        f"mean of the others, {mean:,.0f}.{hint}"
     ]
 
 

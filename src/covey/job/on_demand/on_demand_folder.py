@@ -28,7 +28,7 @@ from covey.storage import write_json
 
 @dataclass(frozen=True)
 class OnDemandPlan:
-    """What a job was asked for. A folder with an equal plan is resumed."""
+    """The options of a job. A folder with an equal plan is resumed."""
 
     base: str
     base_round: int

@@ -106,7 +106,7 @@ class TargetModel:
 
 @dataclass(frozen=True, eq=False)
 class ComposedTargets:
-    """What is known before fine-tuning: estimated class shares, and the clients chosen for each target."""
+    """A job before fine-tuning: estimated class shares, and the clients chosen for each target."""
 
     folder: Path
     base: str
