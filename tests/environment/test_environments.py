@@ -1,4 +1,4 @@
-"""Who holds what: each environment against its paper's definition, and what all of them promise."""
+"""Splits of data: each environment against its paper's definition, and what all of them guarantee."""
 
 from typing import Any
 

@@ -24,7 +24,9 @@ def report(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Write an HTML page about runs, a comparison or an on-demand job; it opens offline.
+    """Write an HTML page about runs; it opens offline.
+
+    RUN is the folder of a run, a comparison or an on-demand job.
 
     Example: covey report runs/demo
     """
@@ -55,7 +57,7 @@ def evaluate(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Score a run's model on the test set, class by class, and on class mixes.
+    """Score a run's model per class and on class mixes.
 
     Example: covey evaluate runs/mine --target '0=0.5,3=0.5'
     """
@@ -79,7 +81,7 @@ def export(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Write a run's model to a safetensors file, with named tensors."""
+    """Write a run's model to a safetensors file."""
     result = covey.Run.open(folder).export(to or folder / "model.safetensors", client)
     if json_:
         print_json(result)
@@ -92,9 +94,9 @@ def download(
     data_dir: DataDirFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Download a data set from its official source: mnist, fashion-mnist, cifar10 or cifar100.
+    """Download a data set from its official source.
 
-    Files are checked, and a download that was stopped resumes.
+    NAME is mnist, fashion-mnist, cifar10 or cifar100. Files are checked, and a download that was stopped resumes.
     """
     from covey.data import download as fetch
 

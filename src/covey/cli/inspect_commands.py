@@ -46,7 +46,7 @@ def describe(
     draw: DrawFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Show how the data is split: each client's class mix, size and skew.
+    """Show each client's class mix, size and skew.
 
     Example: covey describe --environment dirichlet --set environment.alpha=0.1
     """
@@ -104,7 +104,9 @@ def analyze(
     draw: DrawFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Estimate each client's skew and find odd ones, without their data and without training.
+    """Estimate each client's skew without seeing its data.
+
+    Clients send insights for a few rounds; no client trains. Clients with an odd class mix are flagged.
 
     Example: covey analyze --environment dirichlet --clients 100
     """

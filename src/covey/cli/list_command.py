@@ -14,7 +14,7 @@ def list_parts(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """List what there is to choose from, with options and their defaults.
+    """List the parts to choose from, with their options.
 
     KIND is methods, environments, datasets, models, selectors, aggregators, manymodels or runtimes.
 

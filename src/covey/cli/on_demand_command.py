@@ -76,7 +76,9 @@ def ondemand(
     out: OutFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Fine-tune a run's model for a class mix, on clients that make up that mix.
+    """Fine-tune a run's model for a class mix.
+
+    It trains on clients whose data together make up the mix. Settings not given are those of the base run.
 
     Example: covey ondemand runs/mine --target '0=0.5,3=0.3,7=0.2'
     """

@@ -53,9 +53,9 @@ def reproduce(
     data_dir: DataDirFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Reproduce a paper's tables and figures; stop and resume at any time.
+    """Reproduce a paper's tables and figures.
 
-    Without PAPER, list the papers, what they cost and how much is done. Needs a checkout of Covey's repository.
+    Without PAPER, list the papers, what they cost and how much is done. Stopped runs resume. Needs a checkout of Covey's repository.
 
     Example: covey reproduce fedacs --scale smoke
     """
@@ -89,7 +89,6 @@ def _checkout() -> Iterator[Callable[..., None]]:
     )
     sys.path.insert(0, str(root))
     try:
-        command: Callable[..., None] = import_module("papers.command").reproduce_command
-        yield command
+        yield import_module("papers.command").reproduce_command
     finally:
         sys.path.remove(str(root))

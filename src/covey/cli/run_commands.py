@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 
 def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
-    """Show what skew costs: FedAvg on 60 clients, with and without skew, in under a minute."""
+    """Show what skew costs, on 60 clients, in under a minute.
+
+    Compares FedAvg on skewed clients with FedAvg on the same clients without skew, and writes a report.
+    """
     comparison = _compare(
         json_,
         methods=["fedavg", "iid"],
@@ -157,9 +160,9 @@ def compare(
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Compare methods over seeds, on the same federations and initial models.
+    """Compare methods over seeds, with paired differences.
 
-    Differences are paired by seed. The same command resumes a comparison that was stopped.
+    All methods run on the same federations and initial models. The same command resumes a comparison that was stopped.
 
     Example: covey compare --methods fedavg,fedprox,iid --seeds 5 --environment dirichlet
     """
@@ -208,7 +211,10 @@ def resume(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Resume a run, a comparison or an on-demand job from its last finished round."""
+    """Resume a run, a comparison or an on-demand job.
+
+    It continues after its last finished round, with the settings that it began with.
+    """
     from covey.cli.fleet_commands import fleet_settings
     from covey.cli.fleet_commands import go_on as resume_live
     from covey.cli.on_demand_command import resume_job
