@@ -55,7 +55,8 @@ def reproduce(
 ) -> None:
     """Reproduce a paper's tables and figures.
 
-    Without PAPER, list the papers, what they cost and how much is done. Stopped runs resume. Needs a checkout of Covey's repository.
+    Without PAPER, list the papers, what they cost and how much is done. Runs that were stopped resume. Needs a checkout
+    of Covey's repository.
 
     Example: covey reproduce fedacs --scale smoke
     """
