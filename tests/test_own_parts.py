@@ -1,10 +1,6 @@
 """Algorithms of users: found by name, checked in what they answer, and not needed to look at what they made."""
 
 import json
-import re
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +10,6 @@ import torch
 
 import covey
 from covey import Aggregator, Refusal, Run, Selector
-from covey.config.schema import Choice
 from covey.job.comparison.execution import resume_comparison
 from covey.page.run_report import report as write_report
 
@@ -211,35 +206,6 @@ def test_something_else_than_the_role_is_refused(tmp_path, kind, role):
         covey.run(SMALL, **{kind: own("EXAMPLE")}, out=tmp_path / "run")
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`covey` as it is installed, which does not have the current folder on its path by itself."""
-    code = "import sys; sys.path = [one for one in sys.path if one]; from covey.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_an_algorithm_in_the_current_folder_goes_by_name_and_is_not_needed_to_look_at_its_run(tmp_path):
-    shutil.copy(EXAMPLE, tmp_path / "fair.py")
-    flags = ["--selector", "fair:LeastInvited", "--aggregator", "fair:Median", "--set", "aggregator.step=0.5"]
-    size = ["--clients", "6", "--cohort", "2", "--rounds", "3", "--workers", "1", "--set", "environment.samples=20"]
-    made = command(tmp_path, "run", *flags, *size, "--out", "run")
-    assert made.returncode == 0, made.stderr
-    run = Run.open(tmp_path / "run")
-    assert [row["clients"] for row in run.metrics] == [[0, 1], [2, 3], [4, 5]]
-    assert run.config.aggregator == Choice("fair:Median", {"step": 0.5})
-
-    (tmp_path / "fair.py").unlink()
-    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
-    scored = command(tmp_path, "evaluate", "run", "--json")
-    assert json.loads(scored.stdout)["accuracy"] == run.metrics[-1]["accuracy"]
-    for words in (["report", "run"], ["export", "run"]):
-        looked = command(tmp_path, *words)
-        assert looked.returncode == 0, looked.stderr
-    assert "fair:LeastInvited" in (tmp_path / "run" / "report.html").read_text()
-    refused = command(tmp_path, "resume", "run")
-    assert refused.returncode == 2
-    assert "The selector 'fair:LeastInvited' cannot be imported" in refused.stderr
-
-
 def test_a_comparison_of_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(Chosen, "answer", [1, 2])
     covey.selectors.add("chosen")(Chosen)
@@ -252,17 +218,6 @@ def test_a_comparison_of_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypa
     assert "chosen+average" in write_report([tmp_path / "all"]).read_text()
     with pytest.raises(Refusal, match="There is no selector 'chosen'"):
         resume_comparison(tmp_path / "all")
-
-
-def test_the_readmes_algorithm_runs_as_it_stands_there(tmp_path):
-    text = (EXAMPLE.parents[2] / "README.md").read_text()
-    shown = re.search(r"```python\n(# turns\.py\n.*?)```\n\n```\n(covey run [^#]*)", text, re.DOTALL)
-    assert shown
-    (tmp_path / "turns.py").write_text(shown[1])
-    few = ["--rounds", "4", "--clients", "8", "--cohort", "3", "--set", "devices.availability=0.25", "--out", "run"]
-    made = command(tmp_path, *shown[2].split()[1:], *few)
-    assert made.returncode == 0, made.stderr
-    assert [len(row["clients"]) for row in Run.open(tmp_path / "run").metrics] == [2, 2, 2, 2]
 
 
 def test_a_run_of_registered_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypatch):

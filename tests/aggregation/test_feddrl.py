@@ -1,9 +1,5 @@
 """FedDRL's impact factors from clients' losses, alone and in runs."""
 
-import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -24,7 +20,7 @@ from covey.config.schema import Config
 from covey.core.checkpoint import FORMAT, read_checkpoint
 from covey.core.messages import Fault
 from covey.core.round_record import client_loss
-from covey.job.runs import Run, resume, run_together
+from covey.job.runs import resume, run_together
 from covey.storage import write_json
 from tests.aggregation.agents import agent_run, begun, one, replies, reported, setting
 from tests.conftest import SMALL, without_timings
@@ -270,24 +266,6 @@ def test_a_run_that_is_cut_off_and_resumed_is_the_whole_run(options, tmp_path):
     )
     if plain is not None:
         assert plain.metrics[-1]["figures"] != whole.metrics[-1]["figures"]
-
-
-def test_runs_are_the_same_whatever_the_threads_the_worker_processes_and_the_order_of_hashes(tmp_path):
-    given = {**SMALL, "rounds": 8, "aggregator": {"name": "feddrl", "hidden": 64, "batch": 2}}
-    here = run(given, out=tmp_path / "here")
-    program = (
-        "import json, sys, torch, covey; torch.set_num_threads(2); given, out = sys.argv[1:]; "
-        "covey.run(json.loads(given), workers=2, out=out)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", program, json.dumps(given), str(tmp_path / "there")],
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "1234"},
-    )
-    there = Run.open(tmp_path / "there")
-    assert without_timings(there.metrics) == without_timings(here.metrics)
-    files = [(folder / "checkpoint.safetensors").read_bytes() for folder in (here.folder, there.folder)]
-    assert files[0] == files[1]
 
 
 def test_a_restored_aggregator_continues_as_the_saved_one():

@@ -4,19 +4,11 @@ import io
 import time
 
 import pytest
-import torch
 from rich.console import Console
 
 from covey.cli import terminal as display
-from covey.config.schema import Config
-from covey.core.build import build_federation
 from covey.core.progress import listening, waiting_for
-from covey.model import build_model
-from covey.runtime.stacked.engine import Engine
-from covey.runtime.stacked.graph_capture import GraphSteps
-from covey.runtime.stacked.sgd_step import Lanes, SgdTerms
 from papers import command
-from tests.conftest import SMALL
 
 
 def test_listeners_hear_the_reason_of_a_wait_and_its_end():
@@ -30,20 +22,6 @@ def test_listeners_hear_the_reason_of_a_wait_and_its_end():
         pass
     assert heard == ["a division", "", "Godot", ""]
     assert also == ["a division", ""]
-
-
-def test_compiling_a_stack_is_announced(monkeypatch):
-    config = Config.of(SMALL)
-    federation = build_federation(config)
-    data = federation.dataset
-    engine = Engine(build_model("mlp", {}, data.shape, data.classes, 0), data, "fp32", torch.device("cpu"))
-    terms = SgdTerms(False, False, False, 0, False)
-    lanes = Lanes.of(engine.layout, 7, terms, engine.dtype, engine.dtype, engine.device)
-    steps, heard = GraphSteps(engine, lanes, terms, 10), []
-    monkeypatch.setattr(steps, "_record_fastest", lambda: heard.append("compiled"))
-    with listening(heard.append):
-        steps.captured()
-    assert heard == ["compiling MLP for 7 lanes", "compiled", ""]
 
 
 @pytest.fixture

@@ -1,20 +1,10 @@
 """Covey on Flower: what clients compute, what travels, who is who, and what a bad node costs."""
 
-import contextlib
-import difflib
 import json
 import logging
-import os
-import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +17,6 @@ from flwr.server.superlink.linkstate.utils import (
     create_message_error_unavailable_ins_message,
     create_message_error_unavailable_res_message,
 )
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import covey
@@ -50,7 +39,6 @@ from covey.flower.flower_runtime import FlowerRuntime
 from covey.flower.in_process_grid import travelled
 from covey.flower.roster import Roster
 from covey.flower.simulated_client import app as simulated_app
-from covey.flower.simulation import simulation
 from covey.flower.wire import CARRIED, ORDER, REPLY, describe, digest, rebuild, unpack_order
 from covey.job.experiment import Experiment
 from covey.job.runs import _loop_run
@@ -102,87 +90,6 @@ def test_every_method_through_messages_is_the_local_run_to_the_bit(method, tmp_p
     assert over == local
 
 
-@pytest.fixture(scope="module")
-def engine():
-    """Flower's simulation engine with 20 nodes, started once."""
-    with simulation(nodes=20, cpus=2):
-        yield
-
-
-@pytest.mark.parametrize("method", methods.names())
-def test_every_method_runs_on_flowers_simulation_with_20_nodes(method, engine, tmp_path):
-    settings = {**FEDERATION, "method": method, "rounds": 2}
-    local = covey.run(settings, out=tmp_path / "local")
-    flower = covey.run(settings, runtime="flower", workers=2, out=tmp_path / "flower")
-    assert without_timings(flower.metrics) == without_timings(local.metrics)
-    read = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("local", "flower")]
-    assert read[0] == read[1]
-
-
-def test_full_participation_with_convolutions_dropout_and_crops_is_the_same_on_the_simulation(engine, tmp_path):
-    settings = {
-        **FEDERATION,
-        "cohort": 20,
-        "rounds": 2,
-        "dataset": {"name": "synthetic", "shape": (1, 28, 28), "train": 400, "test": 50},
-        "model": {"name": "fashion-cnn"},
-        "local": {"epochs": 1, "batch": 8, "rate": 0.05, "momentum": 0.5, "crop": 2, "flip": True},
-    }
-    local = covey.run(settings, out=tmp_path / "local")
-    flower = covey.run(settings, runtime="flower", workers=2, out=tmp_path / "flower")
-    assert [row["clients"] for row in flower.metrics] == [list(range(20))] * 2
-    assert without_timings(flower.metrics) == without_timings(local.metrics)
-    read = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("local", "flower")]
-    assert read[0] == read[1]
-
-
-def test_a_run_on_flower_resumes_where_it_stopped_with_what_clients_held(engine, tmp_path):
-    """Nodes of another simulation hold nothing: MOCHA's dual variables come from the checkpoint."""
-    settings = {**FEDERATION, "method": "mocha", "rounds": 2}
-    whole = covey.run(settings, out=tmp_path / "whole", rounds=4)
-    covey.run(settings, runtime="flower", workers=2, out=tmp_path / "part")
-    config = tmp_path / "part" / "config.json"
-    said = json.loads(config.read_text())
-    (said.get("config") or said)["rounds"] = 4
-    config.write_text(json.dumps(said))
-    resumed = covey.resume(tmp_path / "part")
-    assert [row["accuracy"] for row in resumed.metrics] == [row["accuracy"] for row in whole.metrics]
-
-
-def test_analyze_asks_the_nodes_of_a_simulation(engine):
-    settings = {"clients": 20, "environment": {"name": "uniform", "samples": 40}, "model": SMALL["model"]}
-    local = covey.analyze(settings, workers=1)
-    flower = covey.analyze(settings, runtime="flower", workers=2)
-    assert len(local.clients) == 20
-    for one, other in zip(local.clients, flower.clients, strict=True):
-        assert one == other
-
-
-def test_ondemand_asks_and_trains_the_nodes_of_a_simulation(engine, tmp_path):
-    base = covey.run({**FEDERATION, "method": "fedavg"}, out=tmp_path / "base")
-    mix = {0: 0.5, 1: 0.5}
-    done = {
-        runtime: covey.ondemand(
-            base, mix, estimator="analytic", rounds=2, out=tmp_path / runtime, runtime=runtime, workers=workers
-        )
-        for runtime, workers in (("local", 1), ("flower", 2))
-    }
-    read = [sorted((tmp_path / name).rglob("*.safetensors")) for name in done]
-    assert read[0]
-    for one, other in zip(*read, strict=True):
-        tensors, same = load_file(one), load_file(other)
-        assert all(torch.equal(tensors[name], same[name]) for name in {*tensors, *same})
-
-
-def test_flower_is_not_imported_unless_it_is_used():
-    script = (
-        "import sys, covey.cli.main; from covey.runtime import runtimes; runtimes.names(); "
-        "print('flwr' in sys.modules, 'ray' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False", "False"]
-
-
 # What travels
 
 
@@ -228,37 +135,6 @@ class MeanInput(Probe):
 
     def measure(self, learner, received, trained, samples, key):
         return {"value": (samples.x.double() ** self.power).mean()}
-
-
-@dataclass(frozen=True)
-class Fragile(Probe):
-    """A probe that fails on clients with an odd number of samples."""
-
-    name = "fragile"
-
-    def measure(self, learner, received, trained, samples, key):
-        if len(samples) % 2:
-            raise OSError("the sensor is unplugged")
-        return {"value": torch.tensor(1.0)}
-
-
-def test_a_node_of_the_simulation_that_fails_costs_one_reply(engine):
-    config = Config.of({**FEDERATION, "environment": {"name": "dirichlet", "alpha": 1.0}, "workers": 2})
-    experiment = Experiment.of(config)
-    runtime = FlowerRuntime.of(experiment.federation, experiment.module, config)
-    try:
-        order = replace(experiment.method.order(1, np.arange(20)), clients=np.arange(20), probes=(Fragile(),))
-        replies = checked(runtime.execute(order))
-        again = checked(runtime.execute(replace(order, probes=())))
-    finally:
-        runtime.close()
-        experiment.runtime.close()
-    odd = np.flatnonzero(experiment.federation.sizes % 2)
-    assert 0 < len(odd) < 20
-    assert [fault.client for fault in replies.faults] == odd.tolist()
-    assert {fault.reason for fault in replies.faults} == {"it answered with an error: the sensor is unplugged"}
-    assert replies.clients.tolist() == np.flatnonzero(experiment.federation.sizes % 2 == 0).tolist()
-    assert again.clients.tolist() == list(range(20))
 
 
 def test_a_client_makes_a_users_own_probe_only_where_it_is_allowed():
@@ -867,80 +743,6 @@ def test_the_benchmark_of_covey_s_own_part_adds_up():
 
 
 # The examples
-
-
-@pytest.fixture
-def flower_command(tmp_path):
-    """`flwr` with a home and ports of its own, in this environment; what it leaves running is ended."""
-    home = tmp_path / "flower"
-    home.mkdir()
-    ports = {}
-    for name in ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports[name] = str(free.getsockname()[1])
-    environment = {
-        **os.environ,
-        **ports,
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-
-    def call(folder: Path, *arguments: str) -> str:
-        command = [sys.executable, "-m", "flwr.cli.app", *arguments]
-        answer = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
-        )
-        assert answer.returncode == 0, answer.stdout + answer.stderr
-        return answer.stdout + answer.stderr
-
-    yield call
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what flwr leaves running is found through /proc")
-def test_the_quickstart_runs_as_its_readme_says(flower_command, tmp_path):
-    """Rounds aside: three are enough to see that it learns."""
-    readme = (ROOT / "examples/flower-quickstart/README.md").read_text()
-    (nodes,) = set(re.findall(r'--federation-config "([^"]+)"', readme))
-    shutil.copytree(ROOT / "examples/flower-quickstart/after", tmp_path / "after")
-    config = ["--run-config", "num-server-rounds=3", "--federation-config", nodes]
-    said = flower_command(tmp_path / "after", "run", ".", "--stream", *config)
-    accuracies = [float(value) for value in re.findall(r"'accuracy': '([\d.e+-]+)'", said)]
-    assert len(accuracies) >= 3
-    assert accuracies[-1] > 0.3
-    assert "Covey: fedacs" in said
-    assert (tmp_path / "after" / "final_model.pt").exists()
-
-
-def test_the_quickstarts_differ_in_a_handful_of_lines():
-    before, after = ROOT / "examples/flower-quickstart/before", ROOT / "examples/flower-quickstart/after"
-    assert (before / "quickstart/task.py").read_text() == (after / "quickstart_covey/task.py").read_text()
-    added = 0
-    for name in ("client_app.py", "server_app.py"):
-        old = (before / "quickstart" / name).read_text().replace("quickstart.", "quickstart_covey.").splitlines()
-        new = (after / "quickstart_covey" / name).read_text().splitlines()
-        added += sum(line.startswith("+ ") for line in difflib.ndiff(old, new))
-    assert added <= 20
-
-
-def test_a_fleet_of_sites_with_folders_of_their_own(monkeypatch, tmp_path, capsys):
-    folder = ROOT / "examples/flower-fleet"
-    subprocess.run([sys.executable, str(folder / "make_sites.py"), str(tmp_path)], check=True)
-    monkeypatch.syspath_prepend(str(folder))
-    site, operator = (import_module(f"fleet.{side}_app").app for side in ("client", "server"))
-    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    sites = [{"client": name, "folder": str(tmp_path / name)} for name in ("quarry", "harbour", "mill")]
-    output = str(tmp_path / "out")
-    operator(InProcessGrid(site, sites), Context(1, 0, {}, RecordDict(), {**config, "output": output}))
-    said = capsys.readouterr().out
-    assert "round 5: harbour, mill, quarry answered; lost: nothing" in said
-    assert float(said.split("accuracy at the sites: ")[1]) > 0.8
 
 
 def test_what_the_example_of_a_fleet_writes_is_ignored():

@@ -1,7 +1,5 @@
 """Fairness and impact factors on the report page."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ import covey
 from covey.page.figures import Figure
 from covey.page.impact_panel import _grouped, impact_factors
 from covey.page.run_data import read_report_data
-from covey.page.run_report import page_of, report
+from covey.page.run_report import page_of
 from tests.conftest import SMALL
 
 pytest.importorskip("plotly")
@@ -83,21 +81,3 @@ def test_many_rounds_are_shown_as_means_of_groups():
     assert shown[0, 0] == 1
     assert shown[1, -1] == factors[1, 249:].mean()
     assert shown.shape == (2, len(ends))
-
-
-def test_a_browser_draws_them(compared, tmp_path, tmp_path_factory):
-    from tests.page.test_run_report import DRAWN, Browser
-
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("there is no Chromium to open the page in")
-    browser = Browser(program, tmp_path_factory.mktemp("profile"))
-    try:
-        browser.open(report([compared], tmp_path / "page.html"))
-        assert all(count > 0 for count in browser.ask(DRAWN))
-        assert browser.ask("document.querySelectorAll('#figure-impact .heatmaplayer image').length") == 2
-        assert browser.ask("document.querySelectorAll('#figure-client-loss-gap .js-line').length") >= 2
-        assert browser.complaints() == []
-        assert {url.partition(":")[0] for url in browser.requests()} <= {"file", "data", "blob"}
-    finally:
-        browser.close()

@@ -444,11 +444,6 @@ def test_without_plotly_the_page_is_refused_with_a_remedy(faulty, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_imports_plotly_before_a_page_is_written():
-    code = "import covey.page.run_report, covey.job.federation_summary, sys; sys.exit('plotly' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_without_tensorboard_event_files_are_refused_with_a_remedy(faulty, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(Refusal, match="pip install tensorboard"):

@@ -1,8 +1,6 @@
 import os
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from covey.probe.losses import Losses
 from covey.runtime import LocalRuntime, worker_pool
 from covey.runtime.worker_pool import WorkerError, workers_can_train
 from tests.conftest import SMALL, without_timings
-from tests.programs import wait_until
 
 
 def federation(**settings) -> Federation:
@@ -242,43 +239,6 @@ def test_workers_are_used_if_the_gpu_has_computed_no_gradient(monkeypatch):
     assert workers_can_train()
     monkeypatch.setattr(worker_pool, "_one_gradient", lambda: os._exit(1))
     assert not workers_can_train()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_worker_outlives_a_killed_parent(tmp_path):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "covey.cli.main",
-            "run",
-            "--rounds",
-            "100000",
-            "--workers",
-            "2",
-            "--out",
-            tmp_path / "run",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
-    children: list[int] = []
-
-    def both_there() -> bool:
-        text = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
-        children[:] = [int(pid) for pid in text.split()]
-        return len(children) == 2
-
-    wait_until(both_there, "two workers")
-    process.kill()
-    process.wait()
-    wait_until(lambda: not any(_alive(pid) for pid in children), "the workers to end")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
 
 
 def test_closing_restores_torchs_threads():

@@ -1,10 +1,7 @@
 """The stacked runtime computes the same as the local one; it also runs on a CPU, so it is tested everywhere."""
 
 import json
-import subprocess
-import sys
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,11 +19,8 @@ from covey.probe.losses import Losses
 from covey.registries import models
 from covey.runtime import LocalRuntime, StackedRuntime
 from covey.runtime.stacked.convolution import candidate_algorithms, with_kernels
-from covey.runtime.stacked.engine import LaunchKind, _terms
-from covey.runtime.stacked.lane_schedule import COMPILING, LaunchShape
 from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, without_timings
-from tests.runtime.stacked.test_lane_schedule import of_steps
 
 STACKED = {"runtime": "stacked", "device": "cpu"}
 SKEWED = {**SMALL, "environment": {"name": "dirichlet", "alpha": 0.3}}
@@ -251,15 +245,6 @@ def test_without_a_gpu_the_local_runtime_is_used_with_a_warning(tmp_path):
         run(SMALL, **STACKED, out=tmp_path / "cpu")
 
 
-def test_a_comparison_warns_of_it_once(tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
-    flags = ["--methods", "fedavg,fedprox", "--seeds", "2", "--rounds", "1", "--clients", "4", "--runtime", "stacked"]
-    command = [sys.executable, "-m", "covey.cli.main", "compare", *flags, "--out", str(tmp_path / "runs")]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert answer.stderr.count("There is no GPU here") == 1
-
-
 @pytest.mark.parametrize("limit", ["much", "-1GiB", "8 furlongs", "0"])
 def test_an_impossible_memory_limit_is_refused(limit):
     with pytest.raises(Refusal, match="memory_limit must be a size such as 8GiB"):
@@ -278,24 +263,6 @@ def test_memory_limits_are_read_with_their_units():
     assert Config.of(memory_limit="8GiB").memory_bytes == 8 * 2**30
     assert Config.of(memory_limit="500 MB").memory_bytes == 500_000_000
     assert Config.of().memory_bytes == 0
-
-
-def test_an_engine_counts_the_steps_lost_by_slower_lanes(monkeypatch):
-    """Lanes are compiled on a GPU only; here they are faked."""
-    _, stacked, _ = pair(SKEWED)
-    engine = stacked.engine
-    monkeypatch.setattr(engine, "device", SimpleNamespace(type="cuda"))
-    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", False)
-    segments, shape = of_steps(*[1000] * 11), LaunchShape(1)
-    engine._launchers = {(LaunchKind(shape, _terms(segments)), 10): SimpleNamespace()}
-    used = [engine._lanes_for(shape, segments, []) for _ in range(20)]
-    rounds = used.index(11)
-    assert used[:rounds] == [10] * rounds
-    assert rounds == int(COMPILING // (2000 - 1000 * 19 / 18))
-    # Launches of another shape are counted apart.
-    other = LaunchShape(5)
-    engine._launchers[LaunchKind(other, _terms(segments)), 10] = SimpleNamespace()
-    assert engine._lanes_for(other, segments, []) == 10
 
 
 def test_the_command_line_runs_the_stacked_runtime(covey_command, tmp_path):
