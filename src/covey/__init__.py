@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covey.arrays import State
+    from covey.client.learner import Learner
     from covey.config.recipe import Recipe
     from covey.config.schema import Config
     from covey.config.sections import Local
     from covey.core.interfaces import Aggregator, CohortProbe, JointWork, Method, Probe, Runtime, Selector, Setting
-    from covey.core.messages import Fault, Gate, Order
+    from covey.core.messages import Fault, Gate, Order, Reply
     from covey.core.replies import Replies
     from covey.core.scores import Scores
     from covey.data.dataset import Dataset, Samples
@@ -58,7 +59,8 @@ _HOMES = {
         "Selector",
         "Setting",
     ),
-    "covey.core.messages": ("Fault", "Gate", "Order"),
+    "covey.client.learner": ("Learner",),
+    "covey.core.messages": ("Fault", "Gate", "Order", "Reply"),
     "covey.core.replies": ("Replies",),
     "covey.core.scores": ("Scores",),
     "covey.data.dataset": ("Dataset", "Samples"),
@@ -115,6 +117,7 @@ __all__ = [
     "Gate",
     "JointWork",
     "Layout",
+    "Learner",
     "Local",
     "Method",
     "OnDemand",
@@ -123,6 +126,7 @@ __all__ = [
     "Recipe",
     "Refusal",
     "Replies",
+    "Reply",
     "Run",
     "Runtime",
     "Samples",

@@ -106,7 +106,7 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
             method.absorb(t, replies)
         # A cohort's states may be the largest thing in memory: they go before other runs are waited for.
         replies = replies.for_records()
-        yield Joint(method.joint_work())
+        watch.seconds["aggregation"] += (yield Joint(method.joint_work())) or 0.0
         scores = None
         if run.evaluate_every and (t % run.evaluate_every == 0 or t == run.rounds):
             scored = yield Scoring(method.models())
@@ -144,7 +144,8 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
         share = (time.perf_counter() - begin) / len(numbers)
         for number, answer in zip(numbers, answers, strict=True):
             try:
-                waiting[number] = loops[number].send(_with_wall_seconds(answer, share))
+                joint = isinstance(waiting[number], Joint)
+                waiting[number] = loops[number].send(share if joint else _with_wall_seconds(answer, share))
             except StopIteration:
                 del waiting[number]
 
