@@ -23,7 +23,7 @@ from papers.grid import ANY, Group, PlannedRun, Request, Scale
 def groups(scale: Scale, request: Request) -> list[Group]:
     """Return all runs of the paper's tables and figures, the most valuable first."""
     assert isinstance(scale, FedACSScale)
-    plan = _Runs(scale, request.rounds or scale.rounds)
+    plan = _FedACSRuns(scale, request.rounds or scale.rounds)
     seeds = request.seeds or tuple(range(scale.seeds))
     few = request.seeds or tuple(range(min(scale.seeds, scale.figure_seeds)))
     methods = request.methods or METHODS
@@ -39,7 +39,7 @@ def groups(scale: Scale, request: Request) -> list[Group]:
     return everything + _figures(plan, scale, few)
 
 
-def _figures(plan: "_Runs", scale: FedACSScale, seeds: Sequence[int]) -> list[Group]:
+def _figures(plan: "_FedACSRuns", scale: FedACSScale, seeds: Sequence[int]) -> list[Group]:
     """Return the runs of the side figures, and of local training as printed."""
     printed = [plan.run("uniform", name, seed, "printed", local=scale.printed) for seed in seeds for name in CORE]
     early = [
@@ -84,7 +84,7 @@ def _figures(plan: "_Runs", scale: FedACSScale, seeds: Sequence[int]) -> list[Gr
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _FedACSRuns:
     """Makes planned runs of one scale."""
 
     scale: FedACSScale

@@ -120,7 +120,7 @@ class FedACSScale(Scale):
     figure_seeds: int
     """Seeds of sweeps and side figures."""
     pools: tuple[float, ...]
-    """Values of λ in Fig. 7 besides that of the tables."""
+    """Values of λ in Fig. 7, in addition to that of the tables."""
     small_pool: float
     """λ of the second half of Fig. 9; one of `pools`."""
     early_stop: int

@@ -29,7 +29,7 @@ from papers.grid import AgentPlan, Group, PlannedRun, Request, Scale
 def groups(scale: Scale, request: Request) -> list[Group]:
     """Return all runs of the paper's tables and figures, the most valuable first."""
     assert isinstance(scale, FedDRLScale)
-    plan = _Runs(scale, request.rounds or scale.rounds, request.methods or METHODS)
+    plan = _FedDRLRuns(scale, request.rounds or scale.rounds, request.methods or METHODS)
     seeds = request.seeds or tuple(range(scale.seeds))
     few = request.seeds or tuple(range(min(scale.seeds, scale.figure_seeds)))
     first, hard = scale.first, scale.hard
@@ -57,7 +57,7 @@ _FIGURES = ("figure-5", "figure-9", "figure-10")
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _FedDRLRuns:
     """Makes planned runs of one scale."""
 
     scale: FedDRLScale

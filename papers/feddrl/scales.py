@@ -105,9 +105,9 @@ class FedDRLScale(Scale):
     worker_rounds: int
     offline: Mapping[str, Any]
     deltas: tuple[float, ...]
-    """δ in Fig. 8 besides that of the tables."""
+    """Values of δ in Fig. 8, in addition to that of the tables."""
     cohorts: tuple[int, ...]
-    """K in Fig. 7 besides that of the tables."""
+    """Values of K in Fig. 7, in addition to that of the tables."""
 
     @property
     def first(self) -> Data:

@@ -34,7 +34,7 @@ OUR_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Printed:
+class PrintedCorpus:
     """Numbers that the paper prints for one data set."""
 
     name: str
@@ -48,10 +48,10 @@ class Printed:
     """Table 2: rounds saved, as a share of random's, in percent."""
 
 
-def _printed(name: str) -> Printed:
+def _printed(name: str) -> PrintedCorpus:
     found = read_printed(__file__)[name]
     tables = {key: by_method(value, OUR_NAMES) for key, value in found.items() if key != "name"}
-    return Printed(name=found["name"], **tables)
+    return PrintedCorpus(name=found["name"], **tables)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class Corpus:
     """All users but those held back for testing."""
     fewer_clients: tuple[int, ...]
     """Other numbers of clients in Fig. 4."""
-    printed: Printed | None = None
+    printed: PrintedCorpus | None = None
 
 
-def _corpus(name: str, title: str, about: str, clients: int, printed: Printed) -> Corpus:
+def _corpus(name: str, title: str, about: str, clients: int, printed: PrintedCorpus) -> Corpus:
     dataset = {
         "name": name,
         "minimum": 150,

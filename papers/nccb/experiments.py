@@ -12,7 +12,7 @@ from papers.nccb.scales import BASELINE, BITS, CORE, METHODS, OTHER_WAY, OURS, O
 def groups(scale: Scale, request: Request) -> list[Group]:
     """Return all runs of the paper's tables and figures, the most valuable first."""
     assert isinstance(scale, NCCBScale)
-    plan = _Runs(scale, request.rounds or scale.rounds)
+    plan = _NCCBRuns(scale, request.rounds or scale.rounds)
     seeds = request.seeds or tuple(range(scale.seeds))
     few = request.seeds or tuple(range(min(scale.seeds, scale.figure_seeds)))
     methods = request.methods or METHODS
@@ -27,18 +27,20 @@ def groups(scale: Scale, request: Request) -> list[Group]:
     return everything
 
 
-def _tables(plan: "_Runs", corpus: Corpus, title: str, methods: Sequence[str], seeds: Sequence[int]) -> Iterator[Group]:
+def _tables(
+    plan: "_NCCBRuns", corpus: Corpus, title: str, methods: Sequence[str], seeds: Sequence[int]
+) -> Iterator[Group]:
     runs = tuple(plan.run(corpus, method, seed) for seed in seeds for method in methods)
     if runs:
         yield Group(title, ("table-1", "table-2"), runs)
 
 
-def _own(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+def _own(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     runs = tuple(plan.run(corpus, OURS, seed, OWN, selector={"covariance": OWN}) for seed in seeds)
     yield Group(f"{corpus.title}: a confidence for each client", ("confidence",), runs)
 
 
-def _rates(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+def _rates(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     if corpus is plan.scale.corpora[0]:
         rates = [
             plan.run(corpus, BASELINE, seed, f"rate{rate:g}", local={"rate": rate})
@@ -48,7 +50,7 @@ def _rates(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Grou
         yield Group(f"{corpus.title}: the rate", ("rate",), tuple(rates))
 
 
-def _thresholds(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+def _thresholds(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     runs = [
         plan.run(corpus, OURS, seed, f"threshold{threshold}", selector={"threshold": threshold})
         for seed in seeds
@@ -57,7 +59,7 @@ def _thresholds(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator
     yield Group(f"{corpus.title}: exploring threshold", ("figure-3",), tuple(runs))
 
 
-def _bits(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+def _bits(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     runs = [
         plan.run(corpus, OURS, seed, f"bits{bits}", selector={"bits": bits})
         for seed in seeds
@@ -66,7 +68,7 @@ def _bits(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group
     yield Group(f"{corpus.title}: bits of a context", ("figure-5",), tuple(runs))
 
 
-def _clients(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+def _clients(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     runs = [
         plan.run(corpus, OURS, seed, f"clients{count}", clients=count)
         for seed in seeds
@@ -75,7 +77,7 @@ def _clients(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Gr
     yield Group(f"{corpus.title}: number of clients", ("figure-4",), tuple(runs))
 
 
-def _stop_words(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+def _stop_words(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     if corpus is plan.scale.corpora[0]:
         runs = [
             plan.run(corpus, method, seed, OTHER_WAY, dataset={"stop_words": OTHER_WAY})
@@ -86,7 +88,7 @@ def _stop_words(plan: "_Runs", corpus: Corpus, seeds: Sequence[int]) -> Iterator
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _NCCBRuns:
     """Makes planned runs of one scale."""
 
     scale: NCCBScale

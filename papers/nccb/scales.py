@@ -62,11 +62,11 @@ class NCCBScale(Scale):
     figure_seeds: int
     """Seeds of sweeps."""
     thresholds: tuple[int, ...]
-    """Values of k in Fig. 3 besides that of the tables."""
+    """Values of k in Fig. 3, in addition to that of the tables."""
     bits: tuple[int, ...]
-    """Lengths of a context in Fig. 5 besides that of the tables."""
+    """Lengths of a context in Fig. 5, in addition to that of the tables."""
     rates: tuple[float, ...]
-    """Rates besides that of the tables."""
+    """Learning rates, in addition to that of the tables."""
     checked: tuple[int, ...]
     """Rounds at which rates are compared."""
 

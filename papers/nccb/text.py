@@ -1,7 +1,7 @@
 """Opening of NCCB's page: the result on each corpus, the paper's claims, and how the page was made."""
 
 from covey.job.comparison.statistics import common_seeds
-from papers.nccb.corpora import Corpus, Printed
+from papers.nccb.corpora import Corpus, PrintedCorpus
 from papers.nccb.results import NCCBResults, rounds_saved, rounds_to_best
 from papers.nccb.scales import BASELINE, BITS, OURS, TITLES
 from papers.page import Part, Table
@@ -48,7 +48,7 @@ def _other_data(results: NCCBResults) -> list[str]:
     return PROSE.parts("other-data", stand_ins=PROSE("stand-ins", which=joined(which)) + " " if which else "")
 
 
-def _printed_gain(printed: Printed, method: str) -> str:
+def _printed_gain(printed: PrintedCorpus, method: str) -> str:
     """Return the points that NCCB is above another method in the paper."""
     return f"{printed.accuracy[OURS] - printed.accuracy[method]:+.2f}"
 

@@ -35,7 +35,7 @@ def groups(scale: Scale, request: Request) -> list[Group]:
     assert isinstance(scale, OnDemandScale)
     for name in request.methods or ():
         require(name in METHODS, f"There is no method '{name}' in ondemand. Methods: {', '.join(METHODS)}.")
-    plan = _Runs(scale, request.rounds)
+    plan = _OnDemandRuns(scale, request.rounds)
     seeds = request.seeds or tuple(range(scale.seeds))
     first, alpha = scale.places[0]
     rest = scale.alphas[1:]
@@ -53,7 +53,7 @@ def groups(scale: Scale, request: Request) -> list[Group]:
     ]
 
 
-def _place(plan: "_Runs", task: Task, alpha: float, seeds: tuple[int, ...]) -> Iterator[Group]:
+def _place(plan: "_OnDemandRuns", task: Task, alpha: float, seeds: tuple[int, ...]) -> Iterator[Group]:
     """All groups of one data set at one α; runs of earlier groups are not repeated."""
     yield from _tuned(plan, task, alpha, seeds)
     yield from _late(plan, task, alpha, seeds)
@@ -62,7 +62,7 @@ def _place(plan: "_Runs", task: Task, alpha: float, seeds: tuple[int, ...]) -> I
 
 
 def _tuned(
-    plan: "_Runs", task: Task, alpha: float, seeds: tuple[int, ...], targets: tuple[str, ...] = ()
+    plan: "_OnDemandRuns", task: Task, alpha: float, seeds: tuple[int, ...], targets: tuple[str, ...] = ()
 ) -> Iterator[Group]:
     """Base runs, and models on demand by the predictor and by the truth; together they fill a GPU."""
     yield plan.bases(task, (alpha,), seeds)
@@ -71,14 +71,14 @@ def _tuned(
     yield from _branches(plan, task, alpha, seeds, "on demand", (OURS, TRUE), feeds, targets)
 
 
-def _late(plan: "_Runs", task: Task, alpha: float, seeds: tuple[int, ...]) -> Iterator[Group]:
+def _late(plan: "_OnDemandRuns", task: Task, alpha: float, seeds: tuple[int, ...]) -> Iterator[Group]:
     """Models on demand by estimates from the round of the branch."""
     if plan.drawn(task, alpha):
         yield from _branches(plan, task, alpha, seeds, "late estimates", (LATE,), ("late",))
 
 
 def _branches(
-    plan: "_Runs",
+    plan: "_OnDemandRuns",
     task: Task,
     alpha: float,
     seeds: tuple[int, ...],
@@ -100,7 +100,9 @@ def _branches(
         yield Group(f"{_title(task, alpha)}: {name}", feeds, runs)
 
 
-def _many(plan: "_Runs", task: Task, alpha: float, seeds: tuple[int, ...], methods: tuple[str, ...]) -> Iterator[Group]:
+def _many(
+    plan: "_OnDemandRuns", task: Task, alpha: float, seeds: tuple[int, ...], methods: tuple[str, ...]
+) -> Iterator[Group]:
     """Methods with many models; the convex one is solved on the CPU, in a group of its own so that no other waits."""
     names = [name for name in methods if task.convex or name not in CONVEX]
     if names:
@@ -114,7 +116,7 @@ def _title(task: Task, alpha: float) -> str:
     return f"{task.title} α={alpha:g}"
 
 
-def _more_targets(plan: "_Runs", seeds: tuple[int, ...]) -> Iterator[Group]:
+def _more_targets(plan: "_OnDemandRuns", seeds: tuple[int, ...]) -> Iterator[Group]:
     """The remaining single clients' mixes, of the first task at the first α and one seed, in several groups."""
     scale = plan.scale
     task, alpha = scale.places[0]
@@ -131,7 +133,7 @@ def _more_targets(plan: "_Runs", seeds: tuple[int, ...]) -> Iterator[Group]:
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _OnDemandRuns:
     """Makes planned runs of one scale."""
 
     scale: OnDemandScale

@@ -283,7 +283,7 @@ def test_of_the_servers_budget_and_the_clients_own_the_one_with_more_noise_holds
 
 
 def test_class_shares_that_noise_is_not_known_for_are_not_told():
-    with pytest.raises(Refusal, match="known for the gradient of a bias, not of a weight: none are told"):
+    with pytest.raises(Refusal, match="known for the gradient of a bias, not of a weight; none are sent"):
         told(ClassQuery("weight"), OWN)
     assert set(told(ClassQuery("weight"))) == {"gradient", "reference"}
 

@@ -188,7 +188,7 @@ class Agent:
             thread.start()
 
     def adopt_background(self) -> None:
-        """Take over the networks of a side thread that has ended; raise what it raised."""
+        """Take over the networks of a side thread that has ended; if it failed, raise its error."""
         if self._background is None:
             return
         thread, twin, _ = self._background

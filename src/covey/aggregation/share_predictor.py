@@ -32,7 +32,7 @@ from covey.registries import aggregators
 
 NOT_THE_PREDICTOR = (
     "aggregator.insight_dp adds noise to what class shares are estimated from, and not to the predictor, which clients "
-    "train on their labels and send: whoever sees that can read their class shares from it. A client with a "
+    "train on their labels and send: anyone who sees it can read their class shares from it. A client with a "
     "protection of its own (docs/privacy.md: `insight`) sends back the predictor that it received."
 )
 

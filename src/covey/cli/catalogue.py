@@ -33,7 +33,7 @@ _REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 
-class Part(TypedDict):
+class ListedPart(TypedDict):
     """A part as `covey list` shows it."""
 
     name: str
@@ -42,11 +42,11 @@ class Part(TypedDict):
     """Option → default."""
 
 
-def parts_of(kind: str) -> list[Part]:
+def parts_of(kind: str) -> list[ListedPart]:
     """Return the parts of a kind: Covey's own, and those of other packages."""
     if kind not in KINDS:
         raise Refusal(f"There is no list of '{kind}'. Lists: {', '.join(KINDS)}.")
-    stored: dict[str, list[Part]] = json.loads(FILE.read_text(encoding="utf-8"))
+    stored: dict[str, list[ListedPart]] = json.loads(FILE.read_text(encoding="utf-8"))
     parts = {part["name"]: part for part in stored[kind]}
     registry = _REGISTRIES[kind]
     for name in registry.plugin_names():
@@ -55,7 +55,7 @@ def parts_of(kind: str) -> list[Part]:
     return [parts[name] for name in sorted(parts)]
 
 
-def build_catalogue() -> dict[str, list[Part]]:
+def build_catalogue() -> dict[str, list[ListedPart]]:
     """Return the built-in parts of every kind, read from the registries."""
     return {
         kind: [_part(entry) for entry in registry if entry.name not in registry.plugin_names()]
@@ -63,7 +63,7 @@ def build_catalogue() -> dict[str, list[Part]]:
     }
 
 
-def _part(entry: Entry[Any]) -> Part:
+def _part(entry: Entry[Any]) -> ListedPart:
     options = {option.name: _json_value(option.default) for option in entry.options.values()}
     return {"name": entry.name, "summary": entry.summary, "options": options}
 

@@ -69,9 +69,7 @@ def up(
         list[str] | None,
         typer.Option("--drill", metavar="SITE:KIND:ROUND", help="A site misbehaves, such as 2:nan:1. Repeatable."),
     ] = None,
-    again: Annotated[
-        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run, on a new fleet.")
-    ] = None,
+    again: Annotated[Path | None, typer.Option("--resume", metavar="RUN", help="Resume a run, on a new fleet.")] = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,

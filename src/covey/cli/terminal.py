@@ -21,7 +21,7 @@ from rich.table import Table
 from covey.core.progress import listening
 
 if TYPE_CHECKING:
-    from covey.cli.catalogue import Part
+    from covey.cli.catalogue import ListedPart
     from covey.core.loop import OnRound
     from covey.job.pending_runs import OnRun
 
@@ -114,7 +114,7 @@ def _advance(bars: Progress, task: TaskID, record: dict[str, Any]) -> None:
         bars.update(task, score=f"accuracy {accuracy:.1%}")
 
 
-def show_parts(kind: str, parts: "Sequence[Part]") -> None:
+def show_parts(kind: str, parts: "Sequence[ListedPart]") -> None:
     """Print a table of parts with their options."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(kind, no_wrap=True)

@@ -36,14 +36,14 @@ class ClientTask:
     client: int
     work: Local
     probes: tuple[Probe, ...] = ()
-    """As this client gets them."""
+    """Probes with this client's payload."""
     train: bool = True
     holdout: int = 0
     gate: Gate | None = None
 
     @classmethod
     def of(cls, order: Order, position: int) -> "ClientTask":
-        """The task of the client at `position` of an order."""
+        """Return the task of the client at `position` of an order."""
         client = int(order.clients[position])
         probes = tuple(probe.for_client(client) for probe in order.probes)
         return cls(order.round, client, order.work, probes, order.train, order.holdout, order.gate)
@@ -51,7 +51,7 @@ class ClientTask:
 
 @dataclass(frozen=True, eq=False)
 class ClientResult:
-    """The result of one client's task, besides the trained model."""
+    """The result of one client's task, without the trained model."""
 
     samples: int
     loss: float
@@ -66,7 +66,7 @@ class ClientResult:
 
 
 def client_key(seed: int, t: int, client: int) -> int:
-    """The key of all randomness of a client's work in a round."""
+    """Return the key of all randomness of a client's work in a round."""
     return key(seed, t, client)
 
 

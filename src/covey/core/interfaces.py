@@ -1,9 +1,9 @@
-"""The roles of federated learning: who is invited, how replies become a model, what executes orders.
+"""The roles of federated learning: selectors invite clients, aggregators combine replies, runtimes execute orders.
 
 A method is a selector and an aggregator with the probes they need; any selector goes with any
 aggregator, on any runtime. To write an algorithm, subclass `Selector` or `Aggregator` in a file of
 its own, and name it as package.module:Class or register it. For a method of its own name, register a
-`Recipe` as well: `covey.methods.add("mine")(covey.Recipe("What it does.", selector="mine"))`.
+`Recipe` as well: `covey.methods.add("mine")(covey.Recipe("A short summary.", selector="mine"))`.
 """
 
 from abc import ABC, abstractmethod
@@ -31,9 +31,9 @@ class Probe(ABC):
 
     name: str
     kept: tuple[str, ...] = ()
-    """Fields that stay on the client. A simulation carries them to the next order and counts them nowhere."""
+    """Fields that stay on the client. A simulation carries them to the next order and does not count their bytes."""
     uses_model: bool = True
-    """Whether it looks at the model; where no probe of a survey does, none is sent."""
+    """True if it uses the model; a survey sends no model if none of its probes does."""
 
     code_options: tuple[str, ...] = ()
     """Options that may name a user's code as package.module:name; a client imports only what its operator allows."""
@@ -42,18 +42,18 @@ class Probe(ABC):
     def measure(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
     ) -> dict[str, Tensor]:
-        """Field → value, the same shapes on every client."""
+        """Return field → value, with the same shapes on every client."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Fields whose shape is known before anybody measures; that of others is what most clients send."""
+        """Return the shapes known in advance; a field without one has the shape that most clients send."""
         return {}
 
     def payload(self) -> dict[str, Tensor]:
-        """What the server has to send along for it."""
+        """Return the tensors that the server sends along with the probe."""
         return {}
 
     def for_client(self, client: int) -> "Probe":
-        """The probe as one client gets it: itself, unless what is sent along differs from client to client."""
+        """Return the probe as one client gets it: itself, unless the payload differs from client to client."""
         return self
 
 
@@ -61,13 +61,16 @@ class CohortProbe(Probe):
     """A probe that measures many clients that received the same model at once, and one as a cohort of one."""
 
     on_device: tuple[str, ...] = ()
-    """Fields as large as models, which a simulation leaves on the device that has measured them."""
+    """Fields as large as models, which a simulation leaves on the device that measured them."""
 
     @abstractmethod
     def measure_cohort(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", counts: Sequence[int]
     ) -> dict[str, Tensor]:
-        """Field → `[k, ...]`, from k trained models `[k, d]` and the clients' samples one after another."""
+        """Return field → `[k, ...]`, for k trained models `[k, d]`.
+
+        samples: those of all k clients, one client after another; `counts` has the number of each.
+        """
 
     def measure(
         self, learner: "Learner", received: Tensor, trained: Tensor, samples: "Samples", key: int
@@ -78,7 +81,7 @@ class CohortProbe(Probe):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method may know about the run. No client's data and no truth about them is in here."""
+    """The facts about a run that a method may know: nothing of the clients' data or their true class shares."""
 
     clients: int
     cohort: int
@@ -88,11 +91,11 @@ class Setting:
     layout: Layout
     work: Local
     resumed: bool = False
-    """Whether what it was is loaded after `begin`, so that nothing needs to be read from elsewhere."""
+    """True if `load_state_dict` follows `begin`, so that `begin` need not read initial values from files."""
 
 
 class Part(ABC):
-    """What selectors and aggregators have in common."""
+    """Base of selectors and aggregators."""
 
     setting: Setting
 
@@ -101,34 +104,34 @@ class Part(ABC):
         self.setting = setting
 
     def probes(self, t: int) -> tuple[Probe, ...]:
-        """What this round's clients shall measure for it."""
+        """Return the probes that clients of round `t` measure for this part."""
         return ()
 
     def figures(self) -> dict[str, object]:
-        """JSON values that the record of the last round shows besides."""
+        """Return further JSON values for the record of the last round."""
         return {}
 
     def joint_work(self) -> "Sequence[JointWork]":
-        """Work left over from the round that the loop may do for many runs at once."""
+        """Return work left over from the round that the loop may do for many runs at once."""
         return ()
 
     def state_dict(self) -> State:
-        """Everything that decides what it does next; randomness is stateless and not part of it."""
+        """Return the whole state between rounds; randomness is stateless and not part of it."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict`'s result."""
+        """Restore the result of `state_dict`."""
 
 
 class Selector(Part):
-    """Decides whom to invite."""
+    """Selects the clients of each round."""
 
     @abstractmethod
     def select(self, t: int, candidates: IntArray) -> IntArray:
-        """The cohort: at most `setting.cohort` different clients out of `candidates` (those that can be reached)."""
+        """Return the cohort: at most `setting.cohort` different clients of `candidates`, which can all be reached."""
 
     def survey(self, t: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
-        """Whom to ask, and what to measure on the present model, before this round's cohort is selected."""
+        """Return clients and probes to measure on the current model before the cohort is selected, or None."""
         return None
 
     def surveyed(self, t: int, replies: Replies) -> None:
@@ -145,7 +148,7 @@ class Aggregator(Part):
     """Turns replies into the next model."""
 
     def gate(self, t: int) -> Gate | None:
-        """When clients of this round keep their model to themselves."""
+        """Return the condition under which clients of round `t` keep their model, or None."""
         return None
 
     def observe(self, t: int, replies: Replies) -> None:
@@ -153,14 +156,14 @@ class Aggregator(Part):
 
     @abstractmethod
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        """The next model `[d]` from the present one and at least one sound reply."""
+        """Return the next model `[d]`, from the current one and at least one sound reply."""
 
 
 class JointWork(ABC):
     """Server-side work of one run that is faster together with that of other runs in lockstep.
 
     A part that has such work returns it from `joint_work` after a round; the loop gathers it from all runs, and works
-    with equal keys are performed as one. The result must not depend on the company, but for rounding.
+    with equal keys are performed as one. The result must not depend on the other runs, except for rounding.
     """
 
     @property
@@ -175,13 +178,13 @@ class JointWork(ABC):
 
 
 class Method(Protocol):
-    """What the round loop knows of a method, with one model or many."""
+    """A method as the round loop sees it, with one model or many."""
 
     resident: bool
     """True if trained models stay with the clients."""
 
     def survey(self, t: int, candidates: IntArray) -> Order | None:
-        """What to measure before `order`, or None; `surveyed` receives the replies."""
+        """Return an order to execute before `order`, or None; `surveyed` receives its replies."""
         ...
 
     def surveyed(self, t: int, replies: Replies) -> None:
@@ -189,7 +192,7 @@ class Method(Protocol):
         ...
 
     def order(self, t: int, candidates: IntArray) -> Order:
-        """Whom to invite in round `t`, and what to ask of them."""
+        """Return the order of round `t`: its clients and their work."""
         ...
 
     def absorb(self, t: int, replies: Replies) -> None:
@@ -197,15 +200,15 @@ class Method(Protocol):
         ...
 
     def joint_work(self) -> Sequence[JointWork]:
-        """Work left over from the round that the loop may do for many runs at once."""
+        """Return work left over from the round that the loop may do for many runs at once."""
         ...
 
     def figures(self) -> dict[str, object]:
-        """JSON values that the round's record shows besides."""
+        """Return further JSON values for the round's record."""
         ...
 
     def models(self) -> Tensor:
-        """The models to evaluate: `[m, d]`; clients use row `model_of_client`."""
+        """Return the models to evaluate, `[m, d]`; client i uses row `model_of_client[i]`."""
         ...
 
     @property
@@ -214,7 +217,7 @@ class Method(Protocol):
         ...
 
     def state_dict(self) -> State:
-        """Everything that decides what the method does next."""
+        """Return the method's whole state between rounds."""
         ...
 
     def load_state_dict(self, state: State) -> None:
@@ -225,10 +228,11 @@ class Method(Protocol):
 class Runtime(ABC):
     """Executes orders. Methods do not know which runtime they run on.
 
-    The whole contract: a runtime is built by `build(federation, module, config)`, told its method (`attach`) and, on a
-    resume, the rounds so far (`restore`). Each round the loop asks who can be reached (`available`), sends orders
-    (`execute`), scores models (`evaluate`) and shows it the round's record (`annotate`). `close` ends it. Runs whose
-    runtimes have equal `group`s are executed together (`execute_many`, `evaluate_many`).
+    The whole contract: a runtime is built by `build(federation, module, config)`. It receives its method (`attach`)
+    and, on a resume, the rounds so far (`restore`). Each round the loop asks which clients can be reached
+    (`available`), sends orders (`execute`), scores models (`evaluate`) and lets the runtime complete the round's record
+    (`annotate`). `close` ends it. Runs whose runtimes have equal `group`s are executed together (`execute_many`,
+    `evaluate_many`).
     """
 
     live: bool = False
@@ -249,11 +253,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def available(self, t: int) -> IntArray:
-        """Clients that can be reached in round `t`, ascending."""
+        """Return the clients that can be reached in round `t`, ascending."""
 
     @abstractmethod
     def execute(self, order: Order) -> Replies:
-        """Have the order's clients do what it asks."""
+        """Have the order's clients do its work, and return their replies."""
 
     @abstractmethod
     def evaluate(self, states: Tensor) -> Scores:
@@ -268,7 +272,7 @@ class Runtime(ABC):
         return [runtime.evaluate(states) for runtime, states in requests]
 
     def annotate(self, record: "RoundRecord") -> "RoundRecord":
-        """Return a round's record with what the runtime knows of the round."""
+        """Return a round's record, completed with the facts that only the runtime has."""
         return record
 
     def close(self) -> None:

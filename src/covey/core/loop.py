@@ -35,7 +35,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Joint:
-    """Request and barrier: every run has aggregated its round; what runs can compute together is computed here."""
+    """Request and barrier: every run has aggregated its round; work that runs can share is done here."""
 
     works: Sequence[JointWork]
 
@@ -52,7 +52,7 @@ Answer = Replies | Scores | None
 
 
 class RoundWriter(Protocol):
-    """Where finished rounds go."""
+    """Keeps the records of finished rounds and the method's state."""
 
     rounds_done: int
     clock: float
@@ -80,8 +80,8 @@ class LoopRun:
 def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any, None]:
     """Run the rounds that the records do not hold yet.
 
-    A round yields its order and is sent the replies. It also yields what it needs besides: a survey before, joint work
-    and scores after.
+    Each round yields its requests in turn (a survey if the method has one, the order, joint work, scoring) and is sent
+    their answers.
     """
     method, runtime, records = run.method, run.runtime, run.records
     for t in range(records.rounds_done + 1, run.rounds + 1):

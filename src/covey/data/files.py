@@ -248,7 +248,7 @@ def _obtain(item: Download, folder: Path, fetch: Fetch, progress: Progress | Non
         if found == item.md5:
             return part.replace(target)
         part.unlink()
-        faults.append(f"{url} (what it sent has the md5 sum {found}, the official file has {item.md5})")
+        faults.append(f"{url} (the file sent has the md5 sum {found}, the official one has {item.md5})")
     kept = " What has arrived is kept, and the same command continues it." if part.exists() else ""
     raise Refusal(
         f"{item.file} could not be fetched from {', nor from '.join(faults)}.{kept} "

@@ -40,7 +40,7 @@ Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]
    Keep `node.pub`: it is how the server recognises the site.
 3. **Each site puts its samples** into its folder `data`: `train.npz` (arrays `x`, `y`) or `train.csv` (a column
    `label`), and `test.npz` or `test.csv` where it keeps some apart. What the site sends: `docs/privacy.md` of Covey.
-4. **Open port {port}** of the server to the sites and to nobody else. Flower lets whoever reaches that port register
+4. **Open port {port}** of the server to the sites and to nobody else. Flower lets anyone who reaches that port register
    nodes and open runs; sites run no code that is sent to them, but they would answer.
 
 ## Every day

@@ -89,7 +89,7 @@ _OVERDUE = 1000
 
 @dataclass(frozen=True)
 class Link:
-    """A SuperLink's address, and what it takes to be its server."""
+    """A SuperLink's address, and the credentials of its server."""
 
     address: str
     """`host:port`"""

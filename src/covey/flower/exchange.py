@@ -43,7 +43,7 @@ Configure = Callable[[int, str], Mapping[str, Any]]
 method's; all of them are passed to a training function of the user's own."""
 
 LACKING = "covey.lacking"
-"""A record in the reply of a client that lost what it should hold; the order is sent again, in full."""
+"""A record in the reply of a client that lost arrays of earlier rounds; the order is sent again, in full."""
 
 LIMIT = 1 << 30
 """Default limit of an answer's arrays, in bytes."""
@@ -146,7 +146,7 @@ class Exchange:
         return work, {**self.settings, **own} if order.train else {}
 
     def _described(self, probe: Probe, attached: Attachments) -> Any:
-        """Return a probe as JSON. What it keeps on clients is named by its round: the server has no more of it."""
+        """Return a probe as JSON. Fields kept on clients are named by their round: the server lacks their values."""
         described = describe(probe, probe.name, attached.refer)
         for name in probe.kept if not self._simulated else ():
             t = getattr(probe, name, None)
@@ -217,7 +217,7 @@ class Exchange:
         if answer.has_error():
             return Fault(client, f"it answered with an error: {_reason(answer.error.reason)}")
         if _lacks(answer):
-            return Fault(client, "it no longer has what it should hold of earlier rounds")
+            return Fault(client, "it lost arrays of earlier rounds")
         try:
             return self._checked(order, position, answer.content)
         except Exception as error:  # whatever a client sends, it must not end the run

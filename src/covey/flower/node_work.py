@@ -37,9 +37,7 @@ class Client:
 
     def answer(self, task: NodeTask, memory: Memory) -> RecordDict:
         """Train and measure, and return the reply: only what the task asks for, protected as the client chose."""
-        require(
-            not (task.own and task.returns), "A model that stays with this client is not sent, whoever asks for it."
-        )
+        require(not (task.own and task.returns), "A model that stays with this client is never sent.")
         place = client_key(task.seed, task.round, task.client)
         received = self._received(task, memory)
         asked = ClientTask(task.round, task.client, task.work, task.probes, task.train, task.holdout, task.gate)

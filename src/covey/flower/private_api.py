@@ -201,7 +201,7 @@ PRIVATE: dict[str, PrivateName] = {
         "flwr.supernode.runtime.run_clientapp", "push_task_output", "report how a client's task ended"
     ),
 }
-"""Name here → where it is in Flower, and what it is used for."""
+"""Name here → its place in Flower and its use."""
 
 
 def __getattr__(name: str) -> Any:

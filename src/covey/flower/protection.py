@@ -71,7 +71,7 @@ class Protection:
         if isinstance(probe, ClassQuery):
             require(
                 probe.kind == "bias",
-                f"Noise on class shares is known for the gradient of a bias, not of a {probe.kind}: none are told.",
+                f"Noise on class shares is known for the gradient of a bias, not of a {probe.kind}; none are sent.",
             )
             return replace(probe, privacy=_stricter(own, probe.privacy))
         if isinstance(probe, PredictorProbe):

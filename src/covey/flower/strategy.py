@@ -40,7 +40,7 @@ from covey.randomness import generator
 
 _log = logging.getLogger("flwr")
 
-Part = str | Mapping[str, Any]
+PartSetting = str | Mapping[str, Any]
 
 
 class Strategy(FlowerStrategy):
@@ -50,7 +50,7 @@ class Strategy(FlowerStrategy):
     model: the model that clients train, for the names and shapes of its tensors.
     clients: the number of clients; the strategy waits for all of them before the first round.
     names: the clients' names, if they have any. Then `clients` can be left out, and each client keeps its number
-        whoever else is connected.
+        independently of the others connected.
     cohort: clients invited each round, a count or a fraction.
     selector, aggregator, many: parts or their options, as in `covey.run`.
     local: local SGD, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
@@ -58,8 +58,8 @@ class Strategy(FlowerStrategy):
     evaluate: share of the clients that evaluate their model after each round; 0 is none.
     configure: `configure(round, name)`, settings for single clients.
     patience: seconds to wait for the clients before the first round.
-    folder: a run folder, written after every round: the method's whole state, from which `start` resumes, and who
-        failed and why, for `covey report`. A folder of another run is refused; more rounds are allowed.
+    folder: a run folder, written after every round: the method's whole state, from which `start` resumes, and the
+        clients that failed and why, for `covey report`. A folder of another run is refused; more rounds are allowed.
     strikes: failures in a row after which a client is not invited for a round, then two, four, … (0: never rested).
 
     Flower's `start(timeout=...)` limits how long a round waits for answers.
@@ -73,9 +73,9 @@ class Strategy(FlowerStrategy):
         clients: int | None = None,
         names: Sequence[str] | None = None,
         cohort: int | float = 0.1,
-        selector: Part | None = None,
-        aggregator: Part | None = None,
-        many: Part | None = None,
+        selector: PartSetting | None = None,
+        aggregator: PartSetting | None = None,
+        many: PartSetting | None = None,
         local: Local | Mapping[str, Any] | None = None,
         head: str | None = None,
         seed: int = 0,

@@ -30,7 +30,7 @@ from covey.registries import probes
 from covey.registry import import_path
 
 VERSION = 1
-"""Of the format; a client and a server of different versions refuse each other."""
+"""Version of the format; a client and a server of different versions refuse each other."""
 
 ORDER, REPLY, SETTINGS, CARRIED = "covey.order", "covey.reply", "covey.settings", "covey.carried"
 """Names of records: order, reply, a user's own settings, and what only a simulation carries."""
@@ -66,7 +66,7 @@ class NodeTask:
     """An order as one client receives it."""
 
     run: str
-    """Identifies the run; a client forgets what it holds of another."""
+    """Identifies the run; a client forgets everything of any other run."""
     job: str
     """The folder with a simulated client's samples; empty for others."""
     seed: int

@@ -17,7 +17,7 @@ class Slot:
     """Name, shape and position of one of a model's tensors in the flat state."""
 
     name: str
-    """As in `module.named_parameters()` or `module.named_buffers()`."""
+    """Name in `module.named_parameters()` or `module.named_buffers()`."""
     shape: tuple[int, ...]
     start: int
     """Index of its first element in the flat state."""

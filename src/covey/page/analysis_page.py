@@ -37,8 +37,8 @@ def analysis_page(analysis: Analysis, path: Path) -> Path:
             Section("figures", "All figures", [folded("Figures of each client", _listed(analysis))]),
         ],
         notices=analysis.notes,
-        footer="No client trained, and no sample left its client. Whoever receives the gradient of an untrained model "
-        "can compute a client's class shares from it nearly exactly.",
+        footer="No client trained, and no sample left its client. Anyone who receives the gradient of an untrained "
+        "model can compute a client's class shares from it nearly exactly.",
     )
     return write_page(page, path)
 

@@ -50,8 +50,8 @@ def ondemand_page(job: OnDemand, path: Path) -> Path:
             Section("clients", "Clients", [_clients(job)]),
         ],
         notices=notes,
-        footer="Whoever receives gradients of the last layer can estimate a client's class shares from them; at a last "
-        "layer of zeros, exactly.",
+        footer="Anyone who receives gradients of the last layer can estimate a client's class shares from them; at a "
+        "last layer of zeros, exactly.",
     )
     return write_page(page, path)
 

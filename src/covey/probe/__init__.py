@@ -1,4 +1,4 @@
-"""Probes: what clients measure and send besides their model."""
+"""Probes: measurements that clients send in addition to their model."""
 
 from covey.probe.class_query import ClassQuery, Privacy
 from covey.probe.insight import Insight

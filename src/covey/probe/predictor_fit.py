@@ -91,7 +91,7 @@ def _by_graph(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Everything that a recorded step depends on besides the number of clients."""
+    """Everything that a recorded step depends on, except the number of clients."""
 
     layout: Layout
     batch: int

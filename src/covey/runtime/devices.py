@@ -1,7 +1,7 @@
 """Simulated devices: clients' speed, availability and dropout, on a simulated clock.
 
-Devices decide whether and when a reply arrives, never its content, so that results have a time to accuracy besides
-rounds to accuracy.
+Devices decide whether and when a reply arrives, never its content. With them, results have a time to accuracy as well
+as rounds to accuracy.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -17,7 +17,7 @@ mix, and the bias carries no information about it; samples that it gets wrong, s
 there `skew` is the distance ‖Δw_i - mean Δw‖, outliers are those of Q_i, and there is no bound: a trained model depends
 on the samples that it is measured on.
 
-Privacy: whoever receives the insight of an untrained model can compute the client's class shares nearly exactly. No
+Privacy: anyone who receives the insight of an untrained model can compute the client's class shares nearly exactly. No
 sample leaves a client, but do not use this analysis where class shares are secret.
 """
 

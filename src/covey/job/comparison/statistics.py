@@ -199,7 +199,7 @@ def line_rounds_to_target(line: Line[SomeRun], target: float) -> TargetRounds:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How much sooner one line reaches a target than another, over common seeds."""
+    """Speed-up of one line over another on the way to a target accuracy, over common seeds."""
 
     factor: float
     """Mean rounds of the other line over mean rounds of this one."""
