@@ -1,16 +1,22 @@
-"""What the tests share."""
+"""Shared by all tests: fixtures, a small run, and access to what runs have saved."""
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from covey.arrays import State
 from covey.cli.main import main
+from covey.client.learner import Learner
+from covey.core.build import build_module
+from covey.core.checkpoint import read_checkpoint
 from covey.core.round_record import TIMINGS
+from covey.job.experiment import Experiment
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> Iterator[None]:
     """Every test computes on one thread, as workers do."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,7 +38,7 @@ def one_thread():
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -44,8 +50,8 @@ class Answer:
 
 
 @pytest.fixture
-def covey_command(monkeypatch, capsys) -> Callable[..., Answer]:
-    """`covey_command("run", "--rounds", "2")` as a shell would call it."""
+def covey_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """Return a function that runs a command as a shell does: `covey_command("run", "--rounds", "2")`."""
 
     def call(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["covey", *map(str, arguments)])
@@ -70,4 +76,18 @@ SMALL: dict[str, Any] = {
 
 
 def without_timings(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of rounds without what no two runs have in common."""
     return [{key: value for key, value in row.items() if key not in TIMINGS} for row in metrics]
+
+
+def saved_state(folder: Path) -> State:
+    """Return the state in a folder's checkpoint."""
+    _, state = read_checkpoint(folder)
+    assert state is not None, f"there is no checkpoint in {folder}"
+    return state
+
+
+def learner_of(experiment: Experiment) -> Learner:
+    """Return a learner like the one of the local runtime."""
+    config, dataset = experiment.config, experiment.federation.dataset
+    return Learner(build_module(config, dataset), dataset, config.precision)

@@ -1,6 +1,7 @@
 """Algorithms, measurements and runtimes written with `import covey` alone."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ class ByLabels(covey.Aggregator):
         return {"weights": self.weights.tolist()}
 
 
-OWN = {"selector": "test-widest", "aggregator": "test-by labels"}
+OWN: dict[str, Any] = {"selector": "test-widest", "aggregator": "test-by labels"}
 
 
 @covey.runtimes.add("test-tiny")

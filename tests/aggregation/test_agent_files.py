@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -14,18 +15,26 @@ from covey import run
 from covey.aggregation import FedDRL
 from covey.cli.agent_command import train_agent as train_agent_command
 from covey.config.schema import Config
-from covey.core.checkpoint import read_checkpoint
+from covey.core.one_model import OneModel
 from covey.errors import Refusal
 from covey.job.agent_training import Offline, train_agent
 from covey.job.experiment import Experiment
 from covey.job.runs import Run, resume
 from covey.page.tables import reproduced_by
 from tests.aggregation.agents import agent_run, small_agent
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
+
+
+def feddrl(**options: Any) -> FedDRL:
+    """Return the aggregator of a run before its first round."""
+    method = Experiment.of(Config.of(agent_run(**options))).method
+    assert isinstance(method, OneModel)
+    assert isinstance(method.aggregator, FedDRL)
+    return method.aggregator
 
 
 def test_workers_differ_in_their_noise_alone(tmp_path):
-    made = [Experiment.of(Config.of(agent_run(worker=number))).method.aggregator for number in (0, 1)]
+    made = [feddrl(worker=number) for number in (0, 1)]
     assert torch.equal(made[0].policy.agent.actor.main, made[1].policy.agent.actor.main)
     small_agent(tmp_path / "agent.safetensors")
     rows = [
@@ -46,11 +55,8 @@ def test_a_trained_agent_says_what_it_was_trained_on_and_drives_another_federati
     assert about["trained_on"]["environment"]["name"] == "uniform"
     other = {**agent_run(agent=str(path), learn=False), "clients": 12, "environment": {"name": "iid", "samples": 15}}
     result = run(other, out=tmp_path / "run")
-    _, state = read_checkpoint(result.folder)
-    assert torch.equal(state["aggregator"]["agent"]["actor"]["main"], trained)
-    fresh = Experiment.of(Config.of(agent_run())).method.aggregator
-    assert isinstance(fresh, FedDRL)
-    assert not torch.equal(fresh.policy.agent.actor.main, trained)
+    assert torch.equal(saved_state(result.folder)["aggregator"]["agent"]["actor"]["main"], trained)
+    assert not torch.equal(feddrl().policy.agent.actor.main, trained)
 
 
 def test_an_agent_with_a_slot_for_each_client_is_refused_for_another_number(tmp_path):
@@ -188,7 +194,9 @@ def test_the_flag_gives_a_run_its_agent(covey_command, tmp_path):
     flags = [*small, "--cohort", "4", "--set", "aggregator.hidden=16", "--json"]
     answer = covey_command("run", *flags, "--out", tmp_path / "a")
     assert answer.code == 0, answer.err
-    assert Run.open(tmp_path / "a").config.aggregator.options["agent"] == str(path)
+    aggregator = Run.open(tmp_path / "a").config.aggregator
+    assert aggregator is not None
+    assert aggregator.options["agent"] == str(path)
     answer = covey_command("run", "--selector", "oort", *flags, "--out", tmp_path / "b")
     assert answer.code == 0, answer.err
     assert Run.open(tmp_path / "b").config.method == "oort+feddrl"
@@ -212,8 +220,9 @@ def test_a_comparison_gives_the_agent_to_the_methods_that_it_is_for(covey_comman
     kept = ["--set", "aggregator.learn=false"]
     answer = covey_command("compare", "--methods", "fedavg,feddrl-set", *flags, *kept, "--out", out, "--json")
     assert answer.code == 0, answer.err
-    options = Run.open(out / "feddrl-set/seed-0").config.aggregator.options
-    assert (options["agent"], options["learn"]) == (str(path), False)
+    aggregator = Run.open(out / "feddrl-set/seed-0").config.aggregator
+    assert aggregator is not None
+    assert (aggregator.options["agent"], aggregator.options["learn"]) == (str(path), False)
     assert f"--agent {path}" in reproduced_by(out)
     assert covey_command("resume", out, "--json").code == 0
     answer = covey_command("compare", "--methods", "fedavg,feddrl", *flags, "--out", tmp_path / "other")

@@ -10,13 +10,13 @@ import torch
 from covey import Config, Refusal, resume, run
 from covey.aggregation.cmfl import CMFL, Relevance, ServerCMFL, sign_agreement
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.messages import Gate, Order
+from covey.core.one_model import OneModel
 from covey.core.replies import Replies
 from covey.job.experiment import Experiment
 from covey.model.layout import Layout, Slot
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
 
 LAYOUT = Layout((Slot("weight", (5,), 0),), (Slot("mean", (1,), 5),), (Slot("weight", (5,), 0),))
 """Five parameters and one buffer."""
@@ -146,13 +146,17 @@ def test_a_run_withholds_the_updates_that_are_not_relevant_and_saves_their_bytes
 def test_clients_judge_themselves_as_the_server_would():
     experiment = Experiment.of(Config.of(cmfl(threshold=0.6, decay="none")))
     method, runtime = experiment.method, experiment.runtime
+    assert isinstance(method, OneModel)
+    assert isinstance(method.aggregator, CMFL)
     first = method.order(1, np.arange(8))
     method.absorb(1, runtime.execute(first))
     order = method.order(2, np.arange(8))
     trained = runtime.execute(Order(2, order.clients, order.start, order.work))
     gated = runtime.execute(order)
     runtime.close()
-    shares = [float(sign_agreement(state - order.start, method.aggregator.update)) for state in trained.states]
+    update = method.aggregator.update
+    assert update is not None
+    shares = [float(sign_agreement(state - order.start, update)) for state in trained.states]
     assert order.clients[np.array(shares) < 0.6].tolist() == gated.withheld.tolist()
     assert len(gated.withheld) > 0
 
@@ -162,22 +166,20 @@ def test_clients_judge_themselves_as_the_server_would():
 def test_selectors_hear_clients_that_keep_their_models(tmp_path, runtime, threshold):
     gate = {"name": "cmfl", "threshold": threshold, "decay": "none"}
     given = {**SMALL, "rounds": 6, "runtime": runtime, "device": "cpu", "devices": {"spread": 1.0}}
-    found = {}
-    for selector in ({"name": "fedacs", "pool": 0.5}, "oort", "oort-simple"):
-        result = run(given, selector=selector, aggregator=gate, out=tmp_path / str(len(found)))
-        _, state = read_checkpoint(result.folder)
-        found[result.config.selector.name] = state["selector"]
+    for number, selector in enumerate(({"name": "fedacs", "pool": 0.5}, "oort", "oort-simple")):
+        result = run(given, selector=selector, aggregator=gate, out=tmp_path / str(number))
+        state = saved_state(result.folder)["selector"]
         assert sum(len(row["withheld"]) for row in result.metrics) > 0
         last = result.metrics[-1]["clients"]
-        if "record_rounds" in state["selector"]:
-            records = dict(zip(state["selector"]["record_clients"], state["selector"]["record_rounds"], strict=True))
+        if "record_rounds" in state:
+            records = dict(zip(state["record_clients"], state["record_rounds"], strict=True))
             assert [records[client] for client in last] == [6] * 4
-        elif "durations" in state["selector"]:
-            assert np.isfinite(state["selector"]["durations"][last]).all()
-            assert len(set(state["selector"]["utilities"][last].tolist())) == 4, "and not the mean of the others"
+        elif "durations" in state:
+            assert np.isfinite(state["durations"][last]).all()
+            assert len(set(state["utilities"][last].tolist())) == 4, "and not the mean of the others"
         else:
-            assert (state["selector"]["last"][last] == 6).all()
-            assert (state["selector"]["losses"][last] > 0).all()
+            assert (state["last"][last] == 6).all()
+            assert (state["losses"][last] > 0).all()
 
 
 def test_the_model_stays_where_nobody_is_relevant(tmp_path):

@@ -15,9 +15,9 @@ from covey.aggregation.ddpg import Agent, AgentTraining, NetworkState, prioritie
 from covey.aggregation.feddrl import FedDRL, FlatNetworks
 from covey.aggregation.feddrl_set import FedDRLSet, SetNetworks
 from covey.aggregation.replay_buffer import Experiences, Replay, prioritised
-from covey.core.checkpoint import read_checkpoint
 from covey.core.loop import perform_jointly
 from tests.aggregation.agents import LEARNING, agent_run, experienced, one
+from tests.conftest import saved_state
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,14 @@ def test_scheduled_training_is_performed_jointly_or_when_the_agent_acts_but_once
 
 def test_agents_are_stacked_on_a_gpu_if_they_are_alike():
     agents = [Agent(FlatNetworks(3, 2, 4), learning, 0, anchor=anchor) for learning, anchor in ALIKE_AND_NOT]
-    keys = [AgentTraining(agent).key for agent in agents]
-    assert len(set(keys)) == 4
-    # On a CPU, where each agent is trained alone, its identity is part of the key.
-    assert len({key[:-1] for key in keys}) == 3
+    keys, without_identity = set(), set()
+    for agent in agents:
+        key = AgentTraining(agent).key
+        assert isinstance(key, tuple)
+        keys.add(key)
+        # On a CPU, where each agent is trained alone, its identity is the last part of the key.
+        without_identity.add(key[:-1])
+    assert (len(keys), len(without_identity)) == (4, 3)
 
 
 def test_an_agent_learns_which_action_is_rewarded():
@@ -229,7 +233,8 @@ def test_scaled_rewards_have_neither_level_nor_unit(normalise):
         agent.replay.rewards[:12] = scale * agent.replay.rewards[:12] + level
         agent.train_now(0)
         learned.append(agent.critic.main)
-    assert torch.allclose(*learned, rtol=0, atol=1e-7) is normalise
+    plain, scaled = learned
+    assert torch.allclose(plain, scaled, rtol=0, atol=1e-7) is normalise
 
 
 def test_an_agent_trained_on_one_thread_and_on_two_is_the_same_to_the_bit():
@@ -247,12 +252,18 @@ def test_an_agent_trained_on_one_thread_and_on_two_is_the_same_to_the_bit():
     assert first.tolist() == second.tolist()
 
 
+def wait_for_side_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "agent":
+            thread.join()
+
+
 def test_the_side_thread_learns_while_the_agent_acts():
     agent, twin = (experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40) for _ in range(2))
     before = agent.actor.main.clone()
     agent.train_in_background(0, 1)
     agent.train_in_background(0, 2)
-    agent._background[0].join()
+    wait_for_side_threads()
     agent.adopt_background()
     twin.train_now(0, 1)
     assert agent.steps == twin.steps == 8
@@ -264,7 +275,7 @@ def test_a_failure_in_the_side_thread_is_raised():
     agent = experienced(Agent(FlatNetworks(12, 8, 16), LEARNING, 0), 40)
     agent.critic.main.fill_(float("nan"))
     agent.train_in_background(0, 1)
-    agent._background[0].join()
+    wait_for_side_threads()
     with pytest.raises(Refusal, match="agent"):
         agent.act(np.linspace(0.1, 1, 12))
 
@@ -298,8 +309,7 @@ def test_a_checkpoint_does_not_wait_for_the_side_thread_and_does_not_lose_its_tr
 def test_a_run_may_train_its_agent_beside_the_rounds(tmp_path):
     result = run(agent_run(batch=2, side_thread=True), rounds=8, out=tmp_path / "run")
     assert result.finished
-    _, state = read_checkpoint(result.folder)
-    assert state["aggregator"]["agent"]["steps"] > 0
+    assert saved_state(result.folder)["aggregator"]["agent"]["steps"] > 0
 
 
 # --- replay

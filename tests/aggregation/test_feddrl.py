@@ -17,13 +17,13 @@ from covey.aggregation.feddrl_set import FEATURES, FedDRLSet, SetNetworks
 from covey.aggregation.impact_factors import LossReports
 from covey.aggregation.loss_softmax import LossSoftmax
 from covey.config.schema import Config
-from covey.core.checkpoint import FORMAT, read_checkpoint
+from covey.core.checkpoint import FORMAT
 from covey.core.messages import Fault
 from covey.core.round_record import client_loss
 from covey.job.runs import resume, run_together
 from covey.storage import write_json
 from tests.aggregation.agents import agent_run, begun, one, replies, reported, setting
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
 
 # --- impact factors
 
@@ -234,8 +234,7 @@ def test_without_reports_models_are_averaged_and_nothing_is_learned():
 def test_rewards_are_of_the_round_after_and_figures_are_in_the_records(tmp_path):
     result = run(agent_run(), rounds=6, out=tmp_path / "run")
     costs = [row["client_loss"]["mean"] + row["client_loss"]["gap"] for row in result.metrics]
-    _, state = read_checkpoint(result.folder)
-    held = state["aggregator"]["agent"]["replay"]
+    held = saved_state(result.folder)["aggregator"]["agent"]["replay"]
     assert held["rewards"].tolist() == pytest.approx([-cost for cost in costs[1:]])
     assert held["states"][1].tolist() == held["next_states"][0].tolist()
     for row in result.metrics:
@@ -298,7 +297,12 @@ def test_runs_in_lockstep_whose_agents_learn_as_one_stack_are_the_runs_alone(nam
     shape = property(lambda work: (work.agent.architecture, len(work.agent.replay)))
     monkeypatch.setattr(AgentTraining, "key", shape)
     train = ddpg._train
-    monkeypatch.setattr(ddpg, "_train", lambda *agents: (stacks.append(len(agents)), train(*agents)))
+
+    def counted(*agents: ddpg.Agent) -> None:
+        stacks.append(len(agents))
+        train(*agents)
+
+    monkeypatch.setattr(ddpg, "_train", counted)
     given = {**SMALL, "rounds": 10, "selector": {"name": "fedacs", "pool": 0.75}}
     given["aggregator"] = {"name": name, "hidden": 8, "batch": 2, "updates": 4, "noise": 0.3}
     configs = [Config.of({**given, "seed": seed}) for seed in range(3)]

@@ -83,7 +83,8 @@ def test_ratios_compare_with_the_peers_that_ran():
     assert covey.round_seconds == pytest.approx(1.125)
     assert covey.rate == pytest.approx(2500 / 1.125)
     assert covey.passages == pytest.approx((2500, 2000))
-    assert (covey.rounds, covey.startup, covey.peak_bytes) == (4, pytest.approx(3.0), 500)
+    assert (covey.rounds, covey.peak_bytes) == (4, 500)
+    assert covey.startup == pytest.approx(3.0)
     assert peer.rate == pytest.approx(2500 / 3)
     assert covey.ratios == {"pfl-2": pytest.approx(3 / 1.125)}
     assert peer.ratios == {"pfl-2": pytest.approx(1.0)}
@@ -152,7 +153,7 @@ def test_somebody_who_computes_beside_a_program_is_noticed(tmp_path):
         ended = processes.run(command, cpu._environment(), tmp_path, tmp_path / "log.txt", limit=30)
         neighbour.kill()
     assert ended.code == 0
-    assert ended.others > 0.15
+    assert ended.others is not None and ended.others > 0.15
 
 
 def test_laps_leave_out_the_warm_up_round():

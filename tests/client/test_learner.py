@@ -1,5 +1,7 @@
 """Local SGD against PyTorch's own optimiser, in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,7 +78,8 @@ def test_every_term_of_the_step_changes_the_result(option):
     learner = Learner(mlp(), DATA, "fp64")
     start = learner.layout.read(learner.module).clone()
     plain, _ = learner.fit(start, SAMPLES, Local(epochs=2), t=1, key=1)
-    other, _ = learner.fit(start, SAMPLES, Local(epochs=2, **{option: 0.1}), t=1, key=1)
+    term: dict[str, Any] = {option: 0.1}
+    other, _ = learner.fit(start, SAMPLES, Local(epochs=2, **term), t=1, key=1)
     assert (plain - other).abs().max() > 1e-4
 
 

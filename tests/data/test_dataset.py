@@ -75,10 +75,11 @@ def test_labels_outside_the_classes_are_refused():
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64])
 def test_arrays_become_tensors_and_labels_of_any_width_int64(kind):
     x, y = np.eye(4), np.array([0, 1, 1, 0], dtype=kind)
-    data = Dataset("mine", x, y, x[::-1], torch.from_numpy(y), ("a", "b"), groups=y)
+    data = Dataset("mine", x, y, x[::-1], torch.from_numpy(y), ("a", "b"), groups=y)  # type: ignore[arg-type]
     assert torch.equal(data.x, torch.eye(4, dtype=torch.float64))
     assert torch.equal(data.test_x, torch.eye(4, dtype=torch.float64).flip(0))
     for numbers in (data.y, data.test_y, data.groups):
+        assert numbers is not None
         assert numbers.dtype == torch.int64 and numbers.tolist() == [0, 1, 1, 0]
 
 

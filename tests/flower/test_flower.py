@@ -541,7 +541,7 @@ def as_built(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_the_strategy_is_the_local_run_to_the_bit(method):
     cohort = 4 if method in ("fedacs", "rexp3", "nccb", "k-linucb", "oort", "oort-simple", "power-of-choice") else 12
     # Real seconds, which Oort looks at, are never the same twice.
-    parts = {"selector": {"penalty": 0.0}} if method == "oort" else {}
+    parts: dict[str, Any] = {"selector": {"penalty": 0.0}} if method == "oort" else {}
     grid = InProcessGrid(an_app(), 12)
     strategy = Strategy(method, model=net(), clients=12, cohort=cohort, local={"epochs": 1}, **parts)
     strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=3)
@@ -577,7 +577,8 @@ def test_a_strategy_of_parts_and_a_model_that_loads_again():
     model.load_state_dict(result.arrays.to_torch_state_dict())
     scores = result.evaluate_metrics_clientapp
     assert list(scores) == [1, 2, 3, 4]
-    assert scores[4]["accuracy"] > 0.6
+    accuracy = scores[4]["accuracy"]
+    assert isinstance(accuracy, float) and accuracy > 0.6
     assert scores[4]["num-examples"] == sum(len(points(client)[1]) for client in range(6))
     assert all(metrics["clients"] == 3 for metrics in result.train_metrics_clientapp.values())
 

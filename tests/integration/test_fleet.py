@@ -637,7 +637,8 @@ def test_a_round_that_is_played_again_after_a_crash_trains_models_at_sites_once(
     experiment.runtime.close()
     grid = site_grid(*site_nodes(config, tmp_path / "sites"))
     holds: dict[int, list[str]] = {}
-    for rounds in ((1, 2), (2, 3), (1, 2, 2, 3)):
+    attempts: list[tuple[int, ...]] = [(1, 2), (2, 3), (1, 2, 2, 3)]
+    for rounds in attempts:
         roster = Roster(5, patience=1.0)
         roster.wait(grid, 5.0)
         exchange = Exchange(roster, seed=config.seed, timeout=30.0, run="one run")
@@ -841,7 +842,7 @@ def test_on_a_fleet_with_data_of_its_own_nothing_is_said_of_the_truth(own_data, 
     fleet = own_data(test=True)
     assert covey_command("fleet", "run", fleet.folder).code == 0
     base = fleet.folder / "run"
-    asked = {"estimator": "analytic", "rounds": 1, "insight_dp": "4,1e-5"}
+    asked: dict[str, Any] = {"estimator": "analytic", "rounds": 1, "insight_dp": "4,1e-5"}
     job = covey.ondemand(base, "ok=0.7,worn=0.3", **asked, out=tmp_path / "job")
     assert job.composed.estimates.seen.tolist() == [3, 3, 3]
     assert job.composed.error is None

@@ -39,7 +39,8 @@ def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_o
     cut = Run.open(tmp_path / "killed")
     assert at <= len(cut.metrics) < 40
     resumed = resume(tmp_path / "killed")
-    whole = run(clients=8, cohort=4, rounds=40, workers=1, out=tmp_path / "whole", **{"environment.samples": 100})
+    given = {"clients": 8, "cohort": 4, "rounds": 40, "workers": 1, "environment.samples": 100}
+    whole = run(given, out=tmp_path / "whole")
     assert without_timings(resumed.metrics) == without_timings(whole.metrics)
     checkpoints = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("killed", "whole")]
     assert checkpoints[0] == checkpoints[1]

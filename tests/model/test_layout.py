@@ -5,6 +5,7 @@ from torch import nn
 from covey.errors import Refusal
 from covey.model import build_model
 from covey.model.layout import Layout
+from covey.model.mlp import MLP
 
 
 def test_binding_makes_the_module_compute_with_the_state():
@@ -29,10 +30,12 @@ def test_tutorial_cnn_has_the_parameters_that_fedacs_counts():
 
 def test_head_is_weight_then_bias():
     module = build_model("mlp", {"hidden": (4,)}, (1, 2, 2), 3, seed=0)
+    assert isinstance(module, MLP)
     layout = Layout.of(module)
     state = torch.arange(layout.size, dtype=torch.float32)
     layout.bind(module, state)
     head = module.get_submodule(module.head)
+    assert isinstance(head, nn.Linear)
     assert torch.equal(layout.head_of(state), torch.cat([head.weight.flatten(), head.bias]))
     assert layout.head_of(state.repeat(5, 1)).shape == (5, 15)
 
@@ -61,6 +64,6 @@ def test_a_model_without_a_named_head_is_refused():
     with pytest.raises(Refusal, match="does not name its last layer"):
         Layout.of(nn.Linear(2, 2))
     model = nn.Sequential(nn.Linear(2, 2))
-    model.head = "classifier"
+    model.head = "classifier"  # type: ignore[assignment]
     with pytest.raises(Refusal, match="no layer is called so"):
         Layout.of(model)

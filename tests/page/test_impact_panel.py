@@ -51,8 +51,8 @@ def test_the_figures_are_those_of_the_records(compared):
 
 def test_of_a_large_federation_those_are_drawn_who_took_part(tmp_path):
     given = {"dataset": {"name": "synthetic", "train": 1_500, "test": 20}, "environment": {"name": "iid", "samples": 4}}
-    options = {"method": "loss-softmax", "clients": 300, "cohort": 2, "rounds": 1, "workers": 1}
-    run = covey.run(given, **options, out=tmp_path / "run")
+    more = {"method": "loss-softmax", "clients": 300, "cohort": 2, "rounds": 1, "workers": 1}
+    run = covey.run({**given, **more}, out=tmp_path / "run")
     (chart,) = figures(tmp_path / "run")["impact"].charts
     assert chart.data[0]["y"] == sorted(run.metrics[0]["clients"])
     assert all(cell is not None for row in chart.data[0]["z"] for cell in row)

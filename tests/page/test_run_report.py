@@ -162,7 +162,7 @@ def test_every_chart_is_one_that_plotly_knows_and_every_axis_has_a_name(compared
 
 
 def test_a_line_has_the_same_colour_in_all_charts(compared):
-    colours = {}
+    colours: dict[str, set[str]] = {}
     for figure in figures(compared).values():
         for trace in (trace for chart in figure.charts for trace in chart.data if "legendgroup" in trace):
             mark = trace.get("marker") or {"color": trace["fillcolor"].replace("band", "line")}
@@ -215,7 +215,9 @@ def test_bands_are_both_of_two_seeds_and_students_interval_of_more():
     two = spread(values[:2])
     assert two is not None
     assert [bound.tolist() for bound in two] == [[1, 5], [3, 6]]
-    low, high = spread(values)
+    band = spread(values)
+    assert band is not None
+    low, high = band
     for place in range(2):
         expected = Estimate.of(values[:, place].tolist())
         assert (low[place], high[place]) == (pytest.approx(expected.low), pytest.approx(expected.high))

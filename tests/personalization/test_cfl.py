@@ -9,14 +9,13 @@ import torch
 import covey
 from covey import Config, Refusal, resume, run
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
 from covey.data import digits
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.personalization.cfl import CFL, bipartition, cosines
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
 
 DATA = digits(None)
 LEARNING = {
@@ -46,7 +45,7 @@ def partition(labels):
 
 
 def clusters_of(result):
-    return read_checkpoint(result.folder)[1]["cluster"]
+    return saved_state(result.folder)["cluster"]
 
 
 def accuracy(result, client, meaning):
@@ -216,9 +215,11 @@ def test_options_of_methods_with_many_models_are_settings_like_any_other(tmp_pat
     assert written["many"]["name"] == "cfl"
     assert (written["many"]["epsilon1"], written["many"]["participation"]) == (0.3, "cohort")
     assert Config.of(written) == Config.of(Config.of(written).as_mapping())
-    assert Config.of(written).many.options["epsilon1"] == 0.3
+    many = Config.of(written).many
+    assert many is not None and many.options["epsilon1"] == 0.3
     assert Config.of(method="fedavg").many is None
-    assert Config.of(method="local-only").many.options == {}
+    alone = Config.of(method="local-only").many
+    assert alone is not None and alone.options == {}
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,22 @@ from covey import Config, Refusal, run
 from covey.client.holdout import training_part, validation_part
 from covey.config.sections import Local
 from covey.core.build import build_federation
-from covey.core.checkpoint import read_checkpoint
 from covey.core.messages import Order
 from covey.data.dataset import Samples
 from covey.job.experiment import Experiment
-from covey.personalization.fedfomo import Gains
+from covey.personalization.fedfomo import FedFomo, Gains
 from covey.runtime import LocalRuntime, StackedRuntime
-from tests.conftest import SMALL
+from tests.conftest import SMALL, learner_of, saved_state
 from tests.equal_runs import ends_the_same
 from tests.personalization.test_cfl import LEARNING, accuracy, grouped
 
 FOMO = {**SMALL, "method": "fedfomo", "environment": {"name": "dirichlet", "alpha": 0.5}, "precision": "fp64"}
 
 
-def played(experiment, rounds):
-    """The method after so many rounds."""
+def played(experiment: Experiment, rounds: int) -> FedFomo:
+    """Return the method after so many rounds."""
     method, runtime = experiment.method, experiment.runtime
+    assert isinstance(method, FedFomo)
     for t in range(1, rounds + 1):
         asked = method.survey(t, runtime.available(t))
         if asked is not None:
@@ -39,7 +39,7 @@ def test_clients_take_from_their_own_group_and_are_better_for_it(tmp_path):
     held, group, meanings = grouped(2, 8)
     given = {**LEARNING, "method": "fedfomo", "local": {"epochs": 2, "batch": 10, "rate": 0.1}}
     result = run(given, federation=held, rounds=12, many={"models": 3}, out=tmp_path / "run")
-    preference = read_checkpoint(result.folder)[1]["preference"]
+    preference = saved_state(result.folder)["preference"]
     alike = group[:, None] == group
     others = ~np.eye(8, dtype=bool)
     assert preference[alike & others].mean() > 0 > preference[~alike].mean()
@@ -57,8 +57,9 @@ def test_a_models_weight_is_what_it_gains_on_the_validation_samples_per_distance
     experiment = Experiment.of(Config.of({**FOMO, "many": {"models": 2, "epsilon": 0.0}}))
     method = played(experiment, 2)
     order = method.survey(3, np.arange(8))
+    assert order is not None
     replies = experiment.runtime.execute(order)
-    learner, federation = experiment.runtime.runtime._learner, experiment.federation
+    learner, federation = learner_of(experiment), experiment.federation
     for client in (0, 5):
         validation = validation_part(federation.samples(client), 5)
         began, offered = method.before[client], method.offers[client]
@@ -81,9 +82,10 @@ def test_a_models_weight_is_what_it_gains_on_the_validation_samples_per_distance
     assert any(len(np.flatnonzero(weights)) > 1 for weights in method.weights.values())
 
 
-def answer(method, gains):
-    """Every client of a survey says the same of the models that it was offered."""
+def answer(method: FedFomo, gains: list[float]) -> torch.Tensor:
+    """Return the starts of round 2 if every client measures the same gains of the models offered to it."""
     order = method.survey(2, np.arange(8))
+    assert order is not None
     values = torch.tensor([gains] * 8, dtype=torch.float64)
     count = torch.full((8,), 5)
     silent = torch.zeros(8, dtype=torch.float64)
@@ -129,7 +131,9 @@ def test_models_are_compared_with_the_one_that_the_last_training_began_from():
     initial = experiment.method.models()[0].clone()
     method, runtime = played(experiment, 1), experiment.runtime
     assert torch.equal(method.before, initial.expand(8, -1))
-    method.surveyed(2, runtime.execute(method.survey(2, np.arange(8))))
+    survey = method.survey(2, np.arange(8))
+    assert survey is not None
+    method.surveyed(2, runtime.execute(survey))
     order = method.order(2, np.arange(8))
     method.absorb(2, runtime.execute(order.take(np.array([0, 3, 4]))))
     runtime.close()
@@ -138,7 +142,7 @@ def test_models_are_compared_with_the_one_that_the_last_training_began_from():
     assert torch.equal(method.before[[1, 2, 5, 6, 7]], initial.expand(5, -1))
 
 
-def test_without_an_answer_a_client_goes_on_from_its_own_model():
+def test_without_an_answer_a_client_trains_its_own_model():
     experiment = Experiment.of(Config.of(FOMO))
     method = played(experiment, 1)
     experiment.runtime.close()
@@ -150,7 +154,7 @@ def test_without_an_answer_a_client_goes_on_from_its_own_model():
 def test_models_are_asked_for_by_preference_and_at_random_to_begin_with():
     experiment = Experiment.of(Config.of({**FOMO, "many": {"models": 2, "epsilon": 0.6, "decay": 0.3}}))
     experiment.runtime.close()
-    method = experiment.method
+    method = played(experiment, 0)
     assert method.survey(1, np.arange(8)) is None
     method.known[:] = True
     method.preference[3] = [0, 0.5, 0, 9, 0.7, 0, -2, 0]
@@ -166,7 +170,7 @@ def test_models_are_asked_for_by_preference_and_at_random_to_begin_with():
     assert method._offered(9, 0) in {(6, 3), (3, 6)}
 
 
-def replace_seed(method, seed):
+def replace_seed(method: FedFomo, seed: int) -> FedFomo:
     method.setting = replace(method.setting, seed=seed)
     return method
 
@@ -175,6 +179,7 @@ def test_the_models_sent_are_counted_and_the_ones_a_client_holds_are_not():
     experiment = Experiment.of(Config.of({**FOMO, "many": {"models": 3}}))
     method = played(experiment, 1)
     survey = method.survey(2, np.arange(8))
+    assert survey is not None
     order = method.order(2, np.arange(8))
     size = 8 * method.personal.shape[1]
     assert 8 * 3 * size < survey.bytes_down() < 8 * (3 * size + 1000)
@@ -224,7 +229,7 @@ def test_runtimes_workers_and_a_resume_end_the_same(many, tmp_path):
 
 def test_nobody_measures_the_offers_of_all():
     with pytest.raises(TypeError, match="own offer"):
-        Gains(torch.zeros(2, 3), {}, 1, 5).measure(None, None, None, None, 0)
+        Gains(torch.zeros(2, 3), {}, 1, 5).measure(None, None, None, None, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

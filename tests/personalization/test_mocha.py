@@ -17,10 +17,11 @@ from covey.job.experiment import Experiment
 from covey.job.settings import describing
 from covey.model import build_model
 from covey.model.layout import Layout
-from covey.personalization.mocha import Subproblem, features_of
+from covey.personalization.mocha import Mocha, Subproblem, features_of
+from covey.personalization.mocha_deep import DeepMocha
 from covey.probe.insight import full_gradient
 from covey.runtime import LocalRuntime, StackedRuntime
-from tests.conftest import SMALL
+from tests.conftest import SMALL, learner_of
 from tests.equal_runs import ends_the_same
 
 CLIENTS, CLASSES, WIDTH = 4, 3, 3
@@ -41,8 +42,8 @@ def tiny(sizes=(12, 9, 15, 7)):
     y = [rng.integers(CLASSES, size=size) for size in sizes]
     x = [centres[of] + 0.5 * rng.normal(size=WIDTH) + rng.normal(size=(len(of), WIDTH)) for of in y]
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    x, y = np.concatenate(x), np.concatenate(y)
-    return covey.federation(x, y, parts, test=(x, y))
+    samples, labels = np.concatenate(x), np.concatenate(y)
+    return covey.federation(samples, labels, parts, test=(samples, labels))
 
 
 def problem(held):
@@ -69,6 +70,7 @@ def solved(held, rounds, **many):
     """W `[clients, classes, features]` after so many rounds, and the figures of every round."""
     experiment = Experiment.of(Config.of({**LINEAR, **describing(held), "many": many}), held)
     method, runtime = experiment.method, experiment.runtime
+    assert isinstance(method, Mocha)
     figures = []
     for t in range(1, rounds + 1):
         method.absorb(t, runtime.execute(method.order(t, runtime.available(t))))
@@ -173,8 +175,9 @@ def test_dual_variables_stay_with_the_client_and_its_models_head_alone_travels()
     head = 8 * 10 * 17
     assert 8 * head < replies.bytes_up < 8 * (head + 600)
     assert 8 * head < order.bytes_down() < 8 * (head + 800)
+    everybody = Subproblem(np.zeros((1, 1, 1)), np.zeros(1), {}, "hinge", 1)
     with pytest.raises(TypeError, match="own part"):
-        Subproblem(np.zeros((1, 1, 1)), np.zeros(1), {}, "hinge", 1).measure(None, None, None, None, 0)
+        everybody.measure(None, None, None, None, 0)  # type: ignore[arg-type]
 
 
 def test_only_the_last_layer_differs_between_clients_and_it_serves_their_mix(tmp_path):
@@ -216,7 +219,7 @@ def test_a_step_of_the_deep_form_takes_the_slope_of_the_pull_towards_the_mean():
     work = {"epochs": 1, "batch": 0, "rate": 0.1}
     experiment = Experiment.of(Config.of({**SKEWED, "method": "mocha-deep", "local": work, "many": {"coupling": 0.5}}))
     method, runtime = experiment.method, experiment.runtime
-    learner = runtime.runtime._learner
+    learner = learner_of(experiment)
     method.absorb(1, runtime.execute(method.order(1, np.arange(8))))
     before = method.models().clone()
     mean = before.mean(dim=0)
@@ -247,6 +250,7 @@ def test_the_deep_form_sends_the_mean_down_and_the_clients_model_up():
     order = experiment.method.order(1, np.arange(8))
     replies = experiment.runtime.execute(order)
     experiment.runtime.close()
+    assert order.anchor is not None
     size = 4 * len(order.anchor)
     assert 8 * size < order.bytes_down() < 8 * (size + 1000)
     assert 8 * size < replies.bytes_up < 8 * (size + 1000)
@@ -255,6 +259,7 @@ def test_the_deep_form_sends_the_mean_down_and_the_clients_model_up():
 def test_absent_clients_count_in_the_mean_with_the_model_that_they_had():
     experiment = Experiment.of(Config.of({**SKEWED, "method": "mocha-deep"}))
     method, runtime = experiment.method, experiment.runtime
+    assert isinstance(method, DeepMocha)
     method.absorb(1, runtime.execute(method.order(1, np.array([1, 4]))))
     runtime.close()
     untouched = [client for client in range(8) if client not in (1, 4)]

@@ -127,11 +127,11 @@ def test_it_gives_clients_of_small_groups_more_weight_on_every_seed(earned):
 
 
 def test_with_shuffled_rewards_the_advantage_is_gone(agents, earned, plain, folder):
-    """The same experiences with the rewards dealt at random among them: what is learned favours either group.
+    """With the rewards of the same experiences shuffled, the agent favours either group.
 
-    A single shuffle may go either way, and so may the accuracy that comes of it; over all of them nothing is gained.
+    A single shuffle may go either way, and so may its accuracy; over all shuffles nothing is gained.
     """
-    advantages = {True: [], False: []}
+    advantages: dict[bool, list[float]] = {True: [], False: []}
     accuracy = []
     for seed, path in agents.items():
         workers = [covey.Run.open(path.with_name(f"feddrl-set{seed}-workers") / f"worker-{n}") for n in (0, 1)]

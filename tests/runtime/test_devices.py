@@ -1,5 +1,7 @@
 """Client speeds, availability and drop-outs on a simulated clock."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from covey import Config, Refusal, resume, run
 from covey.job.experiment import Experiment
 from covey.model import build_model
+from covey.runtime.devices import OnDevices
 from tests.conftest import SMALL, without_timings
 
 
@@ -27,6 +30,7 @@ def test_equal_devices_take_the_time_of_their_samples_and_bytes(tmp_path):
 def test_a_round_lasts_as_long_as_its_slowest_client():
     experiment = built(devices={"spread": 1.0, "bandwidth": 1e12})
     runtime = experiment.runtime
+    assert isinstance(runtime, OnDevices)
     order = experiment.method.order(1, np.arange(8))
     replies = runtime.execute(order)
     expected = 20 / runtime.speeds[order.clients]
@@ -52,8 +56,8 @@ def test_only_a_share_of_the_clients_can_be_reached_and_it_changes_by_round():
 
 
 def test_a_client_that_answers_a_survey_may_still_drop_out_of_training(tmp_path):
-    given = {"clients": 20, "cohort": 5, "rounds": 20, "devices": {"dropout": 0.4}}
-    result = run(SMALL, method="power-of-choice", out=tmp_path / "run", **given)
+    given = {**SMALL, "clients": 20, "cohort": 5, "rounds": 20, "devices": {"dropout": 0.4}}
+    result = run(given, method="power-of-choice", out=tmp_path / "run")
     lost = [fault for row in result.metrics for fault in row["dropped"] if fault["client"] in row["clients"]]
     assert 20 <= len(lost) <= 70  # 40 of 100 on average
 
@@ -83,9 +87,11 @@ def test_the_model_is_unchanged_if_the_whole_cohort_drops_out(tmp_path):
 
 def test_replies_after_the_deadline_are_lost_and_the_round_ends_then():
     experiment = built(devices={"spread": 1.0, "bandwidth": 1e12, "deadline": 0.02})
+    runtime = experiment.runtime
+    assert isinstance(runtime, OnDevices)
     order = experiment.method.order(1, np.arange(8))
-    replies = experiment.runtime.execute(order)
-    needed = 20 / experiment.runtime.speeds[order.clients]
+    replies = runtime.execute(order)
+    needed = 20 / runtime.speeds[order.clients]
     assert 0 < len(replies) < 4
     assert replies.clients.tolist() == order.clients[needed <= 0.02].tolist()
     assert replies.round_seconds == 0.02
@@ -102,7 +108,7 @@ def test_local_only_clients_drop_out_too(tmp_path):
 
 
 def test_a_resumed_run_keeps_the_clock_and_the_drop_outs(tmp_path):
-    settings = {"devices": {"spread": 1.0, "dropout": 0.3, "availability": 0.7}}
+    settings: dict[str, Any] = {"devices": {"spread": 1.0, "dropout": 0.3, "availability": 0.7}}
     whole = run(SMALL, rounds=6, out=tmp_path / "whole", **settings)
     count = 0
 

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import sys
@@ -163,11 +164,12 @@ def test_a_worker_that_dies_costs_one_reply_and_is_replaced():
 def test_a_worker_that_dies_between_rounds_costs_nothing():
     parts = federation(environment={"name": "uniform", "samples": 10})
     local = runtime(parts, 2)
+    others = multiprocessing.active_children()
     try:
         before = local.execute(an_order(local, list(range(8))))
-        process, _ = local._pool._workers[0]
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        worker, _ = (process for process in multiprocessing.active_children() if process not in others)
+        worker.kill()
+        worker.join()
         after = local.execute(an_order(local, list(range(8))))
     finally:
         local.close()
@@ -179,6 +181,7 @@ def test_a_survey_reserves_no_memory_for_trained_models():
     local = runtime(federation(), 2)
     try:
         asked = local.execute(an_order(local, list(range(8)), probes=(Losses(),), train=False))
+        assert local._state is not None
         assert len(local._state.models.ends) == 0
         local.execute(an_order(local, [0, 1]))
         assert len(local._state.models.ends) == 2

@@ -14,7 +14,7 @@ from scipy.integrate import trapezoid
 import covey.selection.fedacs
 from covey import Refusal, run
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
 from covey.model.layout import Layout, Slot
@@ -22,7 +22,7 @@ from covey.probe.insight import Insight
 from covey.registries import selectors
 from covey.selection import Uniform
 from covey.selection.fedacs import FedACS, literal_pool, quick_pool, skewness_scores
-from tests.conftest import SMALL
+from tests.conftest import SMALL, saved_state
 
 LAYOUT = Layout((Slot("body", (2,), 0), Slot("head", (1,), 2)), (), (Slot("head", (1,), 2),))
 
@@ -95,9 +95,8 @@ def test_the_mean_weighs_clients_by_samples_if_weighted():
 
 
 def test_summing_over_tensors_takes_a_whole_models_insight_apart():
-    sent = replies([0, 1], [[0.0]] * 2)
-    sent.probes["insight"].clear()
-    sent.probes["insight"]["change"] = torch.tensor([[3.0, 4.0, 1.0], [-3.0, -4.0, -1.0]])
+    change = torch.tensor([[3.0, 4.0, 1.0], [-3.0, -4.0, -1.0]])
+    sent = replace(replies([0, 1], [[0.0]] * 2), probes={"insight": {"change": change}})
     assert rewards_of(begun(norm="per-tensor", insight="full"), sent) == pytest.approx([-6, -6])
 
 
@@ -138,11 +137,12 @@ def test_many_rounds_of_duels_are_algorithm_3_line_by_line():
     clients, history, step = 15, 3, 0.4
     rng = np.random.default_rng(3)
     selector = begun(clients=clients, history=history, step=step)
-    wins, losses, records = np.zeros(clients), np.zeros(clients), {}
+    wins, losses = np.zeros(clients), np.zeros(clients)
+    records: dict[int, dict[int, float]] = {}
     for t in range(1, 41):
         chosen = np.sort(rng.choice(clients, size=rng.integers(1, 6), replace=False))
         rewards = dict(zip(chosen.tolist(), rng.integers(-8, 0, size=len(chosen)).astype(float), strict=True))
-        against = {}
+        against: dict[int, float] = {}
         for earlier in range(t - history, t):
             against |= records.get(earlier, {})
         against |= rewards
@@ -454,7 +454,7 @@ def test_a_stopped_selector_continues_as_if_never_stopped(tmp_path):
     expected = play(straight, range(1, 13))
     play(stopped, range(1, 7))
     write_checkpoint(tmp_path, 6, stopped.state_dict())
-    _, state = read_checkpoint(tmp_path)
+    state = saved_state(tmp_path)
     resumed.load_state_dict(state)
     assert play(resumed, range(7, 13)) == expected[6:]
     assert duels(resumed) == duels(straight)

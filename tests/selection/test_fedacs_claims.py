@@ -1,5 +1,7 @@
 """The FedACS paper's claims about its own mechanism, on real runs: figures 4, 8, 9 and 10 and the overhead."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -111,10 +113,11 @@ def test_the_insight_is_850_of_124012_floats_and_a_fifth_of_that_with_early_stop
 def test_fedacs_leaves_poisoned_clients_out_where_loss_driven_selection_invites_them(tmp_path):
     given = {**GIVEN, "rounds": 150, "altered": {"poison": 0.2}, "environment": {"name": "uniform", "samples": 60}}
     shares = {}
-    for name, more in {
+    methods: dict[str, dict[str, Any]] = {
         "fedacs": {"method": "fedacs"},
         "oort": {"method": "oort-simple", "selector": {"ban": 0}},
-    }.items():
+    }
+    for name, more in methods.items():
         run = covey.run({**given, **more}, out=tmp_path / name)
         altered = build_federation(run.config).altered
         assert altered is not None

@@ -8,12 +8,13 @@ import torch
 
 from covey import Refusal
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
 from covey.model.layout import Layout
 from covey.randomness import generator
 from covey.selection.k_linucb import KLinUCB
+from tests.conftest import saved_state
 
 
 def begun(contexts: np.ndarray, cohort=2, seed=0, **options) -> KLinUCB:
@@ -146,7 +147,7 @@ def test_a_checkpoint_continues_to_the_same_cohorts(model, tmp_path):
     write_checkpoint(tmp_path, 6, selector.state_dict())
     again = KLinUCB(model=model)
     again.begin(Setting(20, 3, 100, 10, 0, Layout((), (), ()), Local()))
-    again.load_state_dict(read_checkpoint(tmp_path)[1])
+    again.load_state_dict(saved_state(tmp_path))
     assert again.survey(7, np.arange(20)) is None
     assert played(again, range(7, 15)) == played(selector, range(7, 15))
     assert (again.bounds(np.arange(20)) == selector.bounds(np.arange(20))).all()

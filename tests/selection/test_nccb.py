@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ import torch
 import covey.selection.contexts
 import covey.selection.nccb
 from covey import Config, Refusal, resume, run
+from covey.arrays import IntArray
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Selector, Setting
 from covey.core.loop import perform_jointly
 from covey.core.messages import Fault
@@ -32,7 +34,7 @@ from covey.selection.estimators import LinearEstimator, NetworkEstimator, Reward
 from covey.selection.k_linucb import KLinUCB
 from covey.selection.nccb import NCCB
 from covey.selection.oort_simple import OortSimple
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
 
 SINGLE = np.array([[0x01], [0x01], [0x02], [0x04], [0x08]], dtype=np.uint8)
 """Five clients' contexts of 8 bits, one bit each; the first two are the same."""
@@ -80,6 +82,14 @@ def begun(contexts=None, cohort=2, seed=0, clients=None, **options) -> NCCB:
     return selector
 
 
+def survey_of(selector: NCCB, t: int, candidates: IntArray) -> tuple[list[int], list[str]]:
+    """Return the clients asked before round `t` and the names of what they measure."""
+    asked = selector.survey(t, candidates)
+    assert asked is not None
+    clients, probes = asked
+    return clients.tolist(), [probe.name for probe in probes]
+
+
 def random_contexts(count: int, bits: int = 64, seed: int = 0) -> np.ndarray:
     return generator(seed, "contexts").integers(0, 256, (count, bits // 8), dtype=np.uint8)
 
@@ -103,11 +113,9 @@ def played(selector: Selector, rounds: int, rewards: np.ndarray, first: int = 1)
 
 def test_clients_are_asked_for_their_bits_once():
     selector = begun(clients=6)
-    asked, probes = selector.survey(1, np.arange(6))
-    assert asked.tolist() == list(range(6))
-    assert [probe.name for probe in probes] == ["simhash"]
+    assert survey_of(selector, 1, np.arange(6)) == (list(range(6)), ["simhash"])
     contexts = random_contexts(6)
-    selector.surveyed(1, hashes(asked, contexts))
+    selector.surveyed(1, hashes(range(6), contexts))
     assert selector.survey(2, np.arange(6)) is None
     assert [probe.name for probe in selector.probes(2)] == [Utility.name]
     assert (selector.contexts == contexts).all()
@@ -121,7 +129,7 @@ def test_clients_that_were_away_or_whose_bits_did_not_arrive_are_asked_when_they
     answered = contexts[:3] * np.array([[1], [1], [0]], dtype=np.uint8)
     selector.surveyed(1, hashes([0, 1, 2], answered, [Fault(2, "its simhash is missing", "simhash")]))
     assert selector.known.tolist() == [True, True, False, False, False, False]
-    assert selector.survey(2, np.array([0, 2, 3, 5]))[0].tolist() == [2, 3, 5]
+    assert survey_of(selector, 2, np.array([0, 2, 3, 5])) == ([2, 3, 5], ["simhash"])
     selector.surveyed(2, hashes([2, 3, 5], contexts[[2, 3, 5]]))
     assert (selector.contexts[[0, 1, 2, 3, 5]] == contexts[[0, 1, 2, 3, 5]]).all()
     assert selector.survey(3, np.array([0, 2, 3, 5])) is None
@@ -160,8 +168,7 @@ def test_rewards_are_root_mean_square_losses_over_the_greatest_so_far():
 def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
     utilities = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     selector = begun(clients=5, cohort=2, bits=8, clusters=2, regret=True)
-    asked, probes = selector.survey(1, np.arange(5))
-    assert asked.tolist() == [0, 1, 2, 3, 4] and [probe.name for probe in probes] == ["simhash", "utility"]
+    assert survey_of(selector, 1, np.arange(5)) == ([0, 1, 2, 3, 4], ["simhash", "utility"])
     total = 0.0
     for t in (1, 2, 3):
         told = trained(range(5), utilities * t, samples=[10] * 5)
@@ -177,8 +184,7 @@ def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
         figures = selector.figures()
         assert figures["best_utility"] == pytest.approx(10 * t * best)
         assert figures["regret"] == pytest.approx(total)
-        asked, probes = selector.survey(t + 1, np.arange(5))
-        assert asked.tolist() == [0, 1, 2, 3, 4] and [probe.name for probe in probes] == ["utility"]
+        assert survey_of(selector, t + 1, np.arange(5)) == ([0, 1, 2, 3, 4], ["utility"])
     assert total > 0
     again = begun(clients=5, cohort=2, bits=8, clusters=2, regret=True)
     again.load_state_dict(selector.state_dict())
@@ -344,7 +350,9 @@ def test_clusters_whose_clients_never_answer_do_not_block_their_place():
 
 def test_a_bound_by_hand():
     selector = begun(np.array([[0b11000000], [0b00010000]], dtype=np.uint8), width=2, clusters=1, gamma=0.5)
-    first, second, _ = selector.function._parts(selector.function.parameters)
+    function = selector.function
+    assert isinstance(function, NetworkEstimator)
+    first, second, _ = function._parts(function.parameters)
     first[:], second[:] = 0, (0.5, -1.0)
     first[0, 0, :2], first[0, 1, :2], first[1, 0, 0] = 1.0, 0.5, -3.0
     selector.diagonal[:] = 0.25
@@ -438,8 +446,8 @@ def test_networks_fitted_as_one_stack_are_those_fitted_alone(plain):
     ]
     alone, stacked = ([NetworkEstimator(generator(seed), 64, 16, plain=plain) for seed in range(3)] for _ in range(2))
     for _ in range(2):
-        for network, one in zip(alone, seen, strict=True):
-            network.fit(one, 0.3, 100, 0.01)
+        for network, samples in zip(alone, seen, strict=True):
+            network.fit(samples, 0.3, 100, 0.01)
         fit_together(stacked, seen, 0.3, 100, 0.01, "cpu")
     for one, other in zip(alone, stacked, strict=True):
         assert not np.allclose(one.parameters, one.initial)
@@ -461,7 +469,7 @@ def test_runs_in_lockstep_train_their_estimators_together_and_decide_as_alone(tm
     pending = [(Config.of({**given, "seed": seed}), tmp_path / f"together{seed}") for seed in range(3)]
     for one, other in zip(alone, run_together(pending), strict=True):
         assert [row["clients"] for row in one.metrics] == [row["clients"] for row in other.metrics]
-        mine, theirs = (read_checkpoint(result.folder)[1]["selector"] for result in (one, other))
+        mine, theirs = (saved_state(result.folder)["selector"] for result in (one, other))
         assert theirs["parameters"] == pytest.approx(mine["parameters"], abs=1e-9)
         assert theirs["diagonal"] == pytest.approx(mine["diagonal"], abs=1e-9)
     assert stacks == [3] * 6
@@ -720,7 +728,12 @@ def test_mean_utility_orders_the_methods_as_the_paper_does():
 
 def test_a_checkpoint_continues_to_the_same_cohorts(tmp_path):
     contexts, rewards = random_contexts(20), generator("state").random(20)
-    kinds = [{}, {"covariance": "full", "width": 4}, {"covariance": "own"}, {"estimator": "authors", "window": 5}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"covariance": "full", "width": 4},
+        {"covariance": "own"},
+        {"estimator": "authors", "window": 5},
+    ]
     for number, options in enumerate(kinds):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -729,7 +742,7 @@ def test_a_checkpoint_continues_to_the_same_cohorts(tmp_path):
         write_checkpoint(folder, 6, selector.state_dict())
         again = NCCB(clusters=4, threshold=0, **options)
         again.begin(setting(20, 3))
-        again.load_state_dict(read_checkpoint(folder)[1])
+        again.load_state_dict(saved_state(folder))
         assert again.survey(7, np.arange(20)) is None
         assert played(again, 8, rewards, first=7) == played(selector, 8, rewards, first=7)
         assert (again.bounds(np.arange(20)) == selector.bounds(np.arange(20))).all()
@@ -879,8 +892,6 @@ def test_a_run_on_texts_tells_topics_apart(tmp_path):
         "workers": 1,
     }
     result = run(given, out=tmp_path / "run")
-    state = read_checkpoint(tmp_path / "run")[1]
-    assert state is not None
-    cluster = state["selector"]["cluster"].tolist()
+    cluster = saved_state(tmp_path / "run")["selector"]["cluster"].tolist()
     assert cluster == cluster[:2] * 12 and cluster[0] != cluster[1]
     assert result.metrics[0]["probe_bytes"]["simhash"] == 24 * 8

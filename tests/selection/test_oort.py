@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from covey import Refusal, resume, run
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies, Timing
 from covey.model.layout import Layout
@@ -19,7 +19,7 @@ from covey.randomness import generator
 from covey.selection import Uniform
 from covey.selection.oort import Oort, weighted_draw
 from covey.selection.oort_simple import OortSimple
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
 
 
 def setting(clients: int, cohort: int, seed: int = 0) -> Setting:
@@ -178,7 +178,7 @@ def test_unexplored_clients_are_drawn_by_size_and_speed_where_these_are_known():
 
 def test_exploration_looks_at_the_window_of_the_highest_prior_only():
     selector = begun(100, 2)
-    selector.register(np.arange(100), sizes=np.arange(100) + 1.0)
+    selector.register(np.arange(100), sizes=np.arange(1, 101).astype(np.float64))
     assert np.flatnonzero(frequencies(selector, 100)).min() >= 90
 
 
@@ -462,16 +462,16 @@ def test_a_selector_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(made,
     first, second = made(), made()
     begin = play(first, range(1, 14))
     write_checkpoint(tmp_path, 13, first.state_dict())
-    second.load_state_dict(read_checkpoint(tmp_path)[1])
+    second.load_state_dict(saved_state(tmp_path))
     assert begin + play(second, range(14, 31)) == whole
 
 
-def test_a_checkpoint_keeps_where_the_pacer_has_come_to(tmp_path):
+def test_a_checkpoint_keeps_the_pacers_percentile(tmp_path):
     selector = explored(np.ones(10), seconds=np.arange(10.0))
     selector.percentile = 35.0
     write_checkpoint(tmp_path, 1, selector.state_dict())
     again = begun()
-    again.load_state_dict(read_checkpoint(tmp_path)[1])
+    again.load_state_dict(saved_state(tmp_path))
     assert again.preferred_duration() == selector.preferred_duration() == 3.0
 
 

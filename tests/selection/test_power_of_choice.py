@@ -1,6 +1,7 @@
 """Power-of-choice: clients report the loss of the present model, and the highest are invited."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +9,13 @@ import torch
 
 from covey import Config, Refusal, resume, run
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
 from covey.job.experiment import Experiment
 from covey.model.layout import Layout
 from covey.selection.power_of_choice import PowerOfChoice
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, learner_of, saved_state, without_timings
 
 
 def begun(clients=10, cohort=3, seed=0, **options) -> PowerOfChoice:
@@ -108,35 +109,39 @@ def test_impossible_numbers_of_candidates_are_refused(candidates, sentence):
 def test_a_run_invites_the_clients_whose_loss_really_is_highest(tmp_path):
     result = run(SMALL, selector={"name": "power-of-choice", "candidates": 8}, rounds=1, out=tmp_path / "run")
     experiment = Experiment.of(Config.of(SMALL))
-    learner, model = experiment.runtime.runtime._learner, experiment.method.model
+    learner, (model,) = learner_of(experiment), experiment.method.models()
     losses = [learner.mean_loss(model, experiment.federation.samples(client)) for client in range(8)]
     experiment.runtime.close()
     assert result.metrics[0]["clients"] == sorted(np.argsort(losses)[-4:].tolist())
 
 
 def test_sizes_decide_who_is_drawn_and_do_not_weigh_the_models_again():
-    def weighted(**settings):
-        return Config.of({**SMALL, **settings}).aggregator.options["weighted"]
+    def option(config: Config) -> object:
+        assert config.aggregator is not None
+        return config.aggregator.options["weighted"]
+
+    def weighted(**settings: Any) -> object:
+        return option(Config.of({**SMALL, **settings}))
 
     assert not weighted(method="power-of-choice")
     assert weighted(method="power-of-choice", aggregator={"weighted": True})
     assert weighted(selector="power-of-choice")
     assert weighted(method="fedavg")
     before = {**Config.of({**SMALL, "method": "power-of-choice"}).as_mapping(), "aggregator": {"weighted": True}}
-    assert Config.stored(before).aggregator.options["weighted"], "an older run keeps its setting"
+    assert option(Config.stored(before)), "an older run keeps its setting"
 
 
 def test_a_checkpoint_keeps_the_sizes(tmp_path):
     selector, again = begun(), begun()
     selector.surveyed(1, reports([0, 1, 2], [1.0] * 3, samples=[10, 500, 3]))
     write_checkpoint(tmp_path, 1, selector.state_dict())
-    again.load_state_dict(read_checkpoint(tmp_path)[1])
+    again.load_state_dict(saved_state(tmp_path))
     asked = [[one.survey(t, np.arange(10))[0].tolist() for t in range(2, 20)] for one in (selector, again, begun())]
     assert asked[0] == asked[1] != asked[2]
 
 
 def test_a_run_that_is_cut_off_and_resumed_is_the_whole_run(tmp_path):
-    settings = {"selector": {"name": "power-of-choice", "candidates": 6}, "devices": {"dropout": 0.2}}
+    settings: dict[str, Any] = {"selector": {"name": "power-of-choice", "candidates": 6}, "devices": {"dropout": 0.2}}
     whole = run(SMALL, rounds=6, out=tmp_path / "whole", **settings)
 
     def stop(record):

@@ -1,6 +1,7 @@
 """Rexp3 on FedACS's rewards."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ import torch
 
 from covey import Refusal, resume, run
 from covey.config.sections import Local
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
 from covey.model.layout import Layout
+from covey.probe.insight import Insight
 from covey.selection.fedacs import skewness_scores
 from covey.selection.rexp3 import Rexp3, tuned
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, saved_state, without_timings
 
 
 def begun(clients=10, cohort=2, rounds=1000, seed=0, **options) -> Rexp3:
@@ -102,7 +104,8 @@ def test_rewards_are_fedacs_rewards():
     by_hand.learn(1, np.array([0, 3, 5]), -scores)
     assert selector.log_weights.tolist() == by_hand.log_weights.tolist()
     assert selector.log_weights.argmax() == [0, 3, 5][int(scores.argmin())]
-    assert [probe.rate for probe in selector.probes(1)] == [0.25]
+    (probe,) = selector.probes(1)
+    assert isinstance(probe, Insight) and probe.rate == 0.25
 
 
 def test_clients_without_an_insight_are_left_as_they_were():
@@ -218,12 +221,15 @@ def test_a_selector_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(tmp_p
     whole, first, second = begun(batch=30), begun(batch=30), begun(batch=30)
     play(first, range(1, 48))
     write_checkpoint(tmp_path, 47, first.state_dict())
-    second.load_state_dict(read_checkpoint(tmp_path)[1])
+    second.load_state_dict(saved_state(tmp_path))
     assert play(second, range(48, 58)) == play(whole, range(1, 58))
 
 
 def test_a_run_that_is_cut_off_and_resumed_is_the_whole_run(tmp_path):
-    settings = {"selector": {"name": "rexp3", "batch": 5}, "devices": {"dropout": 0.2, "availability": 0.8}}
+    settings: dict[str, Any] = {
+        "selector": {"name": "rexp3", "batch": 5},
+        "devices": {"dropout": 0.2, "availability": 0.8},
+    }
     whole = run(SMALL, rounds=8, out=tmp_path / "whole", **settings)
 
     def stop(record):

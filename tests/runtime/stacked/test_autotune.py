@@ -41,7 +41,8 @@ def test_lanes_are_halved_while_the_launch_gets_faster(seconds, fastest):
     assert timed == list(seconds)
     assert read_cache("lanes") == {"400": fastest}
     # Nearly as many lanes are cut into as many parts, without timing anything.
-    assert fastest_lanes(600, str, None) == 600 * fastest // 400
+    assert fastest_lanes(600, str, time_launch) == 600 * fastest // 400
+    assert timed == list(seconds)
 
 
 def test_a_cache_is_read_back_and_one_that_cannot_be_read_is_empty():

@@ -29,6 +29,7 @@ def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, pa
     patches = StackConv2d(layer, algorithm)(x)
     assert torch.allclose(patches, expected, atol=1e-12)
     weight = torch.randn_like(expected)
+    assert layer.bias is not None
     wanted = torch.autograd.grad((expected * weight).sum(), [x, layer.weight, layer.bias])
     gotten = torch.autograd.grad((patches * weight).sum(), [x, layer.weight, layer.bias])
     assert all(torch.allclose(one, other, atol=1e-11) for one, other in zip(wanted, gotten, strict=True))
@@ -47,5 +48,7 @@ def test_candidate_algorithms_name_every_layer():
     assert list(deep.values()) == ["kernel", *["slices"] * 7]
     (mobile,) = candidate_algorithms(build_model("mobilenetv2", {}, (3, 32, 32), 10, 0), kernels=True)
     assert list(mobile.values()) == ["kernel", *["slices"] * 52]
-    layer = StackConv2d(module.conv1, "windows")
+    conv1 = module.get_submodule("conv1")
+    assert isinstance(conv1, torch.nn.Conv2d)
+    layer = StackConv2d(conv1, "windows")
     assert {name for name, _ in layer.named_parameters()} == {"weight", "bias"}

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import covey
+from covey.aggregation.share_predictor import WithPredictor
 from covey.config.schema import Config
 from covey.config.sections import Local
 from covey.core.build import build_federation
 from covey.core.checkpoint import FORMAT, read_checkpoint
 from covey.core.messages import Order
+from covey.core.one_model import OneModel
 from covey.core.records import read_config
 from covey.job.experiment import Experiment
 from covey.model import build_model
@@ -305,5 +307,7 @@ def test_measured_predictors_stay_on_the_device_and_other_fields_do_not():
     assert devices.pop("predictor") == "cuda"
     assert set(devices.values()) == {"cpu"}
     one.method.absorb(1, replies)
+    assert isinstance(one.method, OneModel)
+    assert isinstance(one.method.aggregator, WithPredictor)
     assert one.method.aggregator.predictor.is_cuda
     assert "predictor" not in replies.for_records().probes["predictor"]

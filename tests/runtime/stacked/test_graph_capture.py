@@ -181,8 +181,10 @@ def test_replayed_steps_train_the_same_models_as_eager_ones(monkeypatch):
         states[kind] += [runtime.execute(orders[0]).states, other.execute(orders[0]).states]
     assert len(made) == 1, "one launcher serves all of them"
     (before,) = graphs.values()
-    assert made[0].recorded is not before, "samples moved, so the step is recorded again"
-    assert made[0].recorded.step is before.step
+    after = made[0].recorded
+    assert after is not None and before is not None
+    assert after is not before, "samples moved, so the step is recorded again"
+    assert after.step is before.step
     assert all(map(torch.equal, states[EagerSteps], states[graph_steps]))
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from covey.model import build_model
@@ -16,7 +17,10 @@ from covey.runtime.stacked.image_convolution import image_convolution
 from covey.runtime.stacked.triton_support import available
 from tests.runtime.stacked.triton_interpreter import needs_interpreter, run_interpreted
 
-TRITON_CASES = [
+Pair = tuple[int, int]
+Case = tuple[int, int, int, int, int, int, Pair, Pair, Pair, bool]
+
+TRITON_CASES: list[Case] = [
     # lanes, batch, channels, height, width, filters, kernel, stride, padding, with bias
     (2, 3, 3, 16, 16, 6, (5, 5), (1, 1), (0, 0), True),
     (2, 2, 1, 8, 8, 32, (5, 5), (1, 1), (2, 2), True),
@@ -61,11 +65,17 @@ def step_of(convolve):
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
     st.booleans(),
 )
-def test_a_stack_is_convolved_lane_by_lane(sizes, image, kernel, stride, padding, with_bias):
+def test_a_stack_is_convolved_lane_by_lane(
+    sizes: tuple[int, int, int], image: Pair, kernel: Pair, stride: Pair, padding: Pair, with_bias: bool
+) -> None:
     x, weight, bias = stack(*sizes, *image, 5, kernel, with_bias)
     expected = lane_by_lane(x, weight, bias, stride, padding)
     torch.testing.assert_close(image_convolution(x, weight, bias, stride, padding), expected)
-    lanes = vmap(lambda *one: image_convolution(*one, stride, padding), in_dims=(0, 0, 0 if with_bias else None))
+
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return image_convolution(x, weight, bias, stride, padding)
+
+    lanes = vmap(convolved, in_dims=(0, 0, 0 if with_bias else None))
     torch.testing.assert_close(lanes(x, weight, bias), expected)
 
 
@@ -152,14 +162,14 @@ def test_triton_kernels_agree_with_torch():
     run_interpreted("tests.runtime.stacked.test_image_convolution")
 
 
-def check_triton(case, dtype):
-    *sizes, kernel, stride, padding, with_bias = case
-    x, weight, bias = stack(*sizes, kernel, with_bias, dtype=dtype)
-    inputs = [None if tensor is None else tensor.double() for tensor in (x, weight, bias)]
-    inputs[1].requires_grad_()
-    expected = lane_by_lane(*inputs, stride, padding)
+def check_triton(case: Case, dtype: torch.dtype) -> None:
+    lanes, batch, channels, height, width, filters, kernel, stride, padding, with_bias = case
+    x, weight, bias = stack(lanes, batch, channels, height, width, filters, kernel, with_bias, dtype=dtype)
+    exact_weight = weight.double().requires_grad_()
+    exact_bias = None if bias is None else bias.double()
+    expected = lane_by_lane(x.double(), exact_weight, exact_bias, stride, padding)
     gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    of_kernels = torch.autograd.grad(expected, inputs[1], gradient.double())[0]
+    of_kernels = torch.autograd.grad(expected, exact_weight, gradient.double())[0]
     assert_near(forward_by_triton(x, weight, bias, stride, padding), expected)
     ours, of_biases = gradients_by_triton(gradient, x, kernel, stride, padding, with_bias)
     assert_near(ours, of_kernels)

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from covey.model.layout import Layout
 from covey.probe.losses import Losses
 from covey.registries import models
 from covey.runtime import LocalRuntime, StackedRuntime
+from covey.runtime.devices import OnDevices
 from covey.runtime.stacked.convolution import candidate_algorithms, with_kernels
+from covey.runtime.stacked.engine import Engine
 from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, without_timings
 
-STACKED = {"runtime": "stacked", "device": "cpu"}
+STACKED: dict[str, Any] = {"runtime": "stacked", "device": "cpu"}
 SKEWED = {**SMALL, "environment": {"name": "dirichlet", "alpha": 0.3}}
 METHODS = covey.methods.names()
 
@@ -186,13 +189,13 @@ def test_a_comparison_in_lockstep_is_the_same_as_runs_by_themselves(tmp_path):
 
 def test_a_sweep_trains_the_clients_of_all_its_runs_in_one_launch(tmp_path, monkeypatch):
     launches = []
-    original = covey.runtime.stacked.engine.Engine.execute
+    original = Engine.execute
 
     def counted(self, requests):
         launches.append(len(requests))
         return original(self, requests)
 
-    monkeypatch.setattr(covey.runtime.stacked.engine.Engine, "execute", counted)
+    monkeypatch.setattr(Engine, "execute", counted)
     compare(["fedavg", "fedprox"], seeds=3, given={**SMALL, **STACKED, "rounds": 4}, out=tmp_path / "cmp")
     assert launches == [6, 6, 6, 6]
 
@@ -251,10 +254,17 @@ def test_an_impossible_memory_limit_is_refused(limit):
         Config.of(memory_limit=limit)
 
 
+def runtime_of(**settings: Any) -> StackedRuntime:
+    """Return the stacked runtime of an experiment, without its devices."""
+    runtime = Experiment.of(Config.of({**SMALL, **STACKED, **settings})).runtime
+    assert isinstance(runtime, OnDevices)
+    assert isinstance(runtime.runtime, StackedRuntime)
+    return runtime.runtime
+
+
 def test_runs_with_another_memory_limit_do_not_share_an_engine():
-    given = {**SMALL, **STACKED}
-    experiments = [Experiment.of(Config.of({**given, "memory_limit": limit})) for limit in ("1GiB", "2GiB", "1GiB")]
-    engines = [experiment.runtime.runtime.engine for experiment in experiments]
+    runtimes = [runtime_of(memory_limit=limit) for limit in ("1GiB", "2GiB", "1GiB")]
+    engines = [runtime.engine for runtime in runtimes]
     assert engines[0] is engines[2]
     assert engines[0] is not engines[1]
 
@@ -275,11 +285,9 @@ def test_the_command_line_runs_the_stacked_runtime(covey_command, tmp_path):
 
 
 def test_experiments_of_a_sweep_share_one_engine():
-    configs = [Config.of({**SMALL, **STACKED, "seed": seed}) for seed in (0, 1)]
-    first, second = (Experiment.of(config) for config in configs)
-    assert first.runtime.runtime.engine is second.runtime.runtime.engine
-    other = Experiment.of(Config.of({**SMALL, **STACKED, "precision": "fp64"}))
-    assert other.runtime.runtime.engine is not first.runtime.runtime.engine
+    first, second = runtime_of(seed=0), runtime_of(seed=1)
+    assert first.engine is second.engine
+    assert runtime_of(precision="fp64").engine is not first.engine
 
 
 @pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "pfl-cnn", "mobilenetv2"])
