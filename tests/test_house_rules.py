@@ -51,10 +51,9 @@ def test_nothing_shadows_round() -> None:
     found = []
     for path, tree in SOURCES.items():
         for node in ast.walk(tree):
-            names = [node.arg] if isinstance(node, ast.arg) else []
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names = [node.id]
-            if "round" in names:
+            parameter = isinstance(node, ast.arg) and node.arg == "round"
+            variable = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == "round"
+            if isinstance(node, ast.arg | ast.Name) and (parameter or variable):
                 found.append(f"{shown(path)}:{node.lineno}")
     # Fields of messages and records are attributes, and shadow nothing.
     fields = {
@@ -83,7 +82,8 @@ def test_no_argument_travels_through_the_environment() -> None:
     found = []
     for path, tree in SOURCES.items():
         for node in ast.walk(tree):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            if any(ast.unparse(target).startswith("os.environ[") for target in targets):
+            if isinstance(node, ast.Assign) and any(
+                ast.unparse(target).startswith("os.environ[") for target in node.targets
+            ):
                 found.append(f"{shown(path)}:{node.lineno}")
     assert found == []

@@ -73,7 +73,7 @@ def test_labels_outside_the_classes_are_refused():
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64])
-def test_arrays_become_tensors_and_labels_of_any_width_int64(kind):
+def test_arrays_become_tensors_and_labels_of_any_width_int64(kind: type[np.integer]) -> None:
     x, y = np.eye(4), np.array([0, 1, 1, 0], dtype=kind)
     data = Dataset("mine", x, y, x[::-1], torch.from_numpy(y), ("a", "b"), groups=y)  # type: ignore[arg-type]
     assert torch.equal(data.x, torch.eye(4, dtype=torch.float64))

@@ -60,7 +60,7 @@ def test_buffers_follow_the_parameters_and_counters_are_left_out():
     assert state[layout.trainable : layout.trainable + 3].min() > 0.4
 
 
-def test_a_model_without_a_named_head_is_refused():
+def test_a_model_without_a_named_head_is_refused() -> None:
     with pytest.raises(Refusal, match="does not name its last layer"):
         Layout.of(nn.Linear(2, 2))
     model = nn.Sequential(nn.Linear(2, 2))

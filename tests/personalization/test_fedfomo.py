@@ -227,7 +227,7 @@ def test_runtimes_workers_and_a_resume_end_the_same(many, tmp_path):
     ends_the_same(given, tmp_path)
 
 
-def test_nobody_measures_the_offers_of_all():
+def test_nobody_measures_the_offers_of_all() -> None:
     with pytest.raises(TypeError, match="own offer"):
         Gains(torch.zeros(2, 3), {}, 1, 5).measure(None, None, None, None, 0)  # type: ignore[arg-type]
 

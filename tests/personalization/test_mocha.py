@@ -164,7 +164,7 @@ def test_coupling_changes_the_models_and_draws_them_together():
     assert spread[0] > 1.5 * spread[1] > 20 * spread[2]
 
 
-def test_dual_variables_stay_with_the_client_and_its_models_head_alone_travels():
+def test_dual_variables_stay_with_the_client_and_its_models_head_alone_travels() -> None:
     experiment = Experiment.of(Config.of({**SKEWED, "method": "mocha"}))
     order = experiment.method.order(1, np.arange(8))
     replies = experiment.runtime.execute(order)
