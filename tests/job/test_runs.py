@@ -9,10 +9,13 @@ from safetensors.torch import load_file
 import covey
 from covey import Config, Dataset, Refusal, Run, run
 from covey.core.build import build_federation
+from covey.core.one_model import OneModel
+from covey.core.records import Records
 from covey.core.scores import Scores, on_mix
 from covey.core.stall_warning import warn_of_stall
 from covey.data import digits
 from covey.job.runs import run_together
+from covey.runtime.local import LocalRuntime
 from tests.conftest import SMALL, without_timings
 
 
@@ -236,3 +239,44 @@ def test_runs_of_a_sweep_share_the_time_that_checkpoints_may_take(tmp_path, monk
     pending = [(Config.of({**SMALL, "seed": seed}), tmp_path / str(seed)) for seed in range(4)]
     run_together(pending)
     assert shares == [0.05 / 4] * 4
+
+
+@pytest.mark.parametrize("broken", ["not empty", "damaged checkpoint"])
+def test_a_sweep_that_is_refused_closes_every_run_that_it_has_built(tmp_path, monkeypatch, broken):
+    """The second folder is refused after its runtime was built; for a damaged one, with its records open."""
+    config = Config.of(SMALL)
+    if broken == "not empty":
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "notes.txt").write_text("mine")
+    else:
+        run(config, out=tmp_path / "b")
+        monkeypatch.setattr(OneModel, "load_state_dict", refuse)
+    built, closed = [], []
+    for kind in (LocalRuntime, Records):
+        monkeypatch.setattr(kind, "__init__", listing(kind.__init__, built))
+        monkeypatch.setattr(kind, "close", listing(kind.close, closed))
+    with pytest.raises(Refusal):
+        run_together([(config, tmp_path / "a"), (config, tmp_path / "b")])
+    assert len(built) == (3 if broken == "not empty" else 4)
+    assert set(map(id, closed)) == set(map(id, built))
+
+
+def refuse(*given):
+    raise Refusal("No.")
+
+
+def listing(function, listed):
+    """The method, and a list of the objects that it was called on."""
+
+    def listing_function(self, *given, **settings):
+        listed.append(self)
+        return function(self, *given, **settings)
+
+    return listing_function
+
+
+def test_a_folder_with_something_in_it_is_refused_before_anything_is_built(tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setattr(covey.Experiment, "of", None)
+    with pytest.raises(Refusal, match="is not empty"):
+        run(SMALL, out=tmp_path)

@@ -67,18 +67,14 @@ class Records:
     @classmethod
     def create(cls, folder: Path, config: Config) -> "Records":
         """Create a run folder; refuse one that is not empty."""
+        require_unused(folder)
         try:
-            require(not folder.exists() or folder.is_dir(), f"The output folder {folder} is a file; choose another.")
-            if folder.exists() and any(path.name not in _BEFORE_A_RUN for path in folder.iterdir()):
-                raise Refusal(
-                    f"The output folder {folder} is not empty. Choose another, or resume with: covey resume {folder}"
-                )
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "environment.json", describe_machine())
             write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
             return cls(folder, 0)
         except OSError as error:
-            raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error
+            raise _unwritable(folder, error) from error
 
     @classmethod
     def reopen(cls, folder: Path) -> tuple["Records", State | None]:
@@ -124,6 +120,22 @@ class Records:
 
     def close(self) -> None:
         self._metrics.close()
+
+
+def require_unused(folder: Path) -> None:
+    """Refuse an output folder that is a file or not empty."""
+    try:
+        require(not folder.exists() or folder.is_dir(), f"The output folder {folder} is a file; choose another.")
+        if folder.exists() and any(path.name not in _BEFORE_A_RUN for path in folder.iterdir()):
+            raise Refusal(
+                f"The output folder {folder} is not empty. Choose another, or resume with: covey resume {folder}"
+            )
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> Refusal:
+    return Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.")
 
 
 def read_config(folder: Path) -> Config:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from covey.core.checkpoint import checkpoint_round, has_checkpoint, read_checkpo
 from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
 from covey.core.loop import LoopRun, OnRound, run_in_lockstep
-from covey.core.records import Records, read_config, read_metrics
+from covey.core.records import Records, read_config, read_metrics, require_unused
 from covey.core.scores import on_mix, summary, untested_notes
 from covey.core.stall_warning import warn_of_stall
 from covey.data.class_mix import Target, parse_target
@@ -194,11 +195,12 @@ def run(
         settings = with_federation(given, settings, federation)
     config = given if isinstance(given, Config) and not settings else as_config(given, settings)
     folder = Path(out) if out is not None else default_folder(config)
-    experiment = Experiment.of(config, federation, fleet=fleet)
-    try:
-        return _run(experiment, Records.create(folder, config), on_round, federation)
-    finally:
-        experiment.runtime.close()
+    require_unused(folder)
+    with ExitStack() as stack:
+        experiment = Experiment.of(config, federation, fleet=fleet)
+        stack.enter_context(closing(experiment.runtime))
+        records = stack.enter_context(closing(Records.create(folder, config)))
+        return _run(experiment, records, on_round, federation)
 
 
 def resume(
@@ -218,16 +220,19 @@ def resume(
     config = read_config(folder)
     if workers is not None:
         config = Config.of({**config.as_mapping(), "workers": workers})
-    experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder), fleet=fleet)
-    try:
-        return _run(experiment, _reopened(experiment, folder), on_round, federation)
-    finally:
-        experiment.runtime.close()
+    with ExitStack() as stack:
+        experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder), fleet=fleet)
+        stack.enter_context(closing(experiment.runtime))
+        return _run(experiment, _reopened(experiment, folder, stack), on_round, federation)
 
 
-def _reopened(experiment: Experiment, folder: Path) -> Records:
-    """Reopen the records of a run, and restore method and runtime as of its last finished round."""
+def _reopened(experiment: Experiment, folder: Path, stack: ExitStack) -> Records:
+    """Reopen the records of a run, and restore method and runtime as of its last finished round.
+
+    The stack closes the records.
+    """
     records, state = Records.reopen(folder)
+    stack.enter_context(closing(records))
     if state is not None:
         experiment.method.load_state_dict(state)
     experiment.runtime.restore(read_metrics(folder))
@@ -235,11 +240,8 @@ def _reopened(experiment: Experiment, folder: Path) -> Records:
 
 
 def _run(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
-    try:
-        with finishing_the_round() as stop:
-            run_in_lockstep([_loop_run(experiment, records, on_round)], stop)
-    finally:
-        records.close()
+    with finishing_the_round() as stop:
+        run_in_lockstep([_loop_run(experiment, records, on_round)], stop)
     return Run(records.folder, experiment.config, given)
 
 
@@ -268,24 +270,20 @@ def run_together(
     `LOCKSTEP_CHECKPOINT_SHARE` of the time. Once `stop` returns True, every run ends after its round with a checkpoint.
     `given` is the federation of all runs, if it was passed in.
     """
-    runs, opened = [], []
-    try:
+    runs = []
+    with ExitStack() as stack:
         for number, (config, folder) in enumerate(pending):
             experiment = Experiment.of(config, given, resumed=has_checkpoint(folder))
+            stack.enter_context(closing(experiment.runtime))
             if (folder / "config.json").is_file():
-                records = _reopened(experiment, folder)
+                records = _reopened(experiment, folder, stack)
             else:
-                records = Records.create(folder, config)
+                records = stack.enter_context(closing(Records.create(folder, config)))
             records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
             records.checkpoint_share = LOCKSTEP_CHECKPOINT_SHARE / len(pending)
-            opened.append((experiment, records))
             runs.append(_loop_run(experiment, records, _numbered(on_round, number)))
-        with finishing_the_round() as asked:
-            run_in_lockstep(runs, lambda: asked() or (stop is not None and stop()))
-    finally:
-        for experiment, records in opened:
-            records.close()
-            experiment.runtime.close()
+        with finishing_the_round() as interrupted:
+            run_in_lockstep(runs, lambda: interrupted() or (stop is not None and stop()))
     return [Run(folder, config, given) for config, folder in pending]
 
 

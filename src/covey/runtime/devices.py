@@ -92,7 +92,7 @@ class OnDevices(Runtime):
 
     def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
         """Execute the orders for clients that reply, in one call of the wrapped runtime."""
-        wrapped = [(runtime, order) for runtime, order in orders if isinstance(runtime, OnDevices)]
+        wrapped = [(_on_devices(runtime), order) for runtime, order in orders]
         if self.live:
             return [runtime.execute(order) for runtime, order in wrapped]
         sent = [(runtime, runtime.answering(order)) for runtime, order in wrapped]
@@ -105,8 +105,7 @@ class OnDevices(Runtime):
         ]
 
     def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:
-        below = [(runtime.runtime, states) for runtime, states in requests if isinstance(runtime, OnDevices)]
-        return self.runtime.evaluate_many(below)
+        return self.runtime.evaluate_many([(_on_devices(runtime).runtime, states) for runtime, states in requests])
 
     def evaluate(self, states: Tensor) -> Scores:
         return self.runtime.evaluate(states)
@@ -139,6 +138,12 @@ class OnDevices(Runtime):
             elif deadline and needed > deadline:
                 lost[client] = f"it needed {needed:.1f} s and the deadline is {deadline:g} s"
         return lost
+
+
+def _on_devices(runtime: Runtime) -> OnDevices:
+    """Narrow the type of a runtime: a group with simulated devices has no runtimes without."""
+    assert isinstance(runtime, OnDevices)
+    return runtime
 
 
 def _received(order: Order) -> FloatArray:
