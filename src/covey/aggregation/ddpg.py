@@ -53,6 +53,18 @@ class Learning:
     normalise_rewards: bool = False
     """True scales rewards to mean 0 and deviation 1 over the replay buffer."""
 
+    def __post_init__(self) -> None:
+        require(0 <= self.discount < 1, f"aggregator.discount is from 0 to below 1, not {self.discount:g}.")
+        require(self.batch >= 1, f"aggregator.batch must be at least 1, not {self.batch}.")
+        require(self.updates >= 0, f"aggregator.updates must not be negative, not {self.updates}.")
+        require(0 < self.soft <= 1, f"aggregator.soft is a fraction in (0, 1], not {self.soft:g}.")
+        require(self.actor_rate > 0, f"aggregator.actor_rate must be above 0, not {self.actor_rate:g}.")
+        require(self.critic_rate > 0, f"aggregator.critic_rate must be above 0, not {self.critic_rate:g}.")
+        require(
+            self.capacity >= self.batch,
+            f"aggregator.capacity = {self.capacity} experiences do not fill a batch of {self.batch}.",
+        )
+
 
 class Architecture(Protocol):
     """An actor and a critic as functions of flat parameters. Agents with equal architectures can form a stack."""

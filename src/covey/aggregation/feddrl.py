@@ -7,187 +7,20 @@ they received (l_b) and of the one that they trained (l_a) on their own samples,
 penalises high and uneven losses in the next round (3.3.4).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from covey.aggregation.agent_file import read_agent
-from covey.aggregation.ddpg import Agent, AgentTraining, Architecture, Learning
+from covey.aggregation.agent_policy import AgentOptions, AgentPolicy, Perceptron
 from covey.aggregation.impact_factors import ImpactFactorAggregator, LossReports, softmax
 from covey.arrays import FloatArray, State
 from covey.core.interfaces import JointWork, Setting
 from covey.errors import require
-from covey.randomness import generator
 from covey.registries import aggregators
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentOptions(Learning):
-    """Options of every aggregator with an agent; those of `Learning` included."""
-
-    hidden: int = 256
-    """Width of the hidden layers."""
-    noise: float = 0.1
-    """σ of the Ornstein-Uhlenbeck noise on actions."""
-    reversion: float = 0.1
-    """θ of that noise; with 1 the noise of each round is independent."""
-    reward: Literal["paper", "relative"] = "paper"
-    """paper: minus the mean and the range of l_b in the next round (eq. 7, negated, since it is a cost). relative: the
-    logarithm of the factor by which that sum fell."""
-    agent: str | None = None
-    """File of a trained agent to begin with, as written by covey train-agent."""
-    learn: bool = True
-    """True lets the agent explore and learn in this run; False uses it as it is."""
-    worker: int = 0
-    """Number of this worker in two-stage training (section 3.4.2); seeds the noise and nothing else."""
-    side_thread: bool = False
-    """True trains beside the rounds, as in the paper. A run then depends on the machine's speed, and the same seed
-    does not give the same run."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.discount < 1, f"aggregator.discount is from 0 to below 1, not {self.discount:g}.")
-        require(self.batch >= 1, f"aggregator.batch must be at least 1, not {self.batch}.")
-        require(self.updates >= 0, f"aggregator.updates must not be negative, not {self.updates}.")
-        require(0 < self.soft <= 1, f"aggregator.soft is a fraction in (0, 1], not {self.soft:g}.")
-        require(self.actor_rate > 0, f"aggregator.actor_rate must be above 0, not {self.actor_rate:g}.")
-        require(self.critic_rate > 0, f"aggregator.critic_rate must be above 0, not {self.critic_rate:g}.")
-        require(
-            self.capacity >= self.batch,
-            f"aggregator.capacity = {self.capacity} experiences do not fill a batch of {self.batch}.",
-        )
-        require(self.hidden >= 1, f"aggregator.hidden must be at least 1, not {self.hidden}.")
-        require(self.noise >= 0, f"aggregator.noise must not be negative, not {self.noise:g}.")
-        require(0 <= self.reversion <= 1, f"aggregator.reversion is a fraction in [0, 1], not {self.reversion:g}.")
-        require(self.reward in ("paper", "relative"), f"aggregator.reward is paper or relative, not '{self.reward}'.")
-        require(self.worker >= 0, f"aggregator.worker must not be negative, not {self.worker}.")
-
-    @property
-    def learning(self) -> Learning:
-        """The hyper-parameters of DDPG alone."""
-        return Learning(**{field.name: getattr(self, field.name) for field in fields(Learning)})
-
-    @property
-    def objective(self) -> dict[str, Any]:
-        """The options that decide what a critic learns to estimate."""
-        return {name: getattr(self, name) for name in ("reward", "normalise_rewards", "discount")}
-
-
-class AgentPolicy:
-    """The agent of one run with its exploration noise and its last experience (Algorithm 2, lines 14 and 17-20)."""
-
-    def __init__(
-        self,
-        kind: str,
-        options: AgentOptions,
-        setting: Setting,
-        architecture: Architecture,
-        *,
-        encoding: Mapping[str, Any],
-        bounds: tuple[float, float],
-        anchor: float = 0.0,
-    ) -> None:
-        """`encoding` holds the settings that states and actions depend on, `bounds` the least and greatest action."""
-        self.kind = kind
-        """Name of the aggregator; an agent is trained for one."""
-        self.options = options
-        self.setting = setting
-        self.encoding = dict(encoding)
-        self.bounds = bounds
-        self.agent = Agent(architecture, options.learning, setting.seed, anchor=anchor)
-        if options.agent is not None and not setting.resumed:
-            objective = options.objective if options.learn else None
-            read_agent(Path(options.agent), self.agent, kind, self.encoding, objective)
-        self.deviation: FloatArray = np.zeros(architecture.action_size)
-        """The Ornstein-Uhlenbeck noise: `[D]`."""
-        self.last: tuple[FloatArray, FloatArray, float] | None = None
-        """State, action and cost of the last round; None if its action can no longer be rewarded."""
-        self._final = False
-        """True after the last round of the run."""
-
-    def act(self, t: int, state: FloatArray, cost: float, device: torch.device) -> FloatArray:
-        """Return the action `[D]` for a round's state `[S]`, and learn from its cost; models live on `device`."""
-        self.agent.to(device)
-        action = self.agent.act(state)
-        if not self.options.learn:
-            return np.clip(action, *self.bounds)
-        if self.last is not None:
-            last_state, last_action, last_cost = self.last
-            self.agent.replay.push(last_state, last_action, self.reward(last_cost, cost), state)  # lines 17-18
-        draws = self.rng(t, "noise").standard_normal(len(action))
-        self.deviation = (1 - self.options.reversion) * self.deviation + self.options.noise * draws
-        action = np.clip(action + self.deviation, *self.bounds)  # line 14
-        self.last = state, action, cost
-        self._final = t >= self.setting.rounds
-        key = (self.setting.seed, t, "replay", self.options.worker)  # lines 19-20
-        if not self.options.side_thread:
-            self.agent.schedule_training(*key)
-        elif not self._final:
-            self.agent.train_in_background(*key)
-        return action
-
-    def reward(self, before: float, after: float) -> float:
-        """Return the reward of an action taken at cost `before` that led to cost `after` (eq. 7, negated)."""
-        if self.options.reward == "paper":
-            return -after
-        return float(np.log(max(before, 1e-12)) - np.log(max(after, 1e-12)))
-
-    def skip_round(self) -> None:
-        """Forget the last action, since a round without reports cannot reward it."""
-        self.last = None
-
-    def rng(self, t: int, purpose: str) -> np.random.Generator:
-        return generator(self.setting.seed, t, purpose, self.options.worker)
-
-    def joint_work(self) -> Sequence[JointWork]:
-        """Return the scheduled training. That of the last round stays pending, as only an extended run needs it."""
-        return (AgentTraining(self.agent),) if self.agent.pending is not None and not self._final else ()
-
-    def state_dict(self) -> State:
-        last = None if self.last is None else {"state": self.last[0], "action": self.last[1], "cost": self.last[2]}
-        return {"agent": self.agent.state_dict(), "deviation": self.deviation, "last": last}
-
-    def load_state_dict(self, state: State) -> None:
-        self.agent.load_state_dict(state["agent"])
-        self.deviation = np.array(state["deviation"], dtype=np.float64)
-        last = state["last"]
-        self.last = None if last is None else (np.array(last["state"]), np.array(last["action"]), float(last["cost"]))
-
-
-class Perceptron:
-    """Linear layers with leaky ReLU between, as a function of flat parameters, for a stack of agents."""
-
-    def __init__(self, *widths: int) -> None:
-        self.layers = list(pairwise(widths))
-        self.sizes = [size for rows, columns in self.layers for size in (rows * columns, columns)]
-        self.parameters = sum(self.sizes)
-
-    def __call__(self, parameters: Tensor, x: Tensor) -> Tensor:
-        """`[agents, P]` and `[agents, n, in]` → `[agents, n, out]`."""
-        pieces = torch.split(parameters, self.sizes, dim=1)
-        for number, shape in enumerate(self.layers):
-            weight, bias = pieces[2 * number].view(-1, *shape), pieces[2 * number + 1]
-            x = torch.baddbmm(bias[:, None], x, weight)
-            if number < len(self.layers) - 1:
-                x = F.leaky_relu(x)
-        return x
-
-    def initial(self, last: float) -> Tensor:
-        """Initialise as torch does, but the last layer from U(-`last`, `last`): float64 `[P]`."""
-        pieces = []
-        for number, (rows, columns) in enumerate(self.layers):
-            layer = nn.Linear(rows, columns, dtype=torch.float64)
-            if number == len(self.layers) - 1:
-                nn.init.uniform_(layer.weight, -last, last)
-                nn.init.uniform_(layer.bias, -last, last)
-            pieces += [layer.weight.detach().t().flatten(), layer.bias.detach()]
-        return torch.cat(pieces)
 
 
 @dataclass(frozen=True)
@@ -263,13 +96,21 @@ class FedDRL(ImpactFactorAggregator):
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
         options, cohort = self.options, setting.cohort
-        encoded = ("hidden", "beta", "order", "sharpness", "append_mean_loss", "floor", "renormalise")
         self.policy = AgentPolicy(
             "feddrl",
             options,
             setting,
             FlatNetworks(3 * cohort + options.append_mean_loss, 2 * cohort, options.hidden),
-            encoding={"cohort": cohort, **{name: getattr(options, name) for name in encoded}},
+            encoding={
+                "cohort": cohort,
+                "hidden": options.hidden,
+                "beta": options.beta,
+                "order": options.order,
+                "sharpness": options.sharpness,
+                "append_mean_loss": options.append_mean_loss,
+                "floor": options.floor,
+                "renormalise": options.renormalise,
+            },
             bounds=(0.0 if options.order == "authors" else -1.0, 1.0),
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.aggregation.feddrl import AgentOptions, AgentPolicy, Perceptron
+from covey.aggregation.agent_policy import AgentOptions, AgentPolicy, Perceptron
 from covey.aggregation.impact_factors import ImpactFactorAggregator, LossReports, softmax
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import JointWork, Setting

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from covey.aggregation.agent_file import write_agent
+from covey.aggregation.agent_policy import AgentPolicy
 from covey.aggregation.ddpg import Agent
-from covey.aggregation.feddrl import AgentPolicy, FedDRL
+from covey.aggregation.feddrl import FedDRL
 from covey.aggregation.feddrl_set import FedDRLSet
 from covey.aggregation.replay_buffer import Replay
 from covey.config.schema import Config
