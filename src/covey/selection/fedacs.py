@@ -23,6 +23,12 @@ from covey.registries import selectors
 
 LITERAL_CLIENTS = 500
 """Up to this many clients `draws="auto"` is the literal Algorithm 2 (about 10 ms a round)."""
+# The two ways to draw agree for a pool of one and for clients with equal Betas. Otherwise fresh draws give clients with
+# little evidence a new chance for every place: with one client at Beta(1, 1) and two settled at 0.5 and 0.4, a pool of
+# two holds the first with probability 0.8 instead of 0.6. In a simulation with 200 clients and the paper's values,
+# clients never invited were in the literal pool with probability 1 after 25 rounds, and in the other with 0.46 (mean
+# difference over all clients: 0.13, and 0.03 after 200 rounds). Literal had tried everyone after 50 rounds, once after
+# 90, and the mean skew of the cohorts was the same from round 50 on.
 
 _TIE = 1e-6
 """Rewards that agree to this relative precision are a tie: the rest is rounding of the insights."""
@@ -51,14 +57,8 @@ class FedACS(Selector):
     norm: joint is eq. 13; per-tensor adds the norms of the weight and the bias, as the authors' code does.
     weighted: true weighs clients by their samples in the mean insight (eq. 14); the authors' code does not.
     draws: literal draws every remaining client's Beta afresh for each place in the pool, as in Algorithm 2, in O(λN²);
-        once draws each client's Beta once and takes the highest, in O(N); auto is literal up to 500 clients. The two
-        distributions agree for a pool of one and for clients with equal Betas. Otherwise fresh draws favour clients
-        with little evidence, who get a new chance for every place: with one client at Beta(1, 1) and two settled at
-        0.5 and 0.4, a pool of two holds the first with probability 0.8 instead of 0.6. In a simulation with 200
-        clients and the paper's values, clients never invited were in the literal pool with probability 1 after 25
-        rounds and in the other with 0.46 (the mean difference over all clients was 0.13, and 0.03 after 200 rounds);
-        literal had tried everyone after 50 rounds, once after 90, and the cohorts' mean skew was the same from round
-        50 on. If there are too many clients to try them all, once learns sooner.
+        once draws each client's Beta once and takes the highest, in O(N); auto is literal up to 500 clients and once
+        beyond. Literal favours clients with little evidence; if there are too many to try them all, once learns sooner.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FedACS(Selector):
 
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
-        places = round(self.pool * setting.clients)
+        places = self._places(setting.clients)
         require(
             places >= setting.cohort,
             f"selector.pool = {self.pool:g} of {setting.clients} clients is a pool of {places}, too few for a "
@@ -120,7 +120,7 @@ class FedACS(Selector):
 
     def pool_of(self, t: int, candidates: IntArray) -> IntArray:
         """Return S' of Algorithm 2, the share λ of the candidates by Thompson sampling; ascending."""
-        places = max(self.setting.cohort, int(np.rint(self.pool * len(candidates))))
+        places = max(self.setting.cohort, self._places(len(candidates)))
         if places >= len(candidates):
             return candidates
         rng = generator(self.setting.seed, t, "pool")
@@ -129,6 +129,10 @@ class FedACS(Selector):
             return candidates[literal_pool(rng, wins, losses, places)]
         return candidates[quick_pool(rng, wins, losses, places)]
 
+    def _places(self, clients: int) -> int:
+        """Return the number of places in a pool of the share λ of so many clients."""
+        return round(self.pool * clients)
+
     def observe(self, t: int, replies: Replies) -> None:
         """Score this round's clients (eq. 16) and let them duel (Algorithm 3)."""
         if not self._learns(t):
@@ -136,9 +140,7 @@ class FedACS(Selector):
         clients, samples, fields = usable_insights(replies, self.probe.name)
         if len(clients):
             self.duel(t, clients, -self._skewness(fields, samples))
-        answered = np.union1d(replies.clients, replies.withheld)
-        if len(answered):
-            self.losses[np.setdiff1d(self._cohort, answered)] += self.step * len(self.record_clients)
+        self._penalise_silent(np.union1d(replies.clients, replies.withheld))
 
     def duel(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         """Algorithm 3: the round's clients duel with each other and with the records of the last h rounds.
@@ -157,6 +159,11 @@ class FedACS(Selector):
         self.wins[clients] += self.step * np.searchsorted(opponents, rewards - slack, side="left")
         beaten_by = len(opponents) - np.searchsorted(opponents, rewards + slack, side="right")
         self.losses[clients] += self.step * beaten_by
+
+    def _penalise_silent(self, answered: IntArray) -> None:
+        """Count invited clients that did not answer as beaten by everyone, unless nobody `answered`."""
+        if len(answered):
+            self.losses[np.setdiff1d(self._cohort, answered)] += self.step * len(self.record_clients)
 
     def state_dict(self) -> State:
         return {
