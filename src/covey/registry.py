@@ -135,7 +135,7 @@ class Registry(Generic[T]):
         return sorted({*self._entries, *self._plugins})
 
     def plugin_names(self) -> list[str]:
-        """Names that the entry points of other packages provide."""
+        """Return the names that the entry points of other packages provide."""
         return sorted(self._plugins)
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -155,7 +155,7 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def name_of(self, part: T) -> str | None:
-        """The name that a part is registered under, or None."""
+        """Return the name that a part is registered under, or None."""
         self._load_homes()
         return next((name for name, entry in self._entries.items() if entry.part is part), None)
 

@@ -213,7 +213,7 @@ IDX_DAMAGE = {
     "nothing in it": ("t10k-labels-idx1-ubyte", b"", "starts with the bytes ''"),
     "half a header": ("t10k-images-idx3-ubyte", IMAGES[:9], "within its header"),
     "a pixel too few": ("t10k-images-idx3-ubyte", IMAGES[:-1], "ends before the 10 x 28 x 28 values"),
-    "a byte too many": ("t10k-labels-idx1-ubyte", LABELS + b"\x00", "goes on after"),
+    "a byte too many": ("t10k-labels-idx1-ubyte", LABELS + b"\x00", "continues after"),
     "a header that promises terabytes": (
         "t10k-images-idx3-ubyte",
         IMAGES[:4] + b"\xff" * 12 + IMAGES[16:],
@@ -318,7 +318,7 @@ CIFAR_DAMAGE = {
     "not a pickle": (b"<html>not found</html>", "not a CIFAR pickle"),
     "empty": (b"", "it ends too early"),
     "truncated in the pixels": (GOOD[: len(GOOD) // 2], "it ends too early"),
-    "something after the end": (GOOD + b"x", "goes on after its end"),
+    "something after the end": (GOOD + b"x", "continues after its end"),
     "a list": (python2_pickle([1, 2]), "does not hold a dictionary"),
     "no pixels": (python2_pickle({"labels": [1]}), "no array 'data'"),
     "pixels as a list": (python2_pickle(batch(data=[0] * 3072)), "no array 'data'"),

@@ -296,8 +296,8 @@ def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill
     ("text", "said"),
     [
         ("5:nan:2", r"'5:nan:2' is for a site that is not there: the sites are 0 to 4\."),
-        ("1:nan:9", r"'1:nan:9' is for a round that will not be played: the rounds are 1 to 4\."),
-        ("1:nan:0", "is for a round that will not be played"),
+        ("1:nan:9", r"'1:nan:9' is for a round that will not be run: the rounds are 1 to 4\."),
+        ("1:nan:0", "is for a round that will not be run"),
         ("1:tea:2", "A drill is SITE:KIND:ROUND"),
         ("1:nan:soon", "A drill is SITE:KIND:ROUND"),
     ],

@@ -80,11 +80,11 @@ class Architecture(Protocol):
         ...
 
     def act(self, actor: Tensor, states: Tensor) -> Tensor:
-        """π(s): `[agents, P]` and `[agents, n, S]` → `[agents, n, D]`."""
+        """Return π(s): `[agents, P]` and `[agents, n, S]` → `[agents, n, D]`."""
         ...
 
     def value(self, critic: Tensor, states: Tensor, actions: Tensor) -> Tensor:
-        """Q(s, a): `[agents, n]`."""
+        """Return Q(s, a): `[agents, n]`."""
         ...
 
 
@@ -173,7 +173,7 @@ class Agent:
         return min(self.learning.updates, len(self.replay) // self.learning.batch)
 
     def schedule_training(self, *key: int | str) -> None:
-        """Schedule a training on the present experiences; `key` seeds what is drawn from them."""
+        """Schedule a training on the current experiences; `key` seeds what is drawn from them."""
         if self.updates:
             self.pending = list(key)
 
@@ -343,7 +343,7 @@ def update(
 def targets_of(
     architecture: Architecture, learning: Learning, actors: NetworkState, critics: NetworkState, batch: Experiences
 ) -> Tensor:
-    """y = r + γ Q'(s', π'(s')) (Algorithm 1, line 5): `[agents, n]`."""
+    """Return y = r + γ Q'(s', π'(s')) (Algorithm 1, line 5): `[agents, n]`."""
     following = architecture.act(actors.target, batch.next_states)
     return batch.rewards + learning.discount * architecture.value(critics.target, batch.next_states, following)
 
@@ -352,7 +352,7 @@ def targets_of(
 def priorities_of(
     architecture: Architecture, learning: Learning, actors: NetworkState, critics: NetworkState, memory: Experiences
 ) -> Tensor:
-    """|y - Q(s, a)| of every experience (Algorithm 1, line 1): `[agents, n]`, above 0.
+    """Return |y - Q(s, a)| of every experience (Algorithm 1, line 1): `[agents, n]`, above 0.
 
     The paper prints Q of the next state and the old action, which is no temporal-difference error.
     """

@@ -120,13 +120,13 @@ class FedDRL(ImpactFactorAggregator):
         return self.factors(t, action, reports)
 
     def state_of(self, reports: LossReports) -> FloatArray:
-        """(l_b, l_a, n) of line 13, each divided by its sum: `[3K]`, or `[3K + 1]` with the mean of l_b."""
+        """Return (l_b, l_a, n) of line 13, each divided by its sum: `[3K]`, or `[3K + 1]` with the mean of l_b."""
         blocks = (reports.before, reports.after, reports.samples)
         state = np.concatenate([block / max(block.sum(), 1e-12) for block in blocks])
         return np.append(state, reports.before.mean()) if self.options.append_mean_loss else state
 
     def factors(self, t: int, action: FloatArray, reports: LossReports) -> FloatArray:
-        """α_k of line 15 (eq. 5 and 6), 0 for slots that are not usable: `[K]`."""
+        """Return α_k of line 15 (eq. 5 and 6), 0 for slots that are not usable: `[K]`."""
         options = self.options
         means, spreads = np.split(action, 2)
         draws = self.policy.rng(t, "impact factors").standard_normal(len(means))

@@ -61,7 +61,7 @@ def up(
     dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is split among the sites.")] = None,
     environment: Annotated[str | None, typer.Option("--environment", help="How data is split among clients.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
-    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Decides split and draws.")] = None,
+    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Seed of the split and every draw.")] = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
     ] = None,
@@ -124,7 +124,7 @@ def up(
         _say(json_, f"Taken down again. Logs: {logs}")
     assert result is not None
     rows = result.metrics[done:]
-    _tell(result, json_, [said for one in drills if (said := one.missed(rows)) is not None])
+    _show_result(result, json_, [sentence for one in drills if (sentence := one.missed(rows)) is not None])
 
 
 @app.command()
@@ -256,7 +256,7 @@ def run_(
     require_live(chosen.method)
     if begun:
         require_same(covey.Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
-    _tell(_run_live(fleet, chosen, begun, place), json_)
+    _show_result(_run_live(fleet, chosen, begun, place), json_)
 
 
 def fleet_settings(folder: Path) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def fleet_settings(folder: Path) -> dict[str, Any]:
     return settings(_fleet(folder))
 
 
-def go_on(folder: Path, begun: Path, json_: bool) -> None:
+def resume_on_fleet(folder: Path, begun: Path, json_: bool) -> None:
     """Resume a run on a live fleet, for `covey resume --fleet`."""
     chosen = covey.Run.open(begun).config
     require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
@@ -275,7 +275,7 @@ def go_on(folder: Path, begun: Path, json_: bool) -> None:
         not sites or sites == list(fleet.sites),
         f"The run in {begun} is one of the sites {', '.join(sites)}; those of {folder} are {', '.join(fleet.sites)}.",
     )
-    _tell(_run_live(fleet, chosen, begun, None), json_)
+    _show_result(_run_live(fleet, chosen, begun, None), json_)
 
 
 def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | No
         return covey.run(chosen, out=place, on_round=on_round, fleet=fleet.folder)
 
 
-def _tell(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
+def _show_result(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
     """Show a run's result; `missed` are drills that did not take place."""
     from covey.cli.result_tables import show_run
     from covey.job.result_text import run_summary
@@ -337,8 +337,8 @@ def _tell(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
         for number, fault in faults[:20]:
             who = names.get(fault["client"], f"client {fault['client']}")
             display.say(f"Round {number}: the answer of {who} was lost: {fault['reason']}.")
-        for said in missed:
-            display.say(said)
+        for sentence in missed:
+            display.say(sentence)
     if not result.finished:
         print(f"covey: Stopped after round {len(result.metrics)}; what is done is in {result.folder}.", file=sys.stderr)
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""`covey ondemand`, and what other commands do with its jobs."""
+"""`covey ondemand`, and its jobs in `covey resume` and `covey report`."""
 
 from collections.abc import Sequence
 from inspect import signature

@@ -26,7 +26,7 @@ _MOST_SKEWED, _LEAST_SKEWED = 15, 5
 
 
 def show_run(run: Run) -> None:
-    """Print a run's figures, and what was lost of its replies and measurements."""
+    """Print a run's figures, and the replies and measurements that were lost."""
     summary = run_summary(run)
     rows = [
         ("method", summary["method"]),

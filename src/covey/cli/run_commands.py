@@ -215,8 +215,7 @@ def resume(
 
     It continues after its last finished round, with the settings that it began with.
     """
-    from covey.cli.fleet_commands import fleet_settings
-    from covey.cli.fleet_commands import go_on as resume_live
+    from covey.cli.fleet_commands import fleet_settings, resume_on_fleet
     from covey.cli.on_demand_command import resume_job
     from covey.job.comparison.execution import resume_comparison
     from covey.job.comparison.plan import is_comparison
@@ -233,7 +232,7 @@ def resume(
         _show_comparison(comparison, json_)
         return
     if fleet is not None:
-        resume_live(fleet, folder, json_)
+        resume_on_fleet(fleet, folder, json_)
         return
     before = covey.Run.open(folder)
     count = None if workers is None else covey.Config.of(workers=workers).workers

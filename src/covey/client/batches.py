@@ -12,7 +12,7 @@ from covey.data.dataset import Samples
 
 
 def steps_of(samples: int, work: Local) -> int:
-    """The number of batches in an epoch over so many samples."""
+    """Return the number of batches in an epoch over so many samples."""
     return -(-samples // (work.batch or samples))
 
 

@@ -7,17 +7,17 @@ from covey.data.dataset import Samples
 
 
 def trained_on(count: int, holdout: int) -> int:
-    """The number of training samples among `count`; all of them if `holdout` is 0."""
+    """Return the number of training samples among `count`; all of them if `holdout` is 0."""
     return count - count // holdout if holdout else count
 
 
 def training_places(numbers: Tensor, holdout: Tensor | int) -> Tensor:
-    """The positions of training samples among all samples, from their numbers 0, 1, … among the training samples."""
+    """Return the positions among all samples of training samples, given their numbers 0, 1, … among the latter."""
     return numbers + numbers // (holdout - 1)
 
 
 def training_part(samples: Samples, holdout: int) -> Samples:
-    """All samples but every `holdout`-th; all of them if `holdout` is 0."""
+    """Return all samples but every `holdout`-th; all of them if `holdout` is 0."""
     if not holdout:
         return samples
     places = training_places(torch.arange(trained_on(len(samples), holdout), device=samples.y.device), holdout)
@@ -25,7 +25,7 @@ def training_part(samples: Samples, holdout: int) -> Samples:
 
 
 def validation_part(samples: Samples, holdout: int) -> Samples:
-    """Every `holdout`-th sample; all of them if the client has too few to hold any out."""
+    """Return every `holdout`-th sample; all of them if the client has too few to hold any out."""
     if not holdout or len(samples) < holdout:
         return samples
     return Samples(samples.x[holdout - 1 :: holdout], samples.y[holdout - 1 :: holdout])

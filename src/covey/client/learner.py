@@ -65,7 +65,7 @@ class Learner:
             return BatchedModel(self.module, self.dtype, torch.bfloat16 if self._bf16 else self.dtype)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Stored samples as model inputs: normalised per channel; tokens (int64) are unchanged."""
+        """Return stored samples as model inputs: normalised per channel; tokens (int64) are unchanged."""
         if x.dtype != torch.uint8 and not x.is_floating_point():
             return x
         x = torch.addcmul(self.shift, x.to(self.dtype), self.scale)
@@ -136,12 +136,12 @@ class Learner:
 
     @torch.inference_mode()
     def losses(self, state: Tensor, samples: Samples) -> Tensor:
-        """The cross-entropy of every sample, in evaluation mode: float64 `[n]`."""
+        """Return the cross-entropy of every sample, in evaluation mode: float64 `[n]`."""
         self.place(state)
         return torch.cat([self.loss(x, y, reduction="none").double() for x, y in self.chunks(samples)])
 
     def own_losses(self, states: Tensor, samples: Samples, counts: Sequence[int]) -> Tensor:
-        """The mean loss of each client's model `[k, d]` on its own samples, concatenated over clients: `[k]`."""
+        """Return the mean loss of each client's model `[k, d]` on its own samples, concatenated over clients: `[k]`."""
         if self.stacks and len(counts) > 1:
             return self._own_losses_at_once(states, samples, counts)
         parts = samples.split(counts)
@@ -168,11 +168,11 @@ class Learner:
         return total / sizes
 
     def mean_loss(self, state: Tensor, samples: Samples) -> float:
-        """Mean cross-entropy of a state on samples, in evaluation mode."""
+        """Return the mean cross-entropy of a state on samples, in evaluation mode."""
         return float(self.losses(state, samples).mean())
 
     def score(self, state: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
+        """Return the summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
         losses, correct = self.scores(state[None], samples)
         return losses[0], correct[0]
 
@@ -216,11 +216,11 @@ class Learner:
                 yield last(*given)
 
     def _mask_keys(self, place: int, steps: int) -> list[int]:
-        """A key for the dropout masks of each step of an epoch; none if the model has no dropout."""
+        """Return a key for the dropout masks of each step of an epoch; none if the model has no dropout."""
         return randomness.bits(randomness.key(place, "dropout"), steps).tolist() if self._drops else []
 
     def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross-entropy of the module's current state on stored samples."""
+        """Return the cross-entropy of the module's current state on stored samples."""
         return self._loss(self.inputs(x), y, reduction)
 
     def _loss(self, inputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:

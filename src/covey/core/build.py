@@ -1,4 +1,4 @@
-"""Build what a configuration describes: the federation and the method."""
+"""Builds the federation, the model and the method of a configuration."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +87,7 @@ def build_method(config: Config, module: nn.Module, clients: int, classes: int, 
 
 
 def setting_of(config: Config, clients: int, classes: int, layout: Layout, *, resumed: bool = False) -> Setting:
-    """Return what a method may know about a run."""
+    """Return the facts about a run that its method may know."""
     return Setting(
         clients=clients,
         cohort=min(config.cohort, clients),

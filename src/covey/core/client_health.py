@@ -19,14 +19,14 @@ class Health:
     strikes: int = 2
     """Failures in a row after which a client is rested."""
     longest: int = 16
-    """Rounds that a client is rested at most."""
+    """Longest rest of a client, in rounds."""
     failures: dict[int, int] = field(default_factory=dict)
     """Client → failures in a row."""
     until: dict[int, int] = field(default_factory=dict)
-    """Client → the last round that it sits out."""
+    """Client → the last round of its rest."""
 
     def note(self, t: int, invited: Iterable[int], failed: Iterable[int], *, forgiving: bool = True) -> None:
-        """Count who of a round's clients failed. With `forgiving`, one sound answer clears a client's failures.
+        """Count the failures of a round's clients. With `forgiving`, one sound answer clears a client's failures.
 
         Surveys do not forgive: a client may answer questions well and fail whenever it trains.
         """
@@ -42,7 +42,7 @@ class Health:
                 self.until[client] = t + min(2 ** min(count - self.strikes, 30), self.longest)
 
     def as_mapping(self) -> dict[str, dict[str, int]]:
-        """Return what a record keeps for a resume; nothing while nobody fails."""
+        """Return the counts that a resume needs, for the round's record; empty while nobody fails."""
         if not self.failures:
             return {}
         return {
@@ -51,27 +51,27 @@ class Health:
         }
 
     def recall(self, kept: Mapping[str, Mapping[str, int]]) -> None:
-        """Restore what a record kept."""
+        """Restore the counts from a round's record."""
         self.failures = {int(client): count for client, count in kept.get("failures", {}).items()}
         self.until = {int(client): last for client, last in kept.get("until", {}).items()}
 
     def resting(self, t: int) -> set[int]:
-        """Return the clients that sit round `t` out."""
+        """Return the clients that rest in round `t`."""
         return {client for client, last in self.until.items() if t <= last}
 
 
 class Attendance:
-    """Chooses who of the clients that can be reached may be invited, and rests those that keep failing."""
+    """Decides which reachable clients may be invited, and rests those that keep failing."""
 
     def __init__(self, clients: int, health: Health, minimum: int = 1) -> None:
         self.clients = clients
         self.health = health
         self.minimum = minimum
-        """Clients that a round needs; where fewer would be left, nobody is rested."""
+        """Clients that a round needs; if fewer would be left, nobody rests."""
         self.away: list[int] = []
-        """Clients that cannot be reached in the present round."""
+        """Clients that cannot be reached in the current round."""
         self.resting: list[int] = []
-        """Clients that can be reached and are left out of the present round."""
+        """Clients that can be reached and are left out of the current round."""
 
     def invite(self, t: int, reachable: IntArray) -> IntArray:
         """Return the clients of `reachable` that do not rest in round `t`, ascending."""
@@ -84,12 +84,12 @@ class Attendance:
         return fit
 
     def note(self, order: Order, replies: Replies, *, forgiving: bool = True) -> None:
-        """Count whose replies to an order were lost; a lost measurement alone is no failure."""
+        """Count the clients whose replies to an order were lost; a lost measurement alone is no failure."""
         lost = [fault.client for fault in replies.faults if fault.measurement is None]
         self.health.note(order.round, order.clients.tolist(), lost, forgiving=forgiving)
 
     def annotate(self, record: RoundRecord) -> RoundRecord:
-        """Return a round's record with who was away or rested, and with what a resume needs of the failures."""
+        """Return a round's record with the clients that were away or rested, and the counts that a resume needs."""
         record = {**record, "away": self.away, "resting": self.resting}
         if health := self.health.as_mapping():
             record["health"] = health

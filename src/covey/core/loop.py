@@ -129,10 +129,10 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
 
 
 def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: False) -> None:
-    """Advance runs together: what all of them request in a round is executed at once, where their runtimes can.
+    """Advance runs together: requests of all runs are executed at once if their runtimes can.
 
-    Joint work comes first, then scores, surveys and training, so that runs which need one of them stay in step. A run
-    that ends leaves the others; once `stop` returns True, each ends after its round.
+    Joint work comes first, then scores, surveys and training, so that runs stay in step if only some of them request
+    one of these. A run that ends leaves the others; once `stop` returns True, each ends after its round.
     """
     loops = [round_loop(run, stop) for run in runs]
     waiting = {number: request for number, loop in enumerate(loops) if (request := next(loop, None)) is not None}
@@ -151,7 +151,7 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
 
 
 def _with_wall_seconds(answer: Answer, seconds: float) -> Answer:
-    """The answer, with the real time that it took."""
+    """Return the answer with the real time that it took."""
     if isinstance(answer, Replies):
         return replace(answer, timing=replace(answer.timing, wall_seconds=seconds))
     return None if answer is None else replace(answer, wall_seconds=seconds)

@@ -1,4 +1,4 @@
-"""Orders and replies: what the server asks of a round's clients, and what each client sends back.
+"""Orders and replies: the server's request to a round's clients, and each client's answer.
 
 Together they are the wire format: a client sends nothing else. A round's bytes are the size of its messages as
 safetensors.
@@ -38,7 +38,7 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """A round's request: which clients train, from which model, how, and what they measure."""
+    """A round's request: its clients, the model that they start from, their training, and their measurements."""
 
     round: int
     clients: IntArray
@@ -61,11 +61,11 @@ class Order:
     """Every `holdout`-th sample of a client is kept out of its training, for validation; 0 keeps none."""
 
     def start_of(self, position: int) -> Tensor:
-        """The model `[d]` that the client at `position` starts from."""
+        """Return the model `[d]` that the client at `position` starts from."""
         return self.start if self.start.dim() == 1 else self.start[position]
 
     def take(self, keep: IntArray) -> "Order":
-        """The order for the clients at positions `keep`."""
+        """Return the order for the clients at positions `keep`."""
 
         def of(rows: Tensor) -> Tensor:
             return rows if rows.dim() == 1 else rows[torch.from_numpy(keep).to(rows.device)]
@@ -78,7 +78,7 @@ class Order:
         return self.train and not self.resident and self.gate is not None and not self.gate.opens(measured)
 
     def tensors(self, position: int) -> dict[str, Tensor]:
-        """The tensors that the server sends to one client; instructions are apart."""
+        """Return the tensors that the server sends to one client; instructions are apart."""
         tensors = {} if self.resident or self.held else {"state": self.start_of(position)}
         if self.anchor is not None:
             tensors["anchor"] = self.anchor if self.anchor.dim() == 1 else self.anchor[position]
@@ -93,7 +93,7 @@ class Order:
         return any(probe.for_client(int(client)) is not probe for probe in self.probes for client in self.clients[:1])
 
     def bytes_down(self) -> int:
-        """The bytes that the server sends, over all clients of the round."""
+        """Return the bytes that the server sends, over all clients of the round."""
         # Sizes are cached by content; all rounds with as many digits take the same number of bytes.
         about = {"round": "0" * len(str(self.round)), "work": json.dumps(asdict(self.work))}
         about["probes"] = ",".join(probe.name for probe in self.probes)
@@ -119,7 +119,7 @@ class Reply:
     """Measurements that stay on the client; they are not sent."""
 
     def tensors(self, order: Order) -> dict[str, Tensor]:
-        """The tensors that the client sends in reply to an order; the model only if it is asked for."""
+        """Return the tensors that the client sends in reply to an order; the model only if it is asked for."""
         measured = {f"{probe}.{name}": value for probe, fields in self.probes.items() for name, value in fields.items()}
         scalars = {"samples": torch.tensor(self.samples)}
         if order.train:

@@ -1,4 +1,4 @@
-"""Announcements of long waits, such as compilation, for whatever shows progress."""
+"""Announcements of long waits, such as compilation, for progress displays."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

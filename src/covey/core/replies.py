@@ -98,7 +98,7 @@ class Replies:
         return self.timing.probe_seconds
 
     def observed(self, probe: str) -> IntArray:
-        """Positions of the clients whose measurement of this probe can be used."""
+        """Return the positions of the clients whose measurement of this probe can be used."""
         if probe not in self.probes:
             return np.empty(0, dtype=np.int64)
         usable = torch.ones(len(self), dtype=torch.bool)
@@ -112,7 +112,7 @@ class Replies:
         return torch.nonzero(usable).flatten().numpy()
 
     def for_records(self) -> "Replies":
-        """The replies without models, and without measurements so large that they were left on a GPU."""
+        """Return the replies without models, and without measurements so large that they were left on a GPU."""
         small = {
             probe: {name: values for name, values in fields.items() if not values.is_cuda}
             for probe, fields in self.probes.items()
@@ -121,7 +121,7 @@ class Replies:
         return replace(self, states=self.states[:0].clone(), probes=small, withheld_replies=None)
 
     def everyone(self) -> "Replies":
-        """The replies with rows for withheld clients too, NaN in the place of their model."""
+        """Return the replies with rows for withheld clients too, NaN in the place of their model."""
         if self.withheld_replies is None:
             return self
         others = self.withheld_replies
@@ -147,14 +147,14 @@ class Replies:
         )
 
     def timed(self, taken: Mapping[int, float], waited: float) -> "Replies":
-        """The replies with the seconds that each client took and that the server waited."""
+        """Return the replies with the seconds that each client took and that the server waited."""
         seconds = torch.tensor([taken[client] for client in self.clients.tolist()], dtype=torch.float64)
         others = None if self.withheld_replies is None else self.withheld_replies.timed(taken, waited)
         timing = replace(self.timing, round_seconds=waited)
         return replace(self, seconds=seconds, timing=timing, withheld_replies=others)
 
     def take(self, keep: IntArray) -> "Replies":
-        """The replies at positions `keep`."""
+        """Return the replies at positions `keep`."""
         index = torch.from_numpy(keep)
         return replace(
             self,
@@ -226,7 +226,7 @@ def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], 
 def gathered_stack(
     order: Order, states: Tensor, samples: IntArray, losses: NDArray[np.float64], measured: Measurements, kept: Kept
 ) -> Replies:
-    """The replies of all clients of an order from stacks over clients; states are copied only if some are withheld."""
+    """Return the replies of all clients of an order, from stacks; states are copied only if some are withheld."""
     clients = order.clients
 
     def example(position: int) -> Reply:
@@ -262,7 +262,7 @@ def _assembled(everyone: Replies, sends: NDArray[np.bool_], models: Tensor) -> R
 
 
 def _traffic(order: Order, replies: Iterable[tuple[Reply, int]]) -> Traffic:
-    """The bytes of replies, each given with the number of clients that send one of its size."""
+    """Return the bytes of replies, each given with the number of clients that send one of its size."""
     sent, apart = 0, dict.fromkeys((probe.name for probe in order.probes), 0)
     for reply, count in replies:
         sent += count * packed_size(reply.tensors(order))
@@ -274,7 +274,7 @@ def _traffic(order: Order, replies: Iterable[tuple[Reply, int]]) -> Traffic:
 def stacked_measurements(
     replies: Sequence[Reply], probes: "Sequence[Probe]"
 ) -> tuple[dict[str, dict[str, Tensor]], list[Fault]]:
-    """Probe → field → `[k, ...]`, and a fault for each measurement that is missing or of a wrong shape: a row of NaN.
+    """Return probe → field → `[k, ...]`, and faults: a missing or misshapen measurement is a row of NaN.
 
     Where a probe does not declare its shapes, those that most clients sent are right.
     """
@@ -307,7 +307,7 @@ def stacked_measurements(
 
 
 def _form(fields: Mapping[str, Tensor] | None) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
-    """Names and shapes of a measurement."""
+    """Return the names and shapes of a measurement."""
     return None if not fields else tuple(sorted((name, tuple(value.shape)) for name, value in fields.items()))
 
 

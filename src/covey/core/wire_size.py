@@ -30,7 +30,7 @@ def packed_size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | Non
 def _size_of(
     fields: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...], metadata: tuple[tuple[str, str], ...]
 ) -> int:
-    """The size of a message with tensors of these names, types and shapes; most messages of a run are alike."""
+    """Return the size of a message with tensors of these names, types and shapes; most of a run's are alike."""
     empty = {name: torch.empty(0, dtype=dtype) for name, dtype, _ in fields}
     shapes = {name: shape for name, _, shape in fields}
     header = json.loads(pack(empty, dict(metadata))[8:])
@@ -46,5 +46,5 @@ def _size_of(
 
 
 def payload_size(tensors: Mapping[str, Tensor]) -> int:
-    """The bytes of the tensors' values, without any header."""
+    """Return the bytes of the tensors' values, without any header."""
     return sum(value.numel() * value.element_size() for value in tensors.values())

@@ -125,7 +125,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         # Damaged pickles end in errors of every kind: stack, encoding, end of file, unknown instruction, ...
         raise unusable(path, f"it is not a CIFAR pickle ({_plain(error)})") from error
     if not isinstance(content, dict) or trailing:
-        raise unusable(path, "it goes on after its end" if trailing else "it does not hold a dictionary")
+        raise unusable(path, "it continues after its end" if trailing else "it does not hold a dictionary")
     return {_text(key): value for key, value in content.items()}
 
 

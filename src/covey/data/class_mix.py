@@ -30,7 +30,7 @@ class TargetMix:
     mix: FloatArray
     """`[classes]`, sums to one."""
     notes: tuple[str, ...] = ()
-    """Changes made to what was given."""
+    """Changes made to the target as given."""
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the target for JSON; `of` reads it."""
@@ -43,7 +43,7 @@ class TargetMix:
 
 
 def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray | None = None) -> TargetMix:
-    """Return a target as a mix over all classes; what cannot be read is refused.
+    """Return a target as a mix over all classes; refuse one that cannot be read.
 
     Classes are given by name, or by number from 0 if no class has that name. Shares that do not sum to one are scaled,
     with a note. `shares` are the clients' own mixes `[clients, classes]`, where they are known, for targets such as

@@ -134,7 +134,7 @@ def _read_values(stream: io.BufferedIOBase, path: Path, dimensions: int, ceiling
     if stream.readinto(values.data) < size:
         raise _short(path, shape)
     if stream.read(1):
-        raise unusable(path, f"it goes on after the {' x '.join(map(str, shape))} values that its header promises")
+        raise unusable(path, f"it continues after the {' x '.join(map(str, shape))} values that its header promises")
     return values.reshape(shape)
 
 

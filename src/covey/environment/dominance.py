@@ -120,7 +120,7 @@ def inverse_pareto(
 
 
 def inverse_pareto_quantiles(probability: FloatArray, shape: float) -> FloatArray:
-    """α = 2 - F⁻¹(p) for the Pareto law of shape s cut to [1, 2]: F⁻¹(p) = (1 - p(1 - 2^-s))^(-1/s)."""
+    """Return α = 2 - F⁻¹(p) for the Pareto law of shape s cut to [1, 2]: F⁻¹(p) = (1 - p(1 - 2^-s))^(-1/s)."""
     mass = -np.expm1(-shape * np.log(2.0))
     alphas: FloatArray = np.clip(2.0 - np.exp(-np.log1p(-probability * mass) / shape), 0.0, 1.0)
     return alphas

@@ -54,10 +54,10 @@ class InjectedFault:
             int(site) < clients,
             f"The drill '{text}' is for a site that is not there: the sites are 0 to {clients - 1}.",
         )
-        require(len(rounds) > 0, f"The drill '{text}' comes too late: all rounds are played.")
+        require(len(rounds) > 0, f"The drill '{text}' comes too late: all rounds are done.")
         require(
             every or int(when) in rounds,
-            f"The drill '{text}' is for a round that will not be played: the rounds are {rounds.start} to "
+            f"The drill '{text}' is for a round that will not be run: the rounds are {rounds.start} to "
             f"{rounds.stop - 1}.",
         )
         return cls(int(site), kind, None if every else int(when))

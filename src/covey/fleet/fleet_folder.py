@@ -37,7 +37,7 @@ class Rules:
     strikes: int = 2
     """Failures in a row after which a site is rested: one round, then two, four, … up to `longest`."""
     longest: int = 16
-    """Rounds that a site is rested at most."""
+    """Longest rest of a site, in rounds."""
     limit: str = "64MiB"
     """Largest answer in bytes, or three times the model if that is more; a larger one is not read."""
     poll: float = 1.0
@@ -96,7 +96,7 @@ class Site:
     app: str = "covey.fleet.site:app"
     """The app that answers orders."""
     node: Mapping[str, Any] = field(default_factory=dict)
-    """More of the node's configuration: what the site allows and protects."""
+    """More of the node's configuration: the site's permissions and protection."""
 
     @classmethod
     def read(cls, folder: Path) -> "Site":

@@ -70,8 +70,8 @@ class FleetRuntime(Runtime):
         """True if the server knows how the samples were split among sites."""
         self._tests = not federation.dataset.untested
         """True if the server has a test set."""
-        told = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
-        self._description = json.dumps(told, sort_keys=True)
+        description = about(federation.dataset, config.model.name, config.model.options, config.seed, config.precision)
+        self._description = json.dumps(description, sort_keys=True)
         self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
         size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
         self._limit = max(self.rules.bytes, _LARGER * size)
@@ -104,7 +104,7 @@ class FleetRuntime(Runtime):
         self._method = method
 
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Restore from a run's records who failed in a row and who is rested."""
+        """Restore failures in a row and rests from a run's records."""
         self._attendance.restore(rows)
         self._other_fleet = bool(rows) and not self._accounts.is_file()
 
@@ -222,7 +222,7 @@ class FleetRuntime(Runtime):
             ) from error
 
     def annotate(self, record: RoundRecord) -> RoundRecord:
-        """Return a round's record with who was away or rested, and without what is unknown of sites' own data."""
+        """Return a round's record with the sites that were away or rested, without facts about unknown data."""
         record = self._attendance.annotate(record)
         if not self.holdings_known:
             record["cohort_skew"] = None
@@ -283,8 +283,8 @@ class _Session:
     users: int = 0
 
     @classmethod
-    def enter(cls, fleet: Fleet, told: str, limit: int) -> "_Session":
-        key = (fleet.folder, told)
+    def enter(cls, fleet: Fleet, description: str, limit: int) -> "_Session":
+        key = (fleet.folder, description)
         if key not in _sessions:
             stack = ExitStack()
             try:
@@ -293,7 +293,7 @@ class _Session:
                     stack.enter_context(_alone(fleet))
                     link.stop_runs()
                 app = fleet.server / "app"
-                write_app(app, told)
+                write_app(app, description)
                 grid = stack.enter_context(link.grid(app, poll=fleet.rules.poll, limit=limit))
             except BaseException:
                 stack.close()

@@ -30,7 +30,7 @@ serverapp = "covey_fleet.server_app:app"
 clientapp = "covey_fleet.client_app:app"
 
 [tool.flwr.app.config]
-{run} = {told}
+{run} = {about}
 """
 
 _CLIENT = '''\
@@ -50,11 +50,11 @@ app = ServerApp()
 '''
 
 
-def write_app(folder: Path, told: str) -> None:
-    """Write the app's files; `told` is what sites need to know of the run, as JSON."""
+def write_app(folder: Path, description: str) -> None:
+    """Write the app's files; `description` describes the run for its sites, as JSON."""
     package = folder / "covey_fleet"
     package.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(_PROJECT.format(run=RUN, told=json.dumps(told)), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(_PROJECT.format(run=RUN, about=json.dumps(description)), encoding="utf-8")
     (folder / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
     (package / "__init__.py").write_text("", encoding="utf-8")
     (package / "client_app.py").write_text(_CLIENT, encoding="utf-8")

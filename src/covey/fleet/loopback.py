@@ -116,8 +116,8 @@ class Loopback:
         limit = time.monotonic() + _COMES_UP
         while not listens(self.fleet.port):
             if self._superlink.poll() is not None or time.monotonic() > limit:
-                said = self.log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise Refusal(f"The SuperLink did not come up: {' '.join(said) or 'it says nothing'}")
+                last_line = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise Refusal(f"The SuperLink did not come up: {' '.join(last_line) or 'it says nothing'}")
             time.sleep(0.05)
 
     def kill_server(self) -> None:

@@ -275,7 +275,7 @@ def _work(site: Site, app: ClientApp, port: int, supernode: int, over: Callable[
 
 
 def _reap() -> tuple[int, int]:
-    """A child that has ended, and how; (0, 0) where there is none."""
+    """Return a child that has ended, and how; (0, 0) if there is none."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -304,8 +304,8 @@ def answer_task(address: str, token: str, app: ClientApp, folder: Path) -> int:
     except Exception as error:
         traceback.print_exc()
         # The server gets Covey's own sentences; messages of libraries may contain sample values.
-        said = str(error) if isinstance(error, Refusal) else "the site's log says more"
-        status, details = SubStatus.FAILED, f"{type(error).__name__}: {said}"
+        reason = str(error) if isinstance(error, Refusal) else "the site's log says more"
+        status, details = SubStatus.FAILED, f"{type(error).__name__}: {reason}"
         answer = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
     push_message(client, answer, context)
     push_task_output(client, context, status, details)

@@ -43,7 +43,7 @@ RUN = "covey"
 
 
 def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, precision: str) -> dict[str, Any]:
-    """Return what sites need to know of a run: the model, and how samples are normalised."""
+    """Return the description of a run for its sites: the model, and how samples are normalised."""
     return {
         "shape": list(dataset.shape),
         "class_names": list(dataset.class_names),
@@ -60,20 +60,20 @@ def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, p
 def prepared(context: Context, part: str) -> Client:
     """Return the client at this site, with its training or its test samples."""
     torch.set_num_threads(1)
-    told = json.loads(str(context.run_config[RUN]))
+    run = json.loads(str(context.run_config[RUN]))
     node = context.node_config
     try:
         samples = read_samples(
-            Path(str(node["folder"])), part, tuple(told["class_names"]), str(node.get("label", "label"))
+            Path(str(node["folder"])), part, tuple(run["class_names"]), str(node.get("label", "label"))
         )
     except Refusal as error:
         # The reason may contain values, labels and file names; it stays in the site's log.
         raise Refusal("Its samples cannot be read; the site's log says why.") from error
     require(
-        tuple(samples.x.shape[1:]) == tuple(told["shape"]),
-        f"Samples here have the shape {tuple(samples.x.shape[1:])}, and the run is about {tuple(told['shape'])}.",
+        tuple(samples.x.shape[1:]) == tuple(run["shape"]),
+        f"Samples here have the shape {tuple(samples.x.shape[1:])}, and the run is about {tuple(run['shape'])}.",
     )
-    name = str(told["model"])
+    name = str(run["model"])
     require(
         ":" not in name or name in allowed(node),
         f"This site does not run the model {name}: list it under allow= in its configuration.",
@@ -84,14 +84,14 @@ def prepared(context: Context, part: str) -> Client:
         samples.y[:1],
         samples.x[:1],
         samples.y[:1],
-        tuple(told["class_names"]),
-        tuple(told["mean"]),
-        tuple(told["deviation"]),
-        never=tuple(told["never"]),
+        tuple(run["class_names"]),
+        tuple(run["mean"]),
+        tuple(run["deviation"]),
+        never=tuple(run["never"]),
     )
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in told["options"].items()}
-    module = build_model(name, options, dataset.shape, dataset.classes, told["seed"])
-    return Client(Learner(module, dataset, told["precision"]), samples, protection=protection(node))
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in run["options"].items()}
+    module = build_model(name, options, dataset.shape, dataset.classes, run["seed"])
+    return Client(Learner(module, dataset, run["precision"]), samples, protection=protection(node))
 
 
 def allowed(node: Mapping[str, Any]) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def work(message: Message, context: Context) -> Message:
 
 
 def recall(context: Context) -> int:
-    """Load what the site holds (its own model, MOCHA's dual variables), and return a turn number for this order.
+    """Load the site's memory (its own model, MOCHA's dual variables), and return a turn number for this order.
 
     The file counts, not the state that the node hands over: that one is lost when the node restarts, and may come from
     an order that ended late.
@@ -192,7 +192,7 @@ def recall(context: Context) -> int:
 
 
 def remember(context: Context, turn: int) -> None:
-    """Write what the site holds, if anything, unless a later order has done so already."""
+    """Write the site's memory, if it holds anything, unless a later order has done so already."""
     place = context.node_config.get("memory")
     if not place or not any(len(record) for record in context.state.array_records.values()):
         return

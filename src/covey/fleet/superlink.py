@@ -75,7 +75,7 @@ _OPENING = 60.0
 """Seconds within which a run must be opened."""
 
 _LOOKS = 3.0
-"""Seconds between two checks of who is still connected while waiting for answers."""
+"""Seconds between two checks of the connected nodes while waiting for answers."""
 
 _UPLOAD = 30.0
 """Seconds within which an answer that has begun to arrive must be complete."""
@@ -210,8 +210,8 @@ class Link:
         except httpx.TransportError as error:
             raise Refusal(f"The SuperLink at {self.address} cannot be reached: {error}.") from error
         except httpx.HTTPStatusError as error:
-            said = error.response.text.strip()[:300] or error.response.reason_phrase
-            raise Refusal(f"The SuperLink at {self.address} refused: {said}") from error
+            reason = error.response.text.strip()[:300] or error.response.reason_phrase
+            raise Refusal(f"The SuperLink at {self.address} refused: {reason}") from error
 
 
 @contextmanager

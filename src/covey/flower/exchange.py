@@ -68,7 +68,7 @@ class Exchange:
     ) -> None:
         self.roster = roster
         self.run = secrets.token_hex(8) if run is None else run
-        """Identifies the run to clients; they forget what they hold of another."""
+        """Identifies the run to clients; they forget everything of any other run."""
         self.timeout = timeout
         """Seconds that a round waits for answers."""
         self.limit = limit
@@ -83,10 +83,10 @@ class Exchange:
         self._sent: list[tuple[Metadata, int]] = []
         """The round's messages and the client that each went to."""
         self._kept: dict[int, set[str]] = {}
-        """Client → digests of what probes keep there (in a simulation)."""
+        """Client → digests of the arrays that probes keep there (in a simulation)."""
 
     def messages(self, order: Order, again: Sequence[int] | None = None, *, evaluate: bool = False) -> list[Message]:
-        """Return the order as messages to its clients, or to those of `again` alone, who hold nothing any more."""
+        """Return the order as messages to its clients, or only to clients in `again`, which have lost their arrays."""
         if again is not None:
             for client in again:
                 self.holds.pop(client, None)
@@ -170,7 +170,7 @@ class Exchange:
         return {client: scores for client, scores in read.items() if scores is not None}
 
     def read(self, grid: Grid, order: Order, answers: Iterable[Message], left: float | None = None) -> Replies:
-        """Return the replies in client order; ask clients that lost what they held once more, in the time left."""
+        """Return the replies in client order; ask clients that lost arrays once more, in the time left."""
         found = self._by_client(answers)
         lacking = [client for client, answer in found.items() if _lacks(answer)]
         if lacking and (left is None or left > 0):
@@ -239,7 +239,7 @@ class Exchange:
                 answer.measured.get(probe.name, {}).pop(name, None)
         if order.gate is not None and order.gate.field not in answer.measured.get(order.gate.probe, {}):
             return Fault(client, f"its {order.gate.probe} is missing, on which it depends whether it sends its model")
-        # Only simulated clients send what they hold; from others it is ignored.
+        # Only simulated clients send the arrays that they hold; from others they are ignored.
         carried = answer.carried if self._simulated else {}
         state = order.start_of(position)
         if order.train:
@@ -259,7 +259,7 @@ class Exchange:
     def _kept_by(
         self, order: Order, probes: Sequence[Probe], carried: Mapping[str, Tensor]
     ) -> dict[str, dict[str, Tensor]]:
-        """Return what a simulated client keeps; for a real one, the round that it is from."""
+        """Return the arrays that a simulated client keeps; for a real client, the round that they are from."""
         mark = torch.tensor([order.round])
         return {
             probe.name: {name: carried.get(f"{probe.name}.{name}", mark) for name in probe.kept}
@@ -268,7 +268,7 @@ class Exchange:
         }
 
     def _account(self, order: Order, position: int, state: Tensor, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Record what the client holds now, by the same rule as the client."""
+        """Record which models the client holds now, by the same rule as the client."""
         client = int(order.clients[position])
         if self._simulated and kept:
             held = {digest(value) for values in kept.values() for value in values.values()}
@@ -313,8 +313,8 @@ def _reason(text: str | None) -> str:
     wrapped = _WRAPPED.fullmatch((text or "").strip())
     if wrapped is None:
         return _short(text)
-    kind, said = wrapped[1], wrapped[2].strip()
-    return _short(said).removeprefix(_FROM_APP) if "\n" in said else _short(f"{kind}: {said}")
+    kind, message = wrapped[1], wrapped[2].strip()
+    return _short(message).removeprefix(_FROM_APP) if "\n" in message else _short(f"{kind}: {message}")
 
 
 def _short(text: str | None) -> str:

@@ -24,7 +24,7 @@ Model = nn.Module | Callable[..., nn.Module]
 Data = Any
 """A loader of batches (x, y), a pair of tensors, `Samples`, or a function of Flower's context that returns one."""
 Train = Callable[[nn.Module, Any, dict[str, Any]], float | None]
-"""`train(model, data, settings)`: trains the model in place on what `data` gave; returns the mean training loss."""
+"""`train(model, data, settings)`: trains the model in place and returns the mean training loss."""
 
 
 class ModelWithHead(nn.Module):
@@ -44,13 +44,13 @@ class ModelWithHead(nn.Module):
 
 def last_layer(model: nn.Module) -> str:
     """Return the name of a model's last layer: its attribute `head`, or else its last linear layer."""
-    said = getattr(model, "head", None)
-    if isinstance(said, str):
-        return str(said)
+    stated = getattr(model, "head", None)
+    if isinstance(stated, str):
+        return str(stated)
     linear: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if not linear or not linear[-1]:
         raise Refusal(
-            f"The last layer of the model {type(model).__name__} cannot be told; name it: head='name of the layer'."
+            f"The last layer of the model {type(model).__name__} is not known; name it: head='name of the layer'."
         )
     return linear[-1]
 
@@ -71,7 +71,7 @@ def client_app(
 
     model: the model, or a function (or class) that makes it; without parameters, or with Flower's context.
     data: the client's samples: a data loader, tensors (x, y), or a function of Flower's context that returns one.
-    test: what the client evaluates models on, likewise; its training samples where it is not given.
+    test: samples to evaluate models on, in the same forms; by default the training samples.
     train: your own training function `train(model, data, settings) -> loss`, with `data` as your function returned it
         and `settings` the round's (`lr`, `epochs`, what the strategy's configuration adds). Without it, Covey's local
         SGD trains, as the strategy's `local` says, to the same bits as in a simulation.
@@ -121,11 +121,11 @@ def who(message: Message, context: Context) -> Message:
 def answered(
     message: Message, context: Context, client: Callable[[], Client], allowed: Collection[str] | None
 ) -> Message:
-    """Return the reply to an order, or one that names what the client lacks."""
-    told = order_instructions(message.content)
-    memory = Memory(context.state, told["run"])
+    """Return the reply to an order, or one that names the arrays that the client lacks."""
+    instructions = order_instructions(message.content)
+    memory = Memory(context.state, instructions["run"])
     try:
-        task = unpack_order(message.content, memory.find, allowed, told)
+        task = unpack_order(message.content, memory.find, allowed, instructions)
         worker = client()
         if message.metadata.message_type == EVALUATE:
             state = memory.own() if task.own else task.start
@@ -195,7 +195,7 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _as_dataset(module: nn.Module, samples: Samples) -> Dataset:
-    """Return what a learner needs of the data: the shape, and a class for each output of the last layer."""
+    """Return a data set for a learner: the samples' shape, and a class for each output of the last layer."""
     head = module.get_submodule(str(module.head))
     outputs = next(iter(head.parameters())).shape[0]
     names = tuple(str(number) for number in range(outputs))

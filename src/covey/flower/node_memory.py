@@ -28,7 +28,7 @@ class Memory:
         self._index = state.config_records[_INDEX]
         self._arrays = state.array_records[_ARRAYS]
         self._asked_for: set[str] = set()
-        """Kept arrays that the present order refers to."""
+        """Kept arrays that the current order refers to."""
 
     @property
     def models(self) -> list[str]:
@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def kept(self) -> dict[str, str]:
-        """`probe.field@round` → digest of what probes keep, the latest last."""
+        """`probe.field@round` → digest of an array that a probe keeps, the latest last."""
         pairs = [line.rpartition("=") for line in cast(str, self._index["kept"]).splitlines()]
         return {name: known for name, _, known in pairs}
 
@@ -77,7 +77,7 @@ class Memory:
         self._forget()
 
     def keep(self, name: str, t: int, value: Tensor) -> None:
-        """Keep what a probe leaves with the client.
+        """Keep the arrays that a probe leaves with the client.
 
         What this order refers to stays as well (or else that of the round before): if replies are lost, the server
         refers to it again.

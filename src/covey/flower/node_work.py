@@ -1,4 +1,4 @@
-"""A node's reply to a task: train, measure, protect, and pack what is sent."""
+"""A node's reply to a task: train, measure, protect the results, and pack them."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ class Client:
     fit: Fit | None = None
     protection: Protection | None = None
     simulated: bool = False
-    """True in a simulation: noise is drawn from the seed, and what clients keep goes to the server for checkpoints."""
+    """True in a simulation: noise is drawn from the seed, and kept arrays go to the server for checkpoints."""
 
     def answer(self, task: NodeTask, memory: Memory) -> RecordDict:
         """Train and measure, and return the reply: only what the task asks for, protected as the client chose."""
@@ -86,7 +86,7 @@ class Client:
         return state
 
     def _own_training(self, task: NodeTask) -> Train | None:
-        """The user's training function for this task; None trains as the order says."""
+        """Return the user's training function for this task; None trains as the order says."""
         fit = self.fit
         if fit is None:
             return None
@@ -111,11 +111,11 @@ class Client:
         return self.protection.of_update(received, trained, self._secret(key(place, "update")))
 
     def _secret(self, place: int) -> int:
-        """A key for noise: the given one in a simulation, so that runs are repeatable, else one nobody can guess."""
+        """Return a key for noise: the given one in a simulation, so that runs are repeatable, else a secret one."""
         return place if self.simulated else secrets.randbits(64)
 
     def scores(self, state: Tensor) -> dict[str, Any]:
-        """Mean loss and accuracy on the client's samples."""
+        """Return the mean loss and accuracy on the client's samples."""
         loss, correct = self.learner.score(state, self.samples)
         count = len(self.samples)
         return {"samples": count, "loss": float(loss) / count, "accuracy": int(correct.sum()) / count}

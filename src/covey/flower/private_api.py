@@ -220,7 +220,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(entry: PrivateName) -> Any:
-    """Return what an entry names, or None where Flower lacks it."""
+    """Return the object that an entry names, or None if Flower lacks it."""
     try:
         module = import_module(entry.module)
     except ModuleNotFoundError as error:

@@ -62,7 +62,7 @@ class Roster:
         self._assign(set(grid.get_node_ids()))
 
     def refresh(self, grid: Grid, timeout: float) -> None:
-        """Update who is connected: nodes come and go."""
+        """Update which nodes are connected."""
         self._looks += 1
         resting = self._silent.resting(self._looks)
         asked = self._ask(grid, min(timeout, max(self.patience, 1.0)), resting)
@@ -101,9 +101,9 @@ class Roster:
             return []
         asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit) for node in unknown]
         for answer in grid.send_and_receive(asked, timeout=limit):
-            said = answer.content.config_records.get(IDENTITY) if answer.has_content() else None
-            if said is not None and "name" in said:
-                self._name_of_node[answer.metadata.src_node_id] = str(said["name"])
+            stated = answer.content.config_records.get(IDENTITY) if answer.has_content() else None
+            if stated is not None and "name" in stated:
+                self._name_of_node[answer.metadata.src_node_id] = str(stated["name"])
         return unknown
 
     def _assign(self, present: set[int]) -> None:

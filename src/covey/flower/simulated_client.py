@@ -102,8 +102,8 @@ def client_of(folder: str, client: int) -> Client:
 
 def work(message: Message, context: Context) -> Message:
     """Answer an order as the client that the order names."""
-    told = order_instructions(message.content)
-    return answered(message, context, lambda: client_of(told["job"], told["client"]), allowed=None)
+    instructions = order_instructions(message.content)
+    return answered(message, context, lambda: client_of(instructions["job"], instructions["client"]), allowed=None)
 
 
 app = ClientApp()

@@ -108,12 +108,12 @@ class Strategy(FlowerStrategy):
         require_live(self.config.method)
         self.layout = Layout.of(self._module)
         self.history: list[dict[str, Any]] = []
-        """One entry for each round: who was invited, who answered, what was lost and why."""
+        """One entry for each round: the clients invited, those that answered, and the faults."""
         self.method: Method | None = None
         """Built by `start`; `method.state_dict()` is what a checkpoint needs."""
         self._order: Order | None = None
         self._loop: Generator[Request, Any, None] | None = None
-        """The round loop, paused at the present round's order."""
+        """The round loop, paused at the current round's order."""
 
     def _configured(self, rounds: int) -> Config:
         local = {} if self._local is None else self._local
@@ -178,7 +178,7 @@ class Strategy(FlowerStrategy):
         return self._record()
 
     def _require_nothing_lost(self, order: Order) -> None:
-        """Refuse to resume a method that needs what clients held: Flower gives them a new memory with each run."""
+        """Refuse to resume a method that needs arrays of its clients: Flower gives them a new memory with each run."""
         require(
             not (order.train and order.resident) and not any(probe.kept for probe in order.probes),
             f"The run in {self._place} cannot be resumed: '{self.config.method}' leaves with clients what only "
@@ -205,7 +205,7 @@ class Strategy(FlowerStrategy):
         return runtime.messages(request)
 
     def _loop_run(self, t: int) -> LoopRun:
-        """One round as a run of its own: the loop must not look for clients of the next before Flower begins it."""
+        """Return one round as a run: the loop must not look for clients of the next before Flower begins it."""
         records: RoundWriter = self._count if self._folder is None else self._folder.records
         # A round that reached nobody has left no record.
         records.rounds_done = t - 1
@@ -235,7 +235,7 @@ class Strategy(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Each client (or a share of them) evaluates the model that it uses."""
+        """Have each client (or a share of them) evaluate the model that it uses."""
         method, exchange, server_round = self._ready(), self._exchange, server_round + self._done
         reachable = exchange.roster.available()
         count = round(self.evaluate * len(reachable))

@@ -36,7 +36,7 @@ class StrategyRuntime(Runtime):
         self.grid = grid
         self.attendance = Attendance(exchange.roster.clients, Health(strikes or 1 << 30))
         self.history: list[dict[str, Any]] = []
-        """One entry for each round: who was invited, who answered, what was lost and why."""
+        """One entry for each round: the clients invited, those that answered, and the faults."""
         self._expected = expected
         self._unexpected: set[str] = set()
 
@@ -76,7 +76,7 @@ class StrategyRuntime(Runtime):
         return self.attendance.annotate(record)
 
     def _noted(self, found: Replies) -> Replies:
-        """Check replies, and add what was lost to the round's entry."""
+        """Check replies, and add their faults to the round's entry."""
         replies = checked(found)
         for fault in replies.faults:
             (name,) = self._names([fault.client])

@@ -33,7 +33,7 @@ VERSION = 1
 """Version of the format; a client and a server of different versions refuse each other."""
 
 ORDER, REPLY, SETTINGS, CARRIED = "covey.order", "covey.reply", "covey.settings", "covey.carried"
-"""Names of records: order, reply, a user's own settings, and what only a simulation carries."""
+"""Names of records: order, reply, a user's own settings, and arrays that only a simulation carries."""
 
 WHO, QUERY, TRAIN, EVALUATE = "query.who", "query", "train", "evaluate"
 """Types of messages: who are you, measure, train (and measure), evaluate."""
@@ -192,7 +192,7 @@ def describe(value: Any, where: str, refer: Callable[[str, Numbers], Reference])
 
 
 def rebuild(described: Any, find: Callable[[Reference], Tensor], allowed: Collection[str] | None) -> Any:
-    """Return what `describe` described. `allowed` lists the users' own parts that a client builds; None allows all."""
+    """Undo `describe`. `allowed` lists the users' own parts that a client builds; None allows all."""
     if isinstance(described, list):
         return [rebuild(item, find, allowed) for item in described]
     if not isinstance(described, dict):
@@ -213,7 +213,7 @@ def rebuild(described: Any, find: Callable[[Reference], Tensor], allowed: Collec
 
 
 def _name_of(part: type) -> str:
-    """The wire name of a dataclass: as registered if it is Covey's, else where a client can import it from."""
+    """Return a dataclass's wire name: the registered one if it is Covey's, else its import path."""
     for name, option in OPTION_TYPES.items():
         if part is option:
             return name
@@ -222,7 +222,7 @@ def _name_of(part: type) -> str:
 
 
 def _part(name: str, allowed: Collection[str] | None) -> type:
-    """The dataclass of a wire name."""
+    """Return the dataclass of a wire name."""
     if name in OPTION_TYPES:
         return OPTION_TYPES[name]
     if ":" not in name:
@@ -261,23 +261,26 @@ def pack_order(instructions: Mapping[str, Any], arrays: Mapping[str, Array], set
 def order_instructions(content: RecordDict) -> dict[str, Any]:
     """Return the instructions of a message; refuse those of another version."""
     require(ORDER in content.config_records, "The message is not one of Covey's.")
-    told: dict[str, Any] = json.loads(str(content.config_records[ORDER]["instructions"]))
+    instructions: dict[str, Any] = json.loads(str(content.config_records[ORDER]["instructions"]))
     require(
-        told.get("version") == VERSION,
-        f"The server speaks version {told.get('version')} of the format and this client version {VERSION}: "
+        instructions.get("version") == VERSION,
+        f"The server speaks version {instructions.get('version')} of the format and this client version {VERSION}: "
         "use the same version of covey on both sides.",
     )
-    return told
+    return instructions
 
 
 def unpack_order(
     content: RecordDict,
     find_held: Callable[[str], Tensor | None],
     allowed: Collection[str] | None,
-    told: Mapping[str, Any] | None = None,
+    instructions: Mapping[str, Any] | None = None,
 ) -> NodeTask:
-    """Return the task in a message (`told`: its instructions); raise `Missing` if it names an array not held."""
-    told = order_instructions(content) if told is None else told
+    """Return the task in a message; raise `Missing` if it names an array that the client does not hold.
+
+    `instructions` are those of the message, if they have been read.
+    """
+    instructions = order_instructions(content) if instructions is None else instructions
     arrays = content.array_records.get(f"{ORDER}.arrays", ArrayRecord())
 
     def find(reference: Reference) -> Tensor:
@@ -289,21 +292,21 @@ def unpack_order(
         return held
 
     return NodeTask(
-        run=told["run"],
-        job=told["job"],
-        seed=told["seed"],
-        round=told["round"],
-        client=told["client"],
-        start=None if told["start"] is None else find(told["start"]),
-        own=told["own"],
-        anchor=None if told["anchor"] is None else find(told["anchor"]),
-        work=Local(**told["work"]),
-        probes=tuple(rebuild(described, find, allowed) for described in told["probes"]),
-        train=told["train"],
-        gate=None if told["gate"] is None else Gate(**told["gate"]),
-        holdout=told["holdout"],
-        returns=told["returns"],
-        holds=told["holds"],
+        run=instructions["run"],
+        job=instructions["job"],
+        seed=instructions["seed"],
+        round=instructions["round"],
+        client=instructions["client"],
+        start=None if instructions["start"] is None else find(instructions["start"]),
+        own=instructions["own"],
+        anchor=None if instructions["anchor"] is None else find(instructions["anchor"]),
+        work=Local(**instructions["work"]),
+        probes=tuple(rebuild(described, find, allowed) for described in instructions["probes"]),
+        train=instructions["train"],
+        gate=None if instructions["gate"] is None else Gate(**instructions["gate"]),
+        holdout=instructions["holdout"],
+        returns=instructions["returns"],
+        holds=instructions["holds"],
         settings=dict(content.config_records.get(SETTINGS, {})),
     )
 

@@ -1,1 +1,1 @@
-"""Jobs: what a user asks for as one call (run, compare, analyze, describe, on demand, train an agent)."""
+"""Jobs: the calls of the Python interface (run, compare, analyze, describe, on demand, train an agent)."""

@@ -51,8 +51,8 @@ class Experiment:
         configuration with the runtime "fleet" runs on; by default COVEY_FLEET names it.
         """
         recipe = recipe_of(config.method)
-        dealt = build_federation(config) if given is None else as_configured(given, config)
-        federation = recipe.reshape(dealt, config.seed) if recipe.reshape else dealt
+        split = build_federation(config) if given is None else as_configured(given, config)
+        federation = recipe.reshape(split, config.seed) if recipe.reshape else split
         module = build_module(config, federation.dataset)
         runtime = build_runtime(federation, module, config, fleet)
         try:
@@ -62,7 +62,7 @@ class Experiment:
             runtime.close()
             raise
         # Accuracy on own mixes concerns the original clients; a cohort's skew concerns those that took part.
-        truth = Truth(dealt.truth.shares, federation.truth.skew)
+        truth = Truth(split.truth.shares, federation.truth.skew)
         return cls(config, federation, truth, method, runtime, module)
 
     @property
@@ -77,7 +77,7 @@ class Experiment:
 
 
 def dry_run(config: Config, given: Federation | None = None) -> Federation:
-    """Build what a run builds, on the local runtime, to refuse what is impossible; return its federation."""
+    """Build a run without starting it, on the local runtime, so that errors show early; return its federation."""
     experiment = Experiment.of(replace(config, runtime="local", workers=1), given)
     experiment.runtime.close()
     return experiment.federation

@@ -1,4 +1,4 @@
-"""Dry runs for fleets: find out what a run would refuse, before anything is written or started."""
+"""Dry runs for fleets: find impossible settings before anything is written or started."""
 
 from covey.config.schema import Config
 from covey.environment.federated_data import Federation
@@ -10,7 +10,7 @@ from covey.job.settings import describing
 
 
 def dry_run_live(config: Config, given: Federation | None = None) -> Federation:
-    """Build what a run on a fleet builds, all but its connection to the fleet, and return its federation."""
+    """Build a run on a fleet without connecting to it, and return its federation."""
     require_live(config.method)
     return dry_run(config, given)
 

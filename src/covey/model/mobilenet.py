@@ -70,7 +70,7 @@ def _normalisation(channels: int, norm: Norm) -> nn.Module:
 def _convolution(
     in_channels: int, out_channels: int, size: int, norm: Norm, *, stride: int = 1, groups: int = 1
 ) -> nn.Module:
-    """Convolution, normalisation and ReLU6; the bias is part of the normalisation."""
+    """Return convolution, normalisation and ReLU6; the bias is part of the normalisation."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False),
         _normalisation(out_channels, norm),

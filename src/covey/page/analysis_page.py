@@ -22,7 +22,7 @@ _USUAL, _ODD, _OUTLIER = "var(--quiet)", palette.line(0), palette.line(1)
 
 
 def analysis_page(analysis: Analysis, path: Path) -> Path:
-    """Write the page."""
+    """Write the page about an analysis."""
     config = analysis.config
     title = f"{len(analysis.clients)} clients with {config.dataset.name}, environment {config.environment.name}"
     summary = table(["", ""], analysis_rows(analysis), caption="Results", head=False)
@@ -44,7 +44,7 @@ def analysis_page(analysis: Analysis, path: Path) -> Path:
 
 
 def by_skew(analysis: Analysis) -> Figure:
-    """Return rows over the clients, the most skewed first: skew, confidence, and what the class mix leaves open."""
+    """Return rows over the clients, the most skewed first: skew, confidence, and distance unexplained."""
     chosen = _sample(analysis)
     x = list(range(1, len(chosen) + 1))
     who = [_hover_text(analysis, at) for at in chosen.tolist()]

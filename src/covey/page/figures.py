@@ -1,4 +1,4 @@
-"""Charts and figures of a page, and what all charts share."""
+"""Charts and figures of a page, and the parts that all charts share."""
 
 import html
 from collections.abc import Sequence

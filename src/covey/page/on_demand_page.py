@@ -29,7 +29,7 @@ _BASE, _OWN, _CONTINUED = "var(--quiet)", palette.line(0), palette.line(1)
 
 
 def ondemand_page(job: OnDemand, path: Path) -> Path:
-    """Write the page."""
+    """Write the page about an on-demand job."""
     count = len(job.tailored)
     title = "A model on demand" if count == 1 else f"Models on demand for {count} targets"
     notes = [*job.composed.notes, *(_about(one, note) for one in job.tailored for note in one.notes)]

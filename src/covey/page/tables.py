@@ -296,7 +296,7 @@ def _arguments(flat: Mapping[str, Any]) -> list[str]:
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
-    """Return what a run folder records about its machine, or an empty mapping."""
+    """Return a run folder's record of its machine, or an empty mapping."""
     try:
         about = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -57,7 +57,7 @@ class Estimates:
 
     @classmethod
     def unknown(cls, clients: int, classes: int) -> "Estimates":
-        """Estimates before any client has replied."""
+        """Return estimates before any client has replied."""
         shares = np.full((clients, classes), 1 / classes)
         return cls(shares, np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
 
@@ -68,7 +68,7 @@ class Estimates:
         self.sizes[clients] = sizes
 
     def errors(self, truth: FloatArray) -> FloatArray:
-        """n·MAE of each client's estimate against the true shares: `[clients]`. For evaluation only."""
+        """Return n·MAE of each client's estimate against the true shares: `[clients]`. For evaluation only."""
         errors: FloatArray = np.abs(self.shares - truth).sum(axis=1)
         return errors
 
@@ -78,7 +78,7 @@ class Estimating(Protocol):
     """A selector or aggregator that keeps estimates of class shares."""
 
     def class_estimates(self) -> Estimates:
-        """The present estimates."""
+        """Return the current estimates."""
         ...
 
 
@@ -125,7 +125,7 @@ class Privacy:
         return _deviation(self.epsilon, self.delta)
 
     def after(self, answers: int) -> float:
-        """ε of so many answers combined, at the same δ."""
+        """Return ε of so many answers combined, at the same δ."""
         return float(_accountant().get_epsilon_gaussian(self.deviation / np.sqrt(answers), self.delta))
 
     def noisy(self, values: Tensor, sensitivity: float, key: int) -> Tensor:
@@ -151,7 +151,7 @@ def _accountant() -> ModuleType:
         return import_module("dp_accounting")
     except ImportError as error:
         raise Refusal(
-            "Noise for differential privacy is reckoned by dp-accounting, which is not installed: "
+            "Noise for differential privacy is computed by dp-accounting, which is not installed: "
             "pip install 'covey[privacy]'."
         ) from error
 
@@ -173,7 +173,7 @@ class ClassQuery(Probe):
     def __post_init__(self) -> None:
         require(
             self.privacy is None or self.kind == "bias",
-            "insight_dp needs a model whose last layer has a bias: what one sample can move is not known without.",
+            "insight_dp needs a model whose last layer has a bias: without one, a sample has no bounded effect.",
         )
 
     def measure(
@@ -197,7 +197,7 @@ class ClassQuery(Probe):
 
 
 def zero_head(layout: Layout, model: Tensor) -> Tensor:
-    """The model `[d]` with its last layer set to zero, so that every class is equally likely for every sample."""
+    """Return the model `[d]` with its last layer set to zero, so that all classes are equally likely."""
     model = model.clone()
     for slot in layout.head:
         model[slot.start : slot.start + slot.size] = 0.0
@@ -205,7 +205,7 @@ def zero_head(layout: Layout, model: Tensor) -> Tensor:
 
 
 def shares_at_zero_head(answers: Mapping[str, Tensor]) -> FloatArray:
-    """Class shares `[k, classes]` from `ClassQuery` at a zero head; exact with a bias and without noise."""
+    """Return class shares `[k, classes]` from `ClassQuery` at a zero head; exact with a bias and without noise."""
     gradient = answers["gradient"].double().numpy()
     classes = gradient.shape[1]
     if "reference" in answers:
@@ -216,7 +216,7 @@ def shares_at_zero_head(answers: Mapping[str, Tensor]) -> FloatArray:
 
 
 def shares_at_any_head(answers: Mapping[str, Tensor], samples: IntArray) -> FloatArray:
-    """Class shares `[k, classes]` from a bias gradient at any model, under two assumptions.
+    """Return class shares `[k, classes]` from a bias gradient at any model, under two assumptions.
 
     With the same p̄ for all clients and a balanced mix overall, p̄ = 1/n + mean ∇b, so d_i = 1/n - (∇b_i - mean ∇b).
     """
@@ -241,7 +241,7 @@ class PrivacyCost:
 def cost_of_privacy(
     truth: FloatArray, sizes: FloatArray, delta: float, epsilons: Sequence[float] = EPSILONS
 ) -> list[PrivacyCost]:
-    """The error of estimates at each ε, for clients of shares `[clients, classes]`. For evaluation only.
+    """Return the error of estimates at each ε, for clients of shares `[clients, classes]`. For evaluation only.
 
     At a zero head a client's answer is 1/n - d plus noise for any model and samples, so no client has to be asked.
     """
@@ -270,7 +270,7 @@ def nearest_mix(values: FloatArray) -> FloatArray:
 
 
 def clipped_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> Tensor:
-    """The mean over samples of the last layer's weight gradient `[h]`, each clipped to the norm `clip`.
+    """Return the mean over samples of the last layer's weight gradient `[h]`, each clipped to the norm `clip`.
 
     Replacing one sample changes it by at most 2·clip/samples.
     """
@@ -282,7 +282,7 @@ def clipped_gradient(learner: Learner, received: Tensor, samples: Samples, clip:
 
 
 def bounded_bias_gradient(learner: Learner, received: Tensor, samples: Samples) -> Tensor:
-    """The mean over samples of the last layer's bias gradient `[classes]`, each bounded as at a zero head.
+    """Return the mean over samples of the last layer's bias gradient `[classes]`, each bounded as at a zero head.
 
     At a zero head a sample's 1/n - (p_j - 1[y_j]) is a mix of classes; at any other model it is replaced by the nearest
     mix. Mixes are at most √2 apart, so replacing one sample changes the mean by at most √2/samples, whatever model the

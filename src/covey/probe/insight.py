@@ -85,7 +85,7 @@ def vectors(fields: Mapping[str, Tensor]) -> Tensor:
 
 
 def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int]) -> dict[str, Tensor]:
-    """The gradient of each client's mean loss for the last layer, without a backward pass through the body.
+    """Return the gradient of each client's mean loss for the last layer, without a backward pass through the body.
 
     Where the model ends in a linear layer with inputs h_j, logits z_j and labels y_j, the gradient is a product:
     ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]).
@@ -106,7 +106,7 @@ def _head_by_products(
 def _caught(
     learner: Learner, received: Tensor, samples: Samples, head: nn.Linear | nn.Conv2d
 ) -> tuple[Tensor, Tensor] | None:
-    """softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`.
+    """Return softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`.
 
     None if the head is not the output, or not a product; a convolution is one if its kernel covers the image.
     """
@@ -145,7 +145,7 @@ def _caught(
 
 
 def mean_products(residual: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
-    """The mean over each client's samples of r hᵀ: `[n, classes]`, `[n, features]` → `[k, classes, features]`."""
+    """Return each client's mean of r hᵀ over samples: `[n, classes]`, `[n, features]` → `[k, classes, features]`."""
     if not residual.is_cuda or not many_alike(counts):
         pieces = zip(torch.split(residual, list(counts)), torch.split(features, list(counts)), strict=True)
         return torch.stack([r.t() @ h / len(r) for r, h in pieces])
@@ -187,7 +187,7 @@ def _head_by_autograd(learner: Learner, received: Tensor, samples: Samples) -> d
 
 @torch.enable_grad()
 def full_gradient(learner: Learner, received: Tensor, samples: Samples) -> Tensor:
-    """The gradient of the mean loss for all parameters, in evaluation mode: `[parameters]`."""
+    """Return the gradient of the mean loss for all parameters, in evaluation mode: `[parameters]`."""
     learner.place(received)
     parameters = list(learner.module.parameters())
     total = [torch.zeros_like(parameter) for parameter in parameters]

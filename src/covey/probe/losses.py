@@ -56,7 +56,7 @@ class Utility(CohortProbe):
 
 
 def means(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """The mean of each client's values, concatenated over clients: `[n, ...]` → `[k, ...]`."""
+    """Return the mean of each client's values, concatenated over clients: `[n, ...]` → `[k, ...]`."""
     if not values.is_cuda or not many_alike(counts):
         return torch.stack([part.mean(dim=0) for part in torch.split(values, list(counts))])
     found = torch.empty(len(counts), *values.shape[1:], dtype=values.dtype, device=values.device)

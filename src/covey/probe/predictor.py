@@ -68,7 +68,7 @@ LARGEST_PREDICTOR = 1 << 29
 
 
 def predictor_size(inputs: int, classes: int, hidden: int) -> int:
-    """The length of a predictor's state, batch-norm statistics included."""
+    """Return the length of a predictor's state, batch-norm statistics included."""
     with torch.device("meta"):
         return Layout.of(ClassPredictor(inputs, classes, hidden)).size
 
@@ -88,7 +88,7 @@ def require_moderate_size(inputs: int, classes: int, hidden: int) -> None:
 
 
 def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tensor:
-    """The initial state of a predictor, from the seed: `[d_p]`, batch-norm statistics included."""
+    """Return the initial state of a predictor, from the seed: `[d_p]`, batch-norm statistics included."""
     with torch_seed(seed, "predictor"):
         module = ClassPredictor(inputs, classes, hidden)
     return Layout.of(module).read(module)
@@ -96,14 +96,14 @@ def initial_predictor(inputs: int, classes: int, hidden: int, seed: int) -> Tens
 
 @lru_cache(maxsize=4)
 def _network(inputs: int, classes: int, hidden: int, device: torch.device) -> tuple[ClassPredictor, Layout]:
-    """A network to bind states to; it holds the state bound last."""
+    """Return a network to bind states to; it holds the state bound last."""
     with torch_seed(0):
         module = ClassPredictor(inputs, classes, hidden).to(device)
     return module, Layout.of(module)
 
 
 def predicted(state: Tensor, gradients: Tensor, classes: int, hidden: int) -> Tensor:
-    """C_p(g) for gradients `[b, inputs]`: `[b, classes]`."""
+    """Return C_p(g) of gradients `[b, inputs]`: `[b, classes]`."""
     module, layout = _network(gradients.shape[1], classes, hidden, gradients.device)
     layout.bind(module, state.to(gradients.device, torch.float32))
     with torch.no_grad():
@@ -178,7 +178,7 @@ class Pairs:
         return cls(torch.stack(gradients), shares, weights, batches)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Means over each client's mini-batches, weighted by samples: `[b, ...]` → `[k, ...]`."""
+        """Return the means over each client's mini-batches, weighted by samples: `[b, ...]` → `[k, ...]`."""
         pieces = zip(torch.split(self.weights, self.counts), torch.split(values, self.counts), strict=True)
         return torch.stack([weights @ part for weights, part in pieces])
 
@@ -241,7 +241,7 @@ class PredictorProbe(CohortProbe):
         return fields
 
     def trained(self, pairs: Pairs, steps: RecordedSteps) -> Tensor:
-        """The predictor after E_p epochs at each client: `[k, d_p]`; unchanged for clients without a whole batch."""
+        """Return each client's predictor after E_p epochs, `[k, d_p]`; unchanged for clients without a whole batch."""
         begins = itertools.accumulate(pairs.counts[:-1], initial=0)
         schedules = [
             [begin + step for step in self._schedule(count)] for begin, count in zip(begins, pairs.counts, strict=True)
@@ -251,7 +251,7 @@ class PredictorProbe(CohortProbe):
         return trained_predictors(self.predictor, layout, training, self.rate, self.momentum, steps)
 
     def _schedule(self, count: int) -> list[Tensor]:
-        """The gradients of each step for a client with `count` of them; an incomplete last batch is dropped."""
+        """Return the gradients of each step for a client with `count` of them; an incomplete last batch is dropped."""
         steps: list[Tensor] = []
         for epoch in range(self.epochs):
             order = randomness.permutation(randomness.key(self.key, epoch, "pairs"), count)

@@ -110,7 +110,7 @@ class RecordedSteps:
         self._kept: list[_Recorded] = []
 
     def of(self, kind: _Kind, clients: int) -> "_Recorded":
-        """A step for at least `clients` and at most 1.5 times as many; the surplus is not used."""
+        """Return a step for at least `clients` and at most 1.5 times as many; the surplus is not used."""
         for step in self._kept:
             if step.kind == kind and clients <= step.clients <= 1.5 * clients:
                 return step
@@ -154,7 +154,7 @@ class _Recorded:
 
 
 def _sgd_step(named: Named, velocity: Named, gradients: Tensor, shares: Tensor, rate: float, momentum: float) -> None:
-    """One step of k predictors on `[k, b, inputs]` and `[k, b, classes]`, in place; loss MSE(n·C_p(g), n·d)."""
+    """Take one step of k predictors on `[k, b, inputs]` and `[k, b, classes]`, in place; loss MSE(n·C_p(g), n·d)."""
     classes = shares.shape[2]
     leaves = {name: named[name].detach().requires_grad_() for name in velocity}
     found = classes * _stack_forward({**named, **leaves}, gradients)
@@ -167,7 +167,7 @@ def _sgd_step(named: Named, velocity: Named, gradients: Tensor, shares: Tensor, 
 
 
 def _stack_forward(named: Named, gradients: Tensor) -> Tensor:
-    """The forward pass of k `ClassPredictor`s in training: `[k, b, inputs]` → `[k, b, classes]`."""
+    """Run k `ClassPredictor`s forward in training: `[k, b, inputs]` → `[k, b, classes]`."""
     x = gradients
     for norm, linear in (("body.0", "body.1"), ("body.3", "body.4")):
         x = F.relu(_stack_linear(named, linear, _stack_norm(named, norm, x)))
@@ -179,7 +179,7 @@ def _stack_linear(named: Named, layer: str, x: Tensor) -> Tensor:
 
 
 def _stack_norm(named: Named, layer: str, x: Tensor) -> Tensor:
-    """Batch norm of each model's batch, computed as one batch norm over the channels of all models."""
+    """Normalise each model's batch, as one batch norm over the channels of all models."""
     stack, batch, channels = x.shape
     mean, variance, weight, bias = (
         named[f"{layer}.{name}"].view(-1) for name in ("running_mean", "running_var", "weight", "bias")

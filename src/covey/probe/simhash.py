@@ -89,20 +89,20 @@ def is_text(x: Tensor) -> bool:
 
 
 def of_tokens(tokens: Tensor, bits: int = 64, ignored: Sequence[int] = ()) -> Bits:
-    """The fingerprint of token ids of any shape, each weighted by its count: `[bits]`."""
+    """Return the fingerprint of token ids of any shape, each weighted by its count: `[bits]`."""
     different, counts = (values.cpu().numpy() for values in torch.unique(tokens, return_counts=True))
     kept = ~np.isin(different, np.asarray(ignored, dtype=np.int64))
     return fingerprint(hashes_of_numbers(different[kept], bits), counts[kept])
 
 
 def of_words(words: Sequence[str], bits: int = 64) -> Bits:
-    """The fingerprint of a text, each word weighted by its count: `[bits]`."""
+    """Return the fingerprint of a text, each word weighted by its count: `[bits]`."""
     different, counts = np.unique(np.array(words, dtype=object), return_counts=True)
     return fingerprint(hashes_of_words(different.tolist(), bits), counts)
 
 
 def projected(vector: FloatArray, bits: int = 64) -> Bits:
-    """The side of `bits` random hyperplanes on which a vector `[d]` lies: SimHash of coordinates weighted by value."""
+    """Return the side of `bits` random hyperplanes on which `[d]` lies: SimHash of coordinates weighted by value."""
     return fingerprint(_hashes_of_coordinates(len(vector), bits), vector)
 
 
@@ -126,7 +126,7 @@ def fingerprint(hashes: Bits, weights: NDArray[Any]) -> Bits:
 
 
 def weighted(hashes: Bits, weights: NDArray[Any]) -> FloatArray:
-    """w_i where a feature's bit is 1, else -w_i (equation 6): `[features, bits]`."""
+    """Return w_i where a feature's bit is 1, else -w_i (equation 6): `[features, bits]`."""
     values = np.asarray(weights, dtype=np.float64)[:, None]
     return np.where(hashes, values, -values)
 
@@ -157,13 +157,13 @@ def unpacked(contexts: Packed) -> Bits:
 
 
 def hamming(one: Bits, other: Bits) -> IntArray:
-    """The number of bits in which fingerprints `[..., bits]` differ."""
+    """Return the number of bits in which fingerprints `[..., bits]` differ."""
     different: IntArray = np.count_nonzero(one != other, axis=-1)
     return different
 
 
 def mean_input(learner: "Learner", x: Tensor) -> FloatArray:
-    """The mean of stored samples `[n, ...]`, normalised per channel and flat: `[d]`.
+    """Return the mean of stored samples `[n, ...]`, normalised per channel and flat: `[d]`.
 
     Bytes are summed as integers and the rest is computed on the host, so that a GPU gives the same bits.
     """
@@ -181,7 +181,7 @@ def _hashes_of_coordinates(count: int, bits: int) -> Bits:
 
 @lru_cache(maxsize=4)
 def _places(count: int, bits: int) -> tuple[IntArray, FloatArray]:
-    """The coordinate of each bit, none repeated before all are used, and its offset in steps."""
+    """Return the coordinate of each bit, none repeated before all are used, and its offset in steps."""
     passes = range(-(-bits // count))
     orders = [randomness.permutation(randomness.key("simhash", "coordinates", at), count) for at in passes]
     chosen = torch.cat(orders)[:bits]

@@ -35,7 +35,7 @@ class OnDevices(Runtime):
         self.bandwidths: FloatArray = devices.bandwidth * np.exp(devices.spread * rng.standard_normal(len(sizes)))
 
     def available(self, t: int) -> IntArray:
-        """The share of clients that can be reached, at least one."""
+        """Return the share of clients that can be reached, at least one."""
         reachable = self.runtime.available(t)
         if self.devices.availability == 1 or self.live:
             return reachable
@@ -44,14 +44,14 @@ class OnDevices(Runtime):
         return np.sort(rng.choice(reachable, size=count, replace=False))
 
     def execute(self, order: Order) -> Replies:
-        """Replies that arrive in time, with the seconds that each client and the round took."""
+        """Return the replies that arrive in time, with the seconds that each client and the round took."""
         if self.live:
             return self.runtime.execute(order)
         answering = self.answering(order)
         return self.timed(order, self.runtime.execute(answering) if len(answering.clients) else no_replies(order))
 
     def answering(self, order: Order) -> Order:
-        """The order for clients whose reply will arrive in time."""
+        """Return the order for clients whose reply will arrive in time."""
         lost = self._lost(order, self._seconds(order))
         if not lost:
             return order
@@ -59,7 +59,7 @@ class OnDevices(Runtime):
         return order.take(keep)
 
     def timed(self, order: Order, replies: Replies) -> Replies:
-        """The replies with their seconds, and a fault for each that did not arrive."""
+        """Return the replies with their seconds, and a fault for each that did not arrive."""
         seconds = self._seconds(order)
         lost = self._lost(order, seconds)
         waited = float(seconds.max(initial=0.0))
@@ -114,7 +114,7 @@ class OnDevices(Runtime):
         self.runtime.close()
 
     def _seconds(self, order: Order) -> FloatArray:
-        """`[cohort]`: seconds for download, local epochs and upload."""
+        """Return the seconds for download, local epochs and upload: `[cohort]`."""
         clients = order.clients
         # A forward pass takes about a third of a forward and backward pass.
         passes = order.work.epochs if order.train else 1 / 3
@@ -124,7 +124,7 @@ class OnDevices(Runtime):
         return seconds
 
     def _lost(self, order: Order, seconds: FloatArray) -> dict[int, str]:
-        """Clients whose reply does not arrive → reason."""
+        """Return the clients whose reply does not arrive, with the reason."""
         lost: dict[int, str] = {}
         deadline = self.devices.deadline
         if not deadline and not self.devices.dropout:
@@ -147,14 +147,14 @@ def _on_devices(runtime: Runtime) -> OnDevices:
 
 
 def _received(order: Order) -> FloatArray:
-    """`[cohort]`: bytes of the tensors sent to each client; equal unless the order is personal."""
+    """Return the bytes of the tensors sent to each client, equal unless the order is personal: `[cohort]`."""
     positions = range(len(order.clients) if order.personal else min(1, len(order.clients)))
     sizes = [sum(value.numel() * value.element_size() for value in order.tensors(at).values()) for at in positions]
     return np.array(sizes if order.personal else sizes * len(order.clients), dtype=np.float64)
 
 
 def no_replies(order: Order) -> Replies:
-    """The replies of a round in which no client replied."""
+    """Return the replies of a round in which no client replied."""
     nothing = torch.empty(0, dtype=torch.float64)
     states = order.start.new_empty(0, order.start.shape[-1])
     return Replies(np.empty(0, dtype=np.int64), states, torch.empty(0, dtype=torch.int64), nothing)

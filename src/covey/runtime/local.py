@@ -128,7 +128,7 @@ class LocalRuntime(Runtime):
         _single_thread.release(self)
 
     def _perform(self, tasks: Sequence[WorkerTask]) -> list[Any]:
-        """Results in the order of tasks; a Fault where the worker died."""
+        """Return results in the order of tasks; a Fault where the worker died."""
         assert self._state is not None
         if self.workers == 1 or len(tasks) == 1:
             return [self._state.perform(task) for task in tasks]
@@ -141,7 +141,7 @@ class LocalRuntime(Runtime):
         return self._pool.map(tasks)
 
     def _reserve(self, starts: int, ends: int) -> WorkerState:
-        """The worker state, with room for that many models; workers are started anew if it has to grow."""
+        """Return the worker state, with room for that many models; restart the workers if it has to grow."""
         have = self._state.models if self._state else None
         if self._state is None or have is None or len(have.starts) < starts or len(have.ends) < ends:
             if self._pool is not None:
@@ -172,5 +172,5 @@ def keep_freed_memory() -> None:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -52,7 +52,7 @@ class SharedModels:
 
     @classmethod
     def of(cls, starts: int, ends: int, size: int, dtype: torch.dtype, *, shared: bool) -> "SharedModels":
-        """Room for models of `size` numbers; `shared` if workers are other processes."""
+        """Allocate models of `size` numbers; `shared` if workers are other processes."""
         make = _shared_tensor if shared else torch.zeros
         return cls(make((starts, size), dtype=dtype), make((ends, size), dtype=dtype))
 
@@ -87,7 +87,7 @@ class WorkerState:
 
 
 def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory that child processes share."""
+    """Return zeros in memory that child processes share."""
     count = math.prod(shape)
     if sys.platform == "linux" and count:
         # Anonymous shared memory survives a fork and is not limited by /dev/shm, which is small in containers.

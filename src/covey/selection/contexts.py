@@ -62,7 +62,7 @@ class ContextSelector(Selector):
         self._utility: float | None = None
         self._best: float | None = None
         self._utilities: FloatArray = np.full(setting.clients if self.records_regret else 0, np.nan)
-        """`[clients]`: U(i) of the present model; NaN where unknown."""
+        """`[clients]`: U(i) of the current model; NaN where unknown."""
 
     def survey(self, t: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
         unknown = candidates[~self.known[candidates]]
@@ -152,7 +152,7 @@ class ContextSelector(Selector):
 
 
 def cohort_utility(utilities: FloatArray) -> float:
-    """U(B) = √ΣU(i)², with U(i) = |D_i|·√(mean loss²) (equations 2 and 3)."""
+    """Return U(B) = √ΣU(i)², with U(i) = |D_i|·√(mean loss²) (equations 2 and 3)."""
     return float(np.sqrt(np.square(utilities).sum()))
 
 

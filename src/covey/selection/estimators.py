@@ -37,7 +37,7 @@ class Estimator(Protocol):
     """θ: `[p]`."""
 
     def value(self, contexts: FloatArray) -> FloatArray:
-        """f: `[n]`."""
+        """Return f: `[n]`."""
         ...
 
     def with_spread(self, contexts: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -45,7 +45,7 @@ class Estimator(Protocol):
         ...
 
     def gradients(self, contexts: FloatArray) -> FloatArray:
-        """g: `[n, p]`."""
+        """Return g: `[n, p]`."""
         ...
 
     def fit(self, samples: "RewardSamples", pull: float, steps: int, rate: float) -> None:

@@ -78,7 +78,7 @@ class FedACS(Selector):
         require(step is None or step > 0, f"selector.step must be above 0, not {step}.")
         require(
             early_stop is None or early_stop >= 0,
-            f"selector.early_stop is a number of rounds, 0 or more, or none to go on to the end, not {early_stop}.",
+            f"selector.early_stop is a number of rounds, 0 or more, or none for all rounds, not {early_stop}.",
         )
         require(norm in ("joint", "per-tensor"), f"selector.norm is joint or per-tensor, not '{norm}'.")
         require(draws in ("auto", "literal", "once"), f"selector.draws is auto, literal or once, not '{draws}'.")

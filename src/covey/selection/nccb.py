@@ -231,7 +231,7 @@ class NCCB(ContextSelector):
         return bounds
 
     def scale(self) -> float:
-        """Return γ of the present round."""
+        """Return γ of the current round."""
         if self.schedule == "constant":
             return self.gamma
         parameters = len(self.function.parameters)

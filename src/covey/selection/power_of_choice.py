@@ -15,7 +15,7 @@ from covey.registries import selectors
 
 @selectors.add("power-of-choice")
 class PowerOfChoice(Selector):
-    """Asks d clients for the loss of the present model on their samples, and invites those with the highest loss.
+    """Asks d clients for the loss of the current model on their samples, and invites those with the highest loss.
 
     The d clients are drawn without replacement in proportion to their numbers of samples. The server learns a number
     when a client first answers; until then the client counts as one of average size, so that the first draws are

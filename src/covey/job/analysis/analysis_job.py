@@ -20,7 +20,7 @@ from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.job.analysis.analysis_result import Analysis
 from covey.job.analysis.confidence import bias_slot
-from covey.job.analysis.insight_answers import Answers, findings_of, unsaid
+from covey.job.analysis.insight_answers import Answers, findings_of, missing_notes
 from covey.job.experiment import build_runtime
 from covey.job.runs import Run
 from covey.job.settings import as_config, as_configured, expand, with_federation
@@ -107,7 +107,7 @@ def analyze(
         names=held.names,
         missing=tuple(np.setdiff1d(asked, findings["clients"]).tolist()),
         faults=tuple(faults),
-        notes=tuple(unsaid(insight, run, bias, findings, dataset.classes)),
+        notes=tuple(missing_notes(insight, run, bias, findings, dataset.classes)),
         bytes_up=up,
         bytes_down=down,
         seconds=time.perf_counter() - begin,

@@ -102,16 +102,18 @@ def findings_of(rounds: Sequence[Answers], fresh: bool, level: float) -> dict[st
     }
 
 
-def unsaid(insight: str, run: Run | None, bias: Slot | None, findings: Mapping[str, Any], classes: int) -> list[str]:
+def missing_notes(
+    insight: str, run: Run | None, bias: Slot | None, findings: Mapping[str, Any], classes: int
+) -> list[str]:
     """Return notes on results that are missing, and why."""
     notes = []
-    nobody = "so there is no bound on false alarms and no client is called odd; skew is the distance of insights."
+    consequence = "so there is no bound on false alarms and no client is called odd; skew is the distance of insights."
     if run is not None:
-        notes.append(f"The model was trained, perhaps on these very samples, {nobody}")
+        notes.append(f"The model was trained, perhaps on these very samples, {consequence}")
     elif insight not in ("head", "full"):
-        notes.append(f"The range of {insight} is not known, {nobody}")
+        notes.append(f"The range of {insight} is not known, {consequence}")
     elif bias is None:
-        notes.append(f"The model's last layer has no bias that is added to its logits, {nobody}")
+        notes.append(f"The model's last layer has no bias that is added to its logits, {consequence}")
     if findings["strangeness"] is None:
         needed = _FEW if findings["confidence"] is None else 2 * classes
         notes.append(f"Fewer than {needed} clients answered in some round, too few to find outliers.")

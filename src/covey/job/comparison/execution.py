@@ -122,7 +122,7 @@ def _values(key: str, values: Sequence[Any]) -> list[Any]:
 
 
 def _possible(config: Config, given: Federation | None) -> None:
-    """Refuse what cannot run (an agent for other clients, an option out of its range) before any run begins."""
+    """Refuse impossible runs (an agent for other clients, an option out of its range) before any run begins."""
     if config.runtime != "fleet":
         dry_run(config, given)
 
@@ -135,7 +135,7 @@ def _advance(
     on_round: OnRound | None,
     fleet: Path | str | None,
 ) -> Comparison:
-    """Run what is missing, and open the comparison."""
+    """Make the runs that are missing, and open the comparison."""
     runs = [
         PendingRun(variant.label, config.seed, config, place_of(folder, variant.label, config.seed))
         for variant in variants

@@ -29,7 +29,7 @@ TERMINAL_SHARE = 0.05
 """Terminal accuracy is the mean over this last share of the rounds."""
 
 REFERENCE = "iid"
-"""The method whose accuracy is what a federation without skew would reach."""
+"""The method that trains on the same federation without skew."""
 
 
 def half_interval(values: FloatArray) -> FloatArray:
@@ -81,7 +81,7 @@ class Evaluated(Protocol):
 SomeRun = TypeVar("SomeRun", bound=Evaluated)
 
 Line = Mapping[int, SomeRun]
-"""Seed → run: what one line of a table is made of."""
+"""Seed → run: one line of a table."""
 
 Figure = Callable[[SomeRun, int | None], float]
 """A figure of a run up to a round (None: all of it), such as `best_accuracy`."""
@@ -294,7 +294,7 @@ class Comparison:
         return [self._row(variant) for variant in self.contenders]
 
     def frame(self) -> "pandas.DataFrame":
-        """The table as a pandas data frame."""
+        """Return the table as a pandas data frame."""
         return data_frame(self.rows)
 
     def _row(self, variant: Variant) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class Comparison:
         }
 
     def _client_loss(self, variant: Variant, figure: str) -> float | None:
-        """Mean, variance or gap of clients' losses over the last 5 % of the rounds, mean over seeds.
+        """Return the mean, variance or gap of clients' losses over the last 5 % of the rounds, mean over seeds.
 
         None unless every seed has recorded it.
         """
@@ -343,13 +343,13 @@ class Comparison:
         return float(np.mean(ends))
 
     def _to_target(self, curves: Sequence[Curve], cost: Callable[[Curve], FloatArray]) -> float | None:
-        """Mean rounds, bytes or simulated seconds to the target over seeds; None unless all seeds reach it."""
+        """Return the mean rounds, bytes or simulated seconds to the target over seeds; None unless all reach it."""
         places = [first_evaluation_at(curve, self.target) for curve in curves]
         found = [cost(curve)[place] for curve, place in zip(curves, places, strict=True) if place is not None]
         return float(np.mean(found)) if len(found) == len(curves) else None
 
     def _recovered(self, variant: Variant, terminal: FloatArray) -> float | None:
-        """Share of the gap between the first method and the IID reference that this one closes."""
+        """Return the share of the gap between the first method and the IID reference that this one closes."""
         reference = next((other for other in self.contenders if other.method == REFERENCE), None)
         first = self.contenders[0]
         if reference is None or variant is first or variant is reference:
@@ -359,5 +359,5 @@ class Comparison:
 
 
 def _terminals(curves: Sequence[Curve]) -> FloatArray:
-    """Terminal accuracy of every curve."""
+    """Return the terminal accuracy of every curve."""
     return np.array([curve.terminal for curve in curves])

@@ -61,7 +61,7 @@ def claim(
     notes: Sequence[str],
     sent: tuple[int, int],
 ) -> None:
-    """Make the folder and write what was composed, before anything is trained."""
+    """Make the folder and write the plan and the composed clients, before anything is trained."""
     kept = {"shares": found.shares, "seen": found.seen, "sizes": found.sizes}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in kept.items()}
     try:
@@ -84,7 +84,7 @@ def claim(
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """Read the file that describes a job: its plan, and what was composed."""
+    """Read the file that describes a job: its plan and the composed clients."""
     return read_job_file(folder / "ondemand.json", "an on-demand job")
 
 
@@ -103,7 +103,7 @@ def is_complete(folder: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment) -> tuple[ComposedTargets, Tensor]:
-    """Read what a job has composed, and the base model."""
+    """Read the composed clients of a job, and the base model."""
     plan = data["plan"]
     try:
         tensors = load_file(str(folder / "base.safetensors"))

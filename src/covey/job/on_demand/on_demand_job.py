@@ -227,7 +227,7 @@ def _advance(
     on_round: OnRound | None,
     fleet: Path | str | None,
 ) -> OnDemand:
-    """Train what is not trained yet, then evaluate everything."""
+    """Finish the runs that are not finished, then evaluate everything."""
     data = read_job(folder)
     composed, model = read_composed(folder, data, experiment)
     assert isinstance(experiment.method, OneModel)

@@ -96,7 +96,7 @@ def _moments(x: Tensor, running_mean: Tensor, running_var: Tensor, weights: Tens
 
 
 def _values_of_a_channel(weights: Tensor, places: int) -> Tensor:
-    """`[lanes, 1]`: values of a channel in a batch, P b, from the weights, which are 1/b each."""
+    """Return the values of a channel in a batch, P b, from the weights, which are 1/b each: `[lanes, 1]`."""
     return places / weights.amax(1, keepdim=True).clamp_min(1e-12)
 
 

@@ -129,7 +129,7 @@ def _padded(values: Tensor, to: int) -> Tensor:
 
 
 def _permutations(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:
-    """`[rows, longest]`: in each row, a permutation of 0 … n-1 in the first n places, n its entry of `sizes`."""
+    """Draw, in each row, a permutation of 0 … n-1 in the first n places, n its entry of `sizes`: `[rows, longest]`."""
     bits = randomness.bits(keys, longest)
     padding = torch.arange(longest, device=bits.device) >= sizes[:, None]
     return torch.argsort(bits.masked_fill(padding, torch.iinfo(torch.int64).max), dim=1, stable=True)

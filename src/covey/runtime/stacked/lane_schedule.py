@@ -148,5 +148,5 @@ def _cost(segments: list[Segment], lanes: int) -> int:
 
 
 def _length(segments: list[Segment], lanes: int) -> int:
-    """Steps until the last lane is done."""
+    """Return the steps until the last lane is done."""
     return max(visit.end for visit in pack(segments, lanes))

@@ -48,7 +48,7 @@ class Lanes:
     settings: Tensor
     """`[lanes, 3]`: momentum, weight decay, proximal term."""
     loss: Tensor
-    """`[lanes]`, float64: summed over the samples of the present segment."""
+    """`[lanes]`, float64: summed over the samples of the current segment."""
 
     @classmethod
     def of(

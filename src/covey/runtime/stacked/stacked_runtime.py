@@ -128,7 +128,7 @@ def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: 
 
 
 def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None) -> Replies:
-    """The replies to an order whose models, if any, were trained as one stack."""
+    """Return the replies to an order whose models, if any, were trained as one stack."""
     clients = order.clients
     states = trained.states if trained else torch.empty(len(clients), 0)
     losses = trained.losses if trained else np.zeros(len(clients))
@@ -140,7 +140,7 @@ def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None)
 def _measured(
     runtime: StackedRuntime, order: Order, trained: TrainResult | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[int, dict[str, Tensor]]], dict[str, float]]:
-    """The measurements that clients send, those that stay on them, and the seconds that each probe took."""
+    """Return the measurements that clients send, those that stay there, and the seconds that each probe took."""
     measured: dict[str, dict[str, Tensor]] = {}
     kept: dict[str, dict[int, dict[str, Tensor]]] = {probe.name: {} for probe in order.probes if probe.kept}
     seconds: dict[str, float] = {}
@@ -176,7 +176,7 @@ def _measured_group(
     positions: list[int],
     kept: dict[str, dict[int, dict[str, Tensor]]],
 ) -> dict[str, Tensor]:
-    """Field → `[positions, ...]`, on the host unless it is large; fields that stay on clients go to `kept`."""
+    """Return field → `[positions, ...]`, on the host unless it is large; fields that stay on clients go to `kept`."""
     engine = runtime.engine
     clients = order.clients[positions].tolist()
     samples, counts = runtime._tables.samples(clients, engine.data)
