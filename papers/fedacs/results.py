@@ -16,6 +16,7 @@ class FedACSResults(Results):
         self.scale = scale
 
     def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
+        """Return the shown runs of a line; IID has one line for all environments."""
         return super().line(ANY if method == REFERENCE else environment, method, variant)
 
     def selecting(self, environment: Environment) -> list[str]:

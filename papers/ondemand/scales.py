@@ -177,10 +177,12 @@ class OnDemandScale(Scale):
 
     @property
     def more_local_targets(self) -> tuple[str, ...]:
+        """Mixes of the additional single clients."""
         return tuple(f"local:{client}" for client in range(self.clients_as_targets, self.more_clients_as_targets))
 
     @property
     def places(self) -> list[tuple[Task, float]]:
+        """Every task at every α."""
         return [(task, alpha) for task in self.tasks for alpha in self.alphas]
 
 

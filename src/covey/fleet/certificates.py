@@ -71,6 +71,7 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
+        """The authority's certificate as PEM."""
         return self.certificate.public_bytes(Encoding.PEM)
 
 
@@ -103,6 +104,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as PEM, not encrypted."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

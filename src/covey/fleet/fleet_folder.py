@@ -54,6 +54,7 @@ class Rules:
 
     @property
     def bytes(self) -> int:
+        """`limit` in bytes."""
         return parse_bytes(self.limit)
 
     @classmethod
@@ -176,13 +177,16 @@ class Fleet:
 
     @property
     def server(self) -> Path:
+        """Folder of the server's files."""
         return self.folder / "server"
 
     def site(self, name: str) -> Path:
+        """Return the folder of a site."""
         return self.folder / "sites" / name
 
     @property
     def secret(self) -> bytes:
+        """The secret with which the server app claims its tasks."""
         return (self.server / "secret").read_bytes()
 
     def check(self) -> None:

@@ -74,9 +74,11 @@ class Roster:
         return np.array(sorted(self._nodes), dtype=np.int64)
 
     def node_of(self, client: int) -> int | None:
+        """Return the node of a client; None if it is not connected."""
         return self._nodes.get(client)
 
     def client_of(self, node: int) -> int | None:
+        """Return the client of a node; None if it is none of this run's clients."""
         name = self._name_of_node.get(node)
         return None if name is None else self._numbers.get(name)
 

@@ -41,6 +41,7 @@ from covey.randomness import generator
 _log = logging.getLogger("flwr")
 
 PartSetting = str | Mapping[str, Any]
+"""A part by name, or a mapping with its name and options."""
 
 
 class Strategy(FlowerStrategy):

@@ -363,4 +363,5 @@ def fields_of(content: RecordDict) -> set[str]:
 
 
 def work_as_json(work: Local) -> dict[str, Any]:
+    """Return the settings of local SGD for an order's instructions."""
     return asdict(work)

@@ -30,9 +30,11 @@ POINTS_UP_TO = 600
 """Largest number of points of a line: a screen shows no more, and pages of long runs stay small."""
 
 Value = Callable[[Mapping[str, Any]], float | None]
+"""The figure that a chart shows, of a round's record; None if the record has none."""
 
 
 def accuracy_figure(report: ReportData) -> Figure | None:
+    """Return test accuracy over rounds."""
     return over_rounds(
         report,
         "accuracy",
@@ -46,6 +48,7 @@ def accuracy_figure(report: ReportData) -> Figure | None:
 
 
 def own_accuracy_figure(report: ReportData) -> Figure | None:
+    """Return accuracy on clients' own class mixes over rounds."""
     return over_rounds(
         report,
         "own-accuracy",
@@ -57,6 +60,7 @@ def own_accuracy_figure(report: ReportData) -> Figure | None:
 
 
 def loss_figure(report: ReportData) -> Figure | None:
+    """Return test loss over rounds."""
     return over_rounds(
         report,
         "loss",
@@ -69,6 +73,7 @@ def loss_figure(report: ReportData) -> Figure | None:
 
 
 def training_loss_figure(report: ReportData) -> Figure | None:
+    """Return training loss over rounds."""
     return over_rounds(
         report,
         "training-loss",
@@ -82,6 +87,7 @@ def training_loss_figure(report: ReportData) -> Figure | None:
 
 
 def cohort_skew_figure(report: ReportData) -> Figure | None:
+    """Return the mean true skew of the cohorts over rounds."""
     return over_rounds(
         report,
         "cohort-skew",
@@ -94,6 +100,7 @@ def cohort_skew_figure(report: ReportData) -> Figure | None:
 
 
 def bytes_figure(report: ReportData) -> Figure | None:
+    """Return test accuracy against bytes sent."""
     sent = [line_bytes(line, direction) for line in report.lines for direction in ("bytes_up", "bytes_down")]
     if not any(sent):
         return None
@@ -111,6 +118,7 @@ def bytes_figure(report: ReportData) -> Figure | None:
 
 
 def clock_figure(report: ReportData) -> Figure | None:
+    """Return test accuracy against time, simulated or real."""
     timed = [line for line in report.lines if all(run.metrics[-1].get("clock") for run in line.runs)]
     if not timed:
         return None

@@ -61,14 +61,17 @@ def band(place: int) -> str:
 
 
 def stroke(place: int) -> str:
+    """Return the stroke of the line at `place`."""
     return list(STROKES)[place // len(LINES) % len(STROKES)]
 
 
 def symbol(place: int) -> str:
+    """Return the marker of the line at `place`."""
     return SYMBOLS[place // len(LINES) % len(SYMBOLS)]
 
 
 def phase(place: int) -> str:
+    """Return the colour of a round's phase number `place`."""
     return f"var(--phase-{place % len(PHASES)})"
 
 

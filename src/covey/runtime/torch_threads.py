@@ -13,12 +13,14 @@ class SingleThread:
         self._before = 1
 
     def hold(self, holder: object) -> None:
+        """Limit torch to one thread until every holder has released it."""
         if not self._holders:
             self._before = torch.get_num_threads()
         self._holders.add(holder)
         torch.set_num_threads(1)
 
     def release(self, holder: object) -> None:
+        """Release the limit; the last holder restores the number of threads."""
         if holder in self._holders:
             self._holders.remove(holder)
             if not self._holders:

@@ -90,6 +90,7 @@ class KLinUCB(ContextSelector):
         return bounds
 
     def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
+        """Add rewards to A and b of the model, or of each client's own."""
         if self.model == "disjoint":
             self.counts[clients] += 1
             self.totals[clients] += rewards

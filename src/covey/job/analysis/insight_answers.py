@@ -36,6 +36,7 @@ class Answers:
 
     @classmethod
     def of(cls, replies: Replies, probe: Insight, bias: Slot | None) -> "Answers":
+        """Collect the usable insights of a round's replies; `bias` is the last layer's bias, if it has one."""
         rows = replies.observed(probe.name)
         fields = {name: values[torch.from_numpy(rows)] for name, values in replies.probes.get(probe.name, {}).items()}
         found = None

@@ -279,6 +279,7 @@ class Comparison:
 
     @cached_property
     def curves(self) -> dict[str, list[Curve]]:
+        """Label → one curve per seed."""
         return {label: [Curve.of(one.metrics) for one in runs] for label, runs in self.runs.items()}
 
     @cached_property

@@ -97,6 +97,7 @@ def replay_seconds(graph: Replayable, repeats: int) -> float:
 
 
 def cache_file(kind: str) -> Path:
+    """Return the cache file of one kind of decision."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "covey" / f"{kind}.json"
 
 

@@ -182,6 +182,7 @@ class SentModels:
         return cls(rows, [0, *ends[:-1].tolist()], [models.dim() == 1 for models in sent])
 
     def row(self, one: Segment) -> int:
+        """Return the row of the model that a segment starts from."""
         return self.first[one.request] + (0 if self.shared[one.request] else one.position)
 
 
