@@ -1,8 +1,9 @@
-"""Algorithms of users: found by name, checked in what they answer, and not needed to look at what they made."""
+"""Users' own algorithms: found by name, their answers checked; their runs can be read without them."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,30 +15,30 @@ from covey.job.comparison.execution import resume_comparison
 from covey.page.run_report import report as write_report
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own" / "fair.py"
-SMALL = {"clients": 6, "cohort": 2, "rounds": 2, "workers": 1, "environment.samples": 20}
-FAIR = {"selector": "fair:LeastInvited", "aggregator": {"name": "fair:Median", "step": 0.5}}
+SMALL: dict[str, Any] = {"clients": 6, "cohort": 2, "rounds": 2, "workers": 1, "environment.samples": 20}
+FAIR: dict[str, Any] = {"selector": "fair:LeastInvited", "aggregator": {"name": "fair:Median", "step": 0.5}}
 
 
 class Chosen(Selector):
-    """Whatever it is told."""
+    """Choose what a test has set."""
 
-    answer: object = None
+    answer: Any = None
 
     def select(self, t, candidates):
         return self.answer
 
 
 class Found(Aggregator):
-    """Whatever it is told."""
+    """Return what a test has set, or its result for the model."""
 
-    answer: object = None
+    answer: Any = None
 
     def combine(self, t, model, replies):
         return self.answer(model) if callable(self.answer) else self.answer
 
 
 class Neither:
-    """No part of anything."""
+    """Neither a selector nor an aggregator."""
 
 
 class Edited(Selector):
@@ -178,7 +179,9 @@ def test_lists_are_options_and_a_run_whose_options_are_gone_can_be_looked_at(tmp
     chosen = {"name": own("Edited"), "share": 0.5}
     run = covey.run(SMALL, selector=chosen, out=tmp_path / "run")
     assert Run.open(tmp_path / "run").config == run.config
-    assert covey.Config.of(selector={**chosen, "powers": "2,3"}).selector.options["powers"] == [2, 3]
+    listed = covey.Config.of(selector={**chosen, "powers": "2,3"}).selector
+    assert listed is not None
+    assert listed.options["powers"] == [2, 3]
 
     def renamed(self, *, part: float | None = None) -> None:
         self.part = part
@@ -189,21 +192,23 @@ def test_lists_are_options_and_a_run_whose_options_are_gone_can_be_looked_at(tmp
         covey.resume(tmp_path / "run")
 
 
-def test_a_method_that_is_gone_is_not_gone_on_with_as_another(tmp_path):
-    covey.methods.add("dealt-anew")(replace(covey.methods["iid"].part, summary="Clients without skew."))
-    run = covey.run(SMALL, method="dealt-anew", out=tmp_path / "run")
-    del covey.methods._entries["dealt-anew"]
+def test_a_run_of_a_method_that_is_gone_is_not_resumed_as_another(tmp_path):
+    covey.methods.add("iid-again")(replace(covey.methods["iid"].part, summary="Clients without skew."))
+    run = covey.run(SMALL, method="iid-again", out=tmp_path / "run")
+    del covey.methods._entries["iid-again"]
     assert Run.open(tmp_path / "run").evaluate()["accuracy"] == run.metrics[-1]["accuracy"]
-    with pytest.raises(Refusal, match="There is no method 'dealt-anew'"):
+    with pytest.raises(Refusal, match="There is no method 'iid-again'"):
         covey.resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("kind", "role"), [("selector", "Selector"), ("aggregator", "Aggregator")])
 def test_something_else_than_the_role_is_refused(tmp_path, kind, role):
+    neither: dict[str, Any] = {kind: own("Neither")}
     with pytest.raises(Refusal, match=f"is no {kind}: one of your own derives from covey.{role}"):
-        covey.run(SMALL, **{kind: own("Neither")}, out=tmp_path / "run")
+        covey.run(SMALL, **neither, out=tmp_path / "run")
+    example: dict[str, Any] = {kind: own("EXAMPLE")}
     with pytest.raises(Refusal, match=f"The {kind} '{own('EXAMPLE')}' must be a class or a function"):
-        covey.run(SMALL, **{kind: own("EXAMPLE")}, out=tmp_path / "run")
+        covey.run(SMALL, **example, out=tmp_path / "run")
 
 
 def test_a_comparison_of_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypatch):
@@ -223,7 +228,7 @@ def test_a_comparison_of_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypa
 def test_a_run_of_registered_parts_that_are_gone_can_be_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(Chosen, "answer", [1, 2])
     covey.selectors.add("chosen")(Chosen)
-    covey.methods.add("choosing")(covey.Recipe("Whoever is told.", selector="chosen"))
+    covey.methods.add("choosing")(covey.Recipe("The clients a test has set.", selector="chosen"))
     run = covey.run(SMALL, method="choosing", out=tmp_path / "run")
     for registry, name in ((covey.selectors, "chosen"), (covey.methods, "choosing")):
         del registry._entries[name]
@@ -237,7 +242,7 @@ def test_a_run_of_registered_parts_that_are_gone_can_be_looked_at(tmp_path, monk
         covey.run(SMALL, method="choosing", out=tmp_path / "another")
 
 
-def test_the_example_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
+def test_the_example_resumes_as_if_never_stopped(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     whole = covey.run(SMALL, **FAIR, rounds=4, out=tmp_path / "whole")
     part = covey.run(SMALL, **FAIR, rounds=2, out=tmp_path / "part")

@@ -4,11 +4,13 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from covey import Config, Refusal
@@ -55,7 +57,18 @@ def points(context: Context) -> tuple[Tensor, Tensor]:
 GOOD = client_app(net, points, threads=1)
 
 
-def measuring_badly(change: Change) -> Callable[[Message, Context], Message]:
+class Node(ClientApp):
+    """A node whose answers a function gives."""
+
+    def __init__(self, answer: Callable[[Message, Context], Message]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self.answer(message, context)
+
+
+def measuring_badly(change: Change) -> Node:
     """A node that corrupts all its measurements."""
 
     def answer(message: Message, context: Context) -> Message:
@@ -66,7 +79,7 @@ def measuring_badly(change: Change) -> Callable[[Message, Context], Message]:
             arrays[name] = as_array(change(np.array(arrays[name].numpy())))
         return given
 
-    return answer
+    return Node(answer)
 
 
 def silent(message: Message, context: Context) -> Message:
@@ -80,9 +93,9 @@ def silent(message: Message, context: Context) -> Message:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bad_measurement_does_not_end_the_run(method, kind, alone, tmp_path):
-    others = [silent if alone else GOOD] * 3
-    grid = InProcessGrid([measuring_badly(KINDS[kind]), *others], 4)
-    pool = {"selector": {"pool": 1.0}} if method == "fedacs" else {}
+    other = Node(silent) if alone else GOOD
+    grid = InProcessGrid([measuring_badly(KINDS[kind]), *[other] * 3], 4)
+    pool: dict[str, Any] = {"selector": {"pool": 1.0}} if method == "fedacs" else {}
     strategy = Strategy(
         method, model=net(), clients=4, cohort=4, strikes=0, evaluate=0.0, folder=tmp_path / "run", **pool
     )
@@ -107,7 +120,9 @@ def test_a_client_that_keeps_variables_returns_after_any_number_of_lost_answers(
         return answer
 
     strategy = Strategy("mocha", model=net(), clients=3, cohort=3, strikes=0, evaluate=0.0)
-    strategy.start(InProcessGrid([late, GOOD, GOOD], 3), ArrayRecord(net().state_dict()), num_rounds=7, timeout=10)
+    strategy.start(
+        InProcessGrid([Node(late), GOOD, GOOD], 3), ArrayRecord(net().state_dict()), num_rounds=7, timeout=10
+    )
     assert [entry["round"] for entry in strategy.history if entry["faults"]] == sorted(lost)
 
 
@@ -119,7 +134,7 @@ def test_a_node_without_a_name_is_no_client():
         return answer
 
     strategy = Strategy("fedavg", model=net(), clients=2, cohort=2, evaluate=0.0, patience=5)
-    grid = InProcessGrid([GOOD, GOOD, nameless], 3)
+    grid = InProcessGrid([GOOD, GOOD, Node(nameless)], 3)
     strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=1, timeout=10)
     assert strategy.history[0]["answered"] == ["0", "1"]
 

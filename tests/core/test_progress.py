@@ -12,7 +12,8 @@ from papers import command
 
 
 def test_listeners_hear_the_reason_of_a_wait_and_its_end():
-    heard, also = [], []
+    heard: list[str] = []
+    also: list[str] = []
     with listening(heard.append):
         with listening(also.append), pytest.raises(ZeroDivisionError), waiting_for("a division"):
             raise ZeroDivisionError
@@ -25,14 +26,14 @@ def test_listeners_hear_the_reason_of_a_wait_and_its_end():
 
 
 @pytest.fixture
-def terminal(monkeypatch):
-    """Everything that was written to a terminal."""
+def terminal(monkeypatch) -> io.StringIO:
+    """Return all that is written to the terminal."""
     shown = io.StringIO()
     monkeypatch.setattr(display, "_progress", Console(file=shown, force_terminal=True, width=120))
     return shown
 
 
-def shows(shown, text):
+def shows(shown: io.StringIO, text: str) -> bool:
     """True once a bar shows the text; bars are drawn ten times a second."""
     end = time.monotonic() + 20
     while text not in shown.getvalue() and time.monotonic() < end:
@@ -40,7 +41,7 @@ def shows(shown, text):
     return text in shown.getvalue()
 
 
-def last_bar(shown):
+def last_bar(shown: io.StringIO) -> str:
     return [line for line in shown.getvalue().splitlines() if "fedavg" in line][-1]
 
 

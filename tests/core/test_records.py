@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.conftest import SMALL, without_timings
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "central", "iid", "local-only"])
-def test_every_method_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_path, method):
+def test_every_method_resumes_from_its_checkpoint_as_if_never_stopped(tmp_path, method):
     whole = run(SMALL, method=method, rounds=4, out=tmp_path / "whole")
     part = run(SMALL, method=method, rounds=2, out=tmp_path / "part")
     config = json.loads((part.folder / "config.json").read_text())
@@ -36,7 +37,7 @@ def test_a_line_without_its_checkpoint_and_half_a_line_are_computed_again(tmp_pa
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_a_run_that_has_lost_records_is_not_gone_on_with(tmp_path, kept):
+def test_a_run_that_has_lost_records_is_not_resumed(tmp_path, kept):
     result = run(SMALL, rounds=3, out=tmp_path / "run")
     lines = (result.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (result.folder / "metrics.jsonl").write_text("".join(lines[:kept]))
@@ -76,8 +77,8 @@ def test_a_run_is_recorded_up_to_its_last_line_though_rounds_that_reached_nobody
     assert not Run.open(result.folder).recorded
 
 
-def test_a_comparison_goes_on_with_a_run_whose_last_model_was_not_kept(tmp_path):
-    settings = {"given": SMALL, "seeds": 1, "out": tmp_path / "cmp"}
+def test_a_comparison_resumes_a_run_whose_last_model_was_not_kept(tmp_path):
+    settings: dict[str, Any] = {"given": SMALL, "seeds": 1, "out": tmp_path / "cmp"}
     before = covey.compare(["fedavg"], **settings).rows
     checkpoint = tmp_path / "cmp" / "fedavg" / "seed-0" / "checkpoint.safetensors"
     checkpoint.unlink()
@@ -103,7 +104,7 @@ def test_numbers_that_json_cannot_say_are_none_in_a_line_and_themselves_in_a_che
     assert read_checkpoint(tmp_path) == (1, {"best": float("-inf"), "deep": {"x": [1.5]}})
 
 
-def test_a_file_in_the_place_of_the_folder_is_said_to_be_one(tmp_path):
+def test_a_file_in_place_of_the_output_folder_is_refused(tmp_path):
     (tmp_path / "own.py").write_text("")
     with pytest.raises(Refusal, match=r"The output folder .*own\.py is a file; choose another\."):
         run(SMALL, out=tmp_path / "own.py")
@@ -123,7 +124,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 
 
 def test_checkpoints_keep_nested_state_exactly_and_without_pickle(tmp_path):
-    state = {
+    state: dict[str, Any] = {
         "model": torch.randn(5),
         "selector": {
             "wins": np.arange(4, dtype=np.float64),
@@ -190,19 +191,19 @@ def test_interrupting_leaves_the_signal_handlers_as_they_were(tmp_path):
         (20.0, 0.1, [2, 12, 22, 32, 40]),
         (20.0, 1.0, [*range(2, 41, 2)]),
         (0.0, 0.1, [*range(1, 41)]),
-        # However long they take, five minutes are the most that is lost.
+        # However long checkpoints take, at most five minutes are lost.
         (20.0, 0.001, [2, 32, 40]),
     ],
 )
 def test_large_checkpoints_of_a_sweep_are_kept_less_often(tmp_path, monkeypatch, seconds, share, expected):
-    """Rounds and checkpoints of ten seconds each; where every round is asked for, every round is kept."""
+    """Rounds and checkpoints take ten seconds each; at 0 seconds, every round is kept."""
     now, kept = [0.0], []
 
     def slowly(folder, t, state):
         kept.append(t)
         now[0] += 10
 
-    monkeypatch.setattr(records.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("covey.core.records.time.monotonic", lambda: now[0])
     monkeypatch.setattr(records, "write_checkpoint", slowly)
     log = Records.create(tmp_path / "run", Config.of(SMALL))
     log.checkpoint_seconds, log.checkpoint_share = seconds, share

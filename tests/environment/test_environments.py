@@ -64,7 +64,7 @@ def class_counts(result: Deal, labels: IntArray, classes: int = 10) -> IntArray:
     return np.stack([np.bincount(labels[part], minlength=classes) for part in result.parts])
 
 
-# What every environment promises.
+# Guarantees of every environment.
 
 
 def test_every_environment_is_tested_here() -> None:
@@ -127,7 +127,7 @@ def test_defaults_serve_a_hundred_clients_and_another_seed_splits_differently(na
         ("clustered-unequal", {"spread": 0.1}),
     ],
 )
-def test_extreme_parameters_and_two_thousand_clients_come_to_an_end(name: str, options: dict[str, Any]) -> None:
+def test_splits_end_with_extreme_parameters_and_two_thousand_clients(name: str, options: dict[str, Any]) -> None:
     labels = balanced(20_000)
     result = split(name, labels, 2000, **options)
     assert min(len(part) for part in result.parts) >= 1
@@ -175,7 +175,7 @@ def test_a_class_without_samples_is_refused_where_everyone_needs_it(name: str) -
         split(name, balanced(900, classes=9), 100, reuse=20.0)
 
 
-# Decks and rounding.
+# Pools and rounding.
 
 
 def test_pools_repeat_no_image_in_a_part_until_they_are_used_up() -> None:

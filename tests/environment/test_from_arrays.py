@@ -1,6 +1,7 @@
 """The user's own data: arrays, tables, and federations whose clients are altered."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ def test_parts_may_list_each_clients_samples_and_share_them():
 
 
 def test_clients_may_be_named_with_their_samples():
-    federation = covey.federation(X, Y, {"kiel": np.arange(100), "bremen": range(100, 300)}, test=[X[:50], Y[:50]])
+    pair: Any = [X[:50], Y[:50]]
+    federation = covey.federation(X, Y, {"kiel": np.arange(100), "bremen": range(100, 300)}, test=pair)
     assert federation.names == ("kiel", "bremen")
     assert federation.sizes.tolist() == [100, 200]
     assert len(federation.dataset.test_y) == 50
@@ -224,7 +226,7 @@ def test_what_is_no_npz_file_with_samples_is_refused_in_a_sentence(tmp_path, con
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
 @pytest.mark.parametrize("part", ["x", "test_x"])
 def test_samples_that_are_not_finite_are_refused_with_the_first_row(tmp_path, part, value):
-    arrays = {"x": X.copy(), "y": Y, "client": SITES, "test_x": X[:20].copy(), "test_y": Y[:20]}
+    arrays: dict[str, Any] = {"x": X.copy(), "y": Y, "client": SITES, "test_x": X[:20].copy(), "test_y": Y[:20]}
     arrays[part][[7, 13], 2] = value
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(Refusal, match=rf"own\.npz: {part}\[7\] holds a value that is not a finite float32 number"):
@@ -255,7 +257,8 @@ def test_a_sample_without_a_label_or_a_client_is_refused(gaps):
 
 @pytest.mark.parametrize(("array", "lacking"), [("y", "label"), ("client", "client")])
 def test_an_npz_file_with_a_gap_is_refused(tmp_path, array, lacking):
-    np.savez(tmp_path / "own.npz", **{"x": X, "y": NUMBERS, "client": NUMBERS, array: MISSING[0]})
+    arrays: dict[str, Any] = {"x": X, "y": NUMBERS, "client": NUMBERS, array: MISSING[0]}
+    np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(Refusal, match=rf"own\.npz: x\[7\] has no {lacking}"):
         Config.of(dataset={"name": "npz", "path": str(tmp_path / "own.npz")}, environment="natural")
 
@@ -326,7 +329,7 @@ def test_references_are_free_of_alterations():
 
 def test_methods_are_compared_on_a_federation_that_is_passed_in(tmp_path):
     federation = covey.federation(X, Y, SITES)
-    settings = {"rounds": 2, "cohort": 2, "workers": 1, "fairness": True}
+    settings: dict[str, Any] = {"rounds": 2, "cohort": 2, "workers": 1, "fairness": True}
     found = covey.compare(
         ["fedavg", "uniform+loss-softmax"], 2, federation=federation, out=tmp_path / "all", **settings
     )
@@ -354,15 +357,15 @@ def test_methods_are_compared_on_a_federation_that_is_passed_in(tmp_path):
     other = covey.federation(X[:200], Y[:200], SITES[:200])
     with pytest.raises(Refusal, match=r"The folder .* holds another comparison"):
         covey.compare(["fedavg", "uniform+loss-softmax"], 2, federation=other, out=tmp_path / "all", **settings)
-    gone_on = covey.compare(
+    resumed = covey.compare(
         ["fedavg", "uniform+loss-softmax"], 2, federation=federation, out=tmp_path / "all", **settings
     )
-    assert gone_on.rows == found.rows
+    assert resumed.rows == found.rows
 
 
 def test_a_lockstep_takes_a_federation_that_is_passed_in(tmp_path):
     federation = covey.federation(X, Y, SITES)
-    settings = {"rounds": 2, "cohort": 2, "federation": federation, "device": "cpu"}
+    settings: dict[str, Any] = {"rounds": 2, "cohort": 2, "federation": federation, "device": "cpu"}
     one, other = (
         covey.compare("fedavg", 2, runtime=runtime, out=tmp_path / runtime, **settings)
         for runtime in ("local", "stacked")

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from tests.conftest import SMALL, without_timings
 class Past:
     """A run that ended with the given accuracies, each round costing 100 bytes."""
 
-    def __init__(self, accuracies):
-        self.metrics = [
+    def __init__(self, accuracies: list[float]) -> None:
+        self.metrics: list[dict[str, Any]] = [
             {"round": number, "accuracy": accuracy, "bytes_up": 60, "bytes_down": 40}
             for number, accuracy in enumerate(accuracies, 1)
         ]
@@ -35,8 +36,10 @@ def test_estimate_is_students_interval():
     values = [0.5, 0.6, 0.9]
     estimate = Estimate.of(values)
     low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
-    assert (estimate.mean, estimate.median) == (pytest.approx(2 / 3), 0.6)
-    assert (estimate.low, estimate.high) == (pytest.approx(low), pytest.approx(high))
+    assert estimate.mean == pytest.approx(2 / 3)
+    assert estimate.median == 0.6
+    assert estimate.low == pytest.approx(low)
+    assert estimate.high == pytest.approx(high)
     assert Estimate.of([0.5]).low is None
 
 
@@ -47,7 +50,7 @@ def test_terminal_accuracy_is_the_mean_of_the_last_twentieth_of_the_rounds():
 
 
 def test_differences_are_paired_by_seed():
-    # Seeds differ by ten points, methods by one in every seed: the pairing sees it, the marginal intervals do not.
+    # Seeds differ by ten points, methods by one in every seed: pairing shows it, marginal intervals do not.
     result = made_up({"fedavg": [[0.5], [0.6], [0.7]], "other": [[0.51], [0.61], [0.712]]})
     first, other = result.rows
     assert first["difference"] is None
@@ -77,7 +80,7 @@ def test_rounds_bytes_and_speed_up_to_a_target():
     assert [row["reached"] for row in never] == [0, 1]
 
 
-def test_mean_rounds_are_told_with_a_decimal_where_they_are_not_whole():
+def test_mean_rounds_that_are_not_whole_are_shown_with_a_decimal():
     curves = {"slow": [[0.1, 0.4], [0.1, 0.1, 0.4]], "fast": [[0.4], [0.1, 0.1, 0.4]], "first": [[0.4], [0.4]]}
     said = verdicts(made_up(curves))
     assert said[0].endswith("after 2 rounds against 2.5.")
@@ -110,7 +113,7 @@ def test_methods_of_one_seed_share_federation_and_initialisation(tmp_path):
 
 
 def test_varied_settings_make_a_line_for_every_combination(tmp_path):
-    vary = {"local.rate": [0.1, 0.01], "local.epochs": [1, 2]}
+    vary: dict[str, list[Any]] = {"local.rate": [0.1, 0.01], "local.epochs": [1, 2]}
     result = compare(["fedavg"], seeds=1, vary=vary, given=SMALL, rounds=1, out=tmp_path / "cmp")
     assert [row["name"] for row in result.rows] == [
         "fedavg local.rate=0.1 local.epochs=1",
@@ -122,7 +125,7 @@ def test_varied_settings_make_a_line_for_every_combination(tmp_path):
     assert list(result.frame()["seeds"]) == [1, 1, 1, 1]
 
 
-def test_a_comparison_that_was_cut_off_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_comparison_that_was_cut_off_resumes_where_it_stopped(tmp_path, monkeypatch):
     whole = compare(["fedavg", "iid"], seeds=2, given=SMALL, out=tmp_path / "whole")
     count = 0
 
@@ -134,7 +137,7 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_was(tmp_path, monkeypatc
 
     with pytest.raises(KeyboardInterrupt):
         compare(["fedavg", "iid"], seeds=2, given=SMALL, out=tmp_path / "cut", on_round=stop_after_seven_rounds)
-    left = []
+    left: list[Any] = []
     resumed = resume_comparison(tmp_path / "cut", on_round=lambda record: left.append(record["round"]))
     assert len(left) == 12 - 7
     for name, runs in whole.runs.items():
@@ -214,6 +217,8 @@ def test_a_mix_is_compared_under_the_names_of_its_parts(tmp_path):
     options = {"selector": {"clip": 0.9}, "aggregator": {"weighted": False}}
     made = compare(["fedavg", "oort+loss-softmax"], seeds=1, given={**SMALL, **options}, rounds=1, out=tmp_path / "a")
     mix = made.runs["oort+loss-softmax"][0].config
+    assert mix.selector is not None
+    assert mix.aggregator is not None
     assert (mix.method, mix.selector.name, mix.aggregator.name) == ("oort+loss-softmax", "oort", "loss-softmax")
     assert mix == covey.Config.of(
         {**SMALL, "rounds": 1}, selector={"name": "oort", "clip": 0.9}, aggregator="loss-softmax"
@@ -226,6 +231,9 @@ def test_an_option_goes_to_the_methods_that_have_it(tmp_path):
     given = {**SMALL, "rounds": 1, "aggregator": {"weighted": False, "beta": 0.5}, "many": {"warm_up": 7}}
     made = compare(["fedavg", "feddrl", "cfl"], seeds=1, given=given, out=tmp_path / "a")
     fedavg, feddrl, cfl = (made.runs[name][0].config for name in ("fedavg", "feddrl", "cfl"))
+    assert fedavg.aggregator is not None
+    assert feddrl.aggregator is not None
+    assert cfl.many is not None
     assert fedavg.aggregator.options["weighted"] is False
     assert feddrl.aggregator.options["beta"] == 0.5
     assert cfl.many.options["warm_up"] == 7
@@ -247,7 +255,7 @@ def test_fairness_is_measured_by_all_methods_that_can(tmp_path):
     assert again.rows == result.rows
 
 
-def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
+def test_an_interrupted_comparison_says_how_to_resume(tmp_path):
     assert str(Interrupted(tmp_path)) == f"Stopped. Resume with: covey resume {tmp_path}"
     with pytest.raises(Refusal, match="is not a comparison"):
         resume_comparison(tmp_path)
@@ -258,5 +266,6 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
 
 def test_paths_and_numbers_of_numpy_are_settings_like_others(tmp_path):
     given = {**SMALL, "data_dir": tmp_path}
-    found = compare("fedavg", 1, vary={"clients": np.array([6, 8])}, given=given, out=tmp_path / "all")
+    vary: dict[str, Any] = {"clients": np.array([6, 8])}
+    found = compare("fedavg", 1, vary=vary, given=given, out=tmp_path / "all")
     assert [one.label for one in found.contenders] == ["fedavg clients=6", "fedavg clients=8"]

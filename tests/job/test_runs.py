@@ -1,5 +1,7 @@
 import json
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,15 +10,20 @@ from safetensors.torch import load_file
 
 import covey
 from covey import Config, Dataset, Refusal, Run, run
+from covey.client.learner import Learner
 from covey.core.build import build_federation
 from covey.core.one_model import OneModel
 from covey.core.records import Records
 from covey.core.scores import Scores, on_mix
 from covey.core.stall_warning import warn_of_stall
 from covey.data import digits
+from covey.job.experiment import build_runtime
 from covey.job.runs import run_together
 from covey.runtime.local import LocalRuntime
 from tests.conftest import SMALL, without_timings
+
+DIVERGENT: dict[str, Any] = {"local.rate": 1e30}
+"""A rate at which every client's loss becomes NaN."""
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
@@ -35,10 +42,11 @@ def test_the_seed_decides_data_initialisation_and_batches_each(tmp_path):
     assert not torch.equal(a.method.models(), b.method.models())
     replies = []
     for experiment in (a, b):
-        # The same order on the same data: what is left of the seed is the order of batches.
+        # The same order on the same data: only the order of batches depends on the seed.
         order = a.method.order(1, np.arange(4))
-        experiment.runtime.runtime.federation = a.federation
-        replies.append(experiment.runtime.execute(order))
+        runtime = build_runtime(a.federation, experiment.module, experiment.config)
+        replies.append(runtime.execute(order))
+        runtime.close()
         experiment.runtime.close()
     assert not torch.equal(replies[0].states, replies[1].states)
 
@@ -99,13 +107,13 @@ def test_local_only_sends_nothing_and_serves_each_client_its_own_mix(tmp_path):
 
 
 def test_local_only_is_the_same_as_each_client_run_alone(tmp_path):
-    """Round by round, a client's personal model goes on from where it was."""
+    """In each round, a client trains the model that it had after the round before."""
     experiment = covey.Experiment.of(Config.of({**SMALL, "method": "local-only"}))
     method, runtime = experiment.method, experiment.runtime
     start = method.models()[2].clone()
     for t in (1, 2):
         method.absorb(t, runtime.execute(method.order(t, np.arange(8))))
-    learner, samples = runtime.runtime._learner, experiment.federation.samples(2)
+    learner, samples = Learner(experiment.module, experiment.federation.dataset), experiment.federation.samples(2)
     for t in (1, 2):
         start, _ = learner.fit(start, samples, experiment.config.local, t, covey.randomness.key(0, t, 2))
     runtime.close()
@@ -113,7 +121,7 @@ def test_local_only_is_the_same_as_each_client_run_alone(tmp_path):
 
 
 def spoiled(data_dir, /) -> Dataset:
-    """Digits of which one sample is as bright as a number can say."""
+    """Digits of which one sample has the largest values that float32 can hold."""
     clean = digits(None)
     x = clean.x.float()
     x[17] = torch.finfo(torch.float32).max
@@ -122,8 +130,9 @@ def spoiled(data_dir, /) -> Dataset:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_whose_loss_becomes_nan_is_dropped_named_and_counted(tmp_path, workers):
-    given = {"dataset": "tests.job.test_runs:spoiled", "environment": "iid", "clients": 6, "cohort": 6}
-    result = run(given, rounds=2, workers=workers, out=tmp_path / "run", **{"local.rate": 0.01})
+    given: dict[str, Any] = {"dataset": "tests.job.test_runs:spoiled", "environment": "iid", "clients": 6, "cohort": 6}
+    rate: dict[str, Any] = {"local.rate": 0.01}
+    result = run(given, rounds=2, workers=workers, out=tmp_path / "run", **rate)
     spoilt = [client for client, part in enumerate(build_federation(result.config).parts) if 17 in part.tolist()]
     assert len(spoilt) == 1
     for row in result.metrics:
@@ -132,9 +141,9 @@ def test_a_client_whose_loss_becomes_nan_is_dropped_named_and_counted(tmp_path, 
         assert np.isfinite(row["loss"])
 
 
-def test_a_run_that_stands_still_says_so_once_and_goes_on(tmp_path):
+def test_a_run_that_stands_still_warns_once_and_continues(tmp_path):
     with pytest.warns(UserWarning, match="stands still") as said:
-        result = run(SMALL, rounds=23, evaluate_every=23, workers=1, out=tmp_path / "stuck", **{"local.rate": 1e30})
+        result = run(SMALL, rounds=23, evaluate_every=23, workers=1, out=tmp_path / "stuck", **DIVERGENT)
     (sentence,) = [str(one.message) for one in said if "stands still" in str(one.message)]
     assert sentence.startswith("The run stuck stands still: 10 rounds in a row no reply could be used")
     last = result.metrics[9]["dropped"][-1]
@@ -144,13 +153,13 @@ def test_a_run_that_stands_still_says_so_once_and_goes_on(tmp_path):
 
 def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_all(tmp_path):
     gone = [{"client": 1, "reason": "gone"}]
-    lost = {"clients": [1], "dropped": gone, "train_loss": None}
-    some = {"clients": [1, 2], "dropped": gone, "train_loss": 0.5}
-    kept_back = {"clients": [1], "dropped": [], "withheld": [1], "train_loss": None}
-    survey_lost = {"clients": [1], "dropped": gone, "train_loss": 0.5}
-    nobody = {"clients": [], "dropped": [], "train_loss": None}
+    lost: dict[str, Any] = {"clients": [1], "dropped": gone, "train_loss": None}
+    some: dict[str, Any] = {"clients": [1, 2], "dropped": gone, "train_loss": 0.5}
+    kept_back: dict[str, Any] = {"clients": [1], "dropped": [], "withheld": [1], "train_loss": None}
+    survey_lost: dict[str, Any] = {"clients": [1], "dropped": gone, "train_loss": 0.5}
+    nobody: dict[str, Any] = {"clients": [], "dropped": [], "train_loss": None}
     rounds = [*[lost] * 9, some, *[lost] * 9, kept_back, *[lost] * 9, survey_lost, *[lost] * 5, nobody, *[lost] * 4]
-    seen = []
+    seen: list[dict[str, Any]] = []
     told = warn_of_stall(tmp_path, seen.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -168,7 +177,7 @@ def test_rounds_without_a_reply_count_in_a_row_and_those_that_ask_nobody_not_at_
 
 
 def test_a_round_in_which_every_client_fails_leaves_the_model_as_it_was(tmp_path):
-    result = run(SMALL, rounds=2, out=tmp_path / "run", **{"local.rate": 1e30})
+    result = run(SMALL, rounds=2, out=tmp_path / "run", **DIVERGENT)
     first, second = result.metrics
     assert len(first["dropped"]) == 4
     assert first["train_loss"] is None
@@ -232,9 +241,9 @@ def test_a_mix_is_scored_on_the_classes_that_have_tests_and_over_clients():
 
 
 def test_runs_of_a_sweep_share_the_time_that_checkpoints_may_take(tmp_path, monkeypatch):
-    shares = []
+    shares: list[float] = []
     monkeypatch.setattr(
-        "covey.job.runs.run_in_lockstep", lambda games, *_: shares.extend(g.records.checkpoint_share for g in games)
+        "covey.job.runs.run_in_lockstep", lambda runs, *_: shares.extend(one.records.checkpoint_share for one in runs)
     )
     pending = [(Config.of({**SMALL, "seed": seed}), tmp_path / str(seed)) for seed in range(4)]
     run_together(pending)
@@ -251,7 +260,8 @@ def test_a_sweep_that_is_refused_closes_every_run_that_it_has_built(tmp_path, mo
     else:
         run(config, out=tmp_path / "b")
         monkeypatch.setattr(OneModel, "load_state_dict", refuse)
-    built, closed = [], []
+    built: list[object] = []
+    closed: list[object] = []
     for kind in (LocalRuntime, Records):
         monkeypatch.setattr(kind, "__init__", listing(kind.__init__, built))
         monkeypatch.setattr(kind, "close", listing(kind.close, closed))
@@ -261,14 +271,14 @@ def test_a_sweep_that_is_refused_closes_every_run_that_it_has_built(tmp_path, mo
     assert set(map(id, closed)) == set(map(id, built))
 
 
-def refuse(*given):
+def refuse(*given: object) -> None:
     raise Refusal("No.")
 
 
-def listing(function, listed):
-    """The method, and a list of the objects that it was called on."""
+def listing(function: Callable[..., Any], listed: list[object]) -> Callable[..., Any]:
+    """Return the method with a note in `listed` of each object that it is called on."""
 
-    def listing_function(self, *given, **settings):
+    def listing_function(self: object, *given: Any, **settings: Any) -> Any:
         listed.append(self)
         return function(self, *given, **settings)
 

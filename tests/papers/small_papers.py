@@ -36,7 +36,7 @@ def called(*arguments: object) -> Said:
 
 
 def reproduced(paper: Paper, scale: Scale, folder: Path, wanted: Request, **more: Any) -> Outcome:
-    """Reproduce into `folder`, on the CPU where nothing else is said."""
+    """Reproduce into `folder`, on the CPU by default."""
     machine = more.pop("machine", None) or machine_settings(paper.scale("smoke"), None, None)
     return reproduce(paper, scale, wanted, results=folder / "results", work=folder / "work", machine=machine, **more)
 
@@ -53,18 +53,20 @@ def planned_run(paper: Paper, scale: Scale, environment: str, method: str, varia
 
 
 def rising(level: float, rise: float) -> Callable[[int], float]:
-    """A straight line to `level` within `rise` rounds, and no further."""
+    """Return a curve that rises in a straight line to `level` within `rise` rounds and stays there."""
     return lambda t: level * min(1.0, t / rise)
 
 
-def made_up(paper: Paper, run: PlannedRun, curve: Callable[[int], float], rounds: int | None = None, **more) -> Result:
-    """A planned run as if it had been made: its accuracy is `curve(round)`, and `more` are fields that matter."""
+def made_up(
+    paper: Paper, run: PlannedRun, curve: Callable[[int], float], rounds: int | None = None, **more: Any
+) -> Result:
+    """Return a made-up result of a planned run with accuracy `curve(round)`; `more` are fields to set."""
     rounds = run.rounds if rounds is None else rounds
     every = run.settings["evaluate_every"]
     at = list(range(every, rounds + 1, every))
     clients = 1 if run.method == CENTRAL else run.settings["clients"]
     columns = dict.fromkeys(("round", "loss", "bytes_up", "bytes_down", "probe_bytes"), at)
-    fields = {
+    fields: dict[str, Any] = {
         "paper": paper.name,
         "environment": run.environment,
         "method": run.method,
@@ -88,6 +90,13 @@ def made_up(paper: Paper, run: PlannedRun, curve: Callable[[int], float], rounds
     return Result(**{**fields, **more})
 
 
+def result_of(store: Store, name: str) -> Result:
+    """Return a result that the store holds."""
+    result = store.get(name)
+    assert result is not None
+    return result
+
+
 def stored(*results: Result) -> Store:
     return Store(Path("nowhere"), results)
 
@@ -104,7 +113,7 @@ def rows_of(text: str, *beginning: str) -> list[list[str]]:
 
 
 def ten_seconds_a_round(monkeypatch) -> Callable[[dict[str, Any]], None]:
-    """An `on_round` by which reproductions take ten seconds for every round, whatever they really take."""
+    """Return an `on_round` that makes every round of a reproduction take ten seconds by its clock."""
     now = 0.0
     monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now))
 

@@ -33,6 +33,7 @@ from tests.papers.small_papers import (
     made_up,
     planned_run,
     reproduced,
+    result_of,
     results_of,
     rising,
     rows_of,
@@ -49,7 +50,7 @@ AVAILABLE = [name for name in METHODS if name in methods.names()]
 
 
 def smoke(folder: Path, methods=("fedavg",), rounds=4, environments=("uniform",), machine=None, **more):
-    """Reproduce a little of it into `folder`."""
+    """Reproduce a small part into `folder`."""
     seeds, only = more.pop("seeds", (0,)), more.pop("only", ("table-2",))
     wanted = Request(seeds=seeds, environments=environments, methods=tuple(methods), rounds=rounds, only=only)
     return reproduced(FEDACS, SMOKE, folder, wanted, machine=machine, **more)
@@ -132,7 +133,7 @@ def test_a_stored_run_says_what_its_records_say(tmp_path):
     assert "data_dir" not in result.config
 
 
-def test_when_the_time_is_over_everything_is_kept_and_the_next_call_goes_on(tmp_path, monkeypatch):
+def test_when_the_time_is_over_everything_is_kept_and_the_next_call_resumes(tmp_path, monkeypatch):
     smoke(tmp_path / "whole", ("fedavg", "iid"), rounds=6)
     on_round = ten_seconds_a_round(monkeypatch)
     first = smoke(tmp_path / "parts", ("fedavg", "iid"), rounds=6, minutes=0.5, on_round=on_round)
@@ -174,7 +175,7 @@ def test_what_a_killed_call_left_in_the_work_folder_reaches_the_store(tmp_path):
     }
 
 
-def test_a_run_goes_on_to_more_rounds_and_a_finished_one_needs_no_folder(tmp_path):
+def test_a_run_is_extended_to_more_rounds_and_a_finished_one_needs_no_folder(tmp_path):
     smoke(tmp_path / "whole", rounds=4)
     smoke(tmp_path / "parts", rounds=2)
     assert smoke(tmp_path / "parts", rounds=4).rounds == 2
@@ -182,7 +183,7 @@ def test_a_run_goes_on_to_more_rounds_and_a_finished_one_needs_no_folder(tmp_pat
     assert data_of(whole) == data_of(parts)
     shutil.rmtree(tmp_path / "parts/work")
     assert smoke(tmp_path / "parts", rounds=3).rounds == 0
-    assert Store.read(tmp_path / "parts/results").get("uniform-fedavg-seed0").rounds == 4
+    assert result_of(Store.read(tmp_path / "parts/results"), "uniform-fedavg-seed0").rounds == 4
 
 
 def test_runs_of_a_block_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
@@ -322,9 +323,9 @@ def test_a_longer_run_is_never_replaced_by_a_shorter_one(tmp_path):
     assert store.write(made(0.7, rounds=300))
     assert not store.write(made(0.9, rounds=200))
     assert not store.write(made(0.9, rounds=300))
-    assert Store.read(tmp_path).get("uniform-fedavg-seed0").accuracy.max() == 0.7
+    assert result_of(Store.read(tmp_path), "uniform-fedavg-seed0").accuracy.max() == 0.7
     assert store.write(made(0.7, rounds=1000))
-    assert Store.read(tmp_path).get("uniform-fedavg-seed0").finished
+    assert result_of(Store.read(tmp_path), "uniform-fedavg-seed0").finished
 
 
 def test_a_run_with_other_settings_does_not_replace_a_result(tmp_path):
@@ -381,7 +382,7 @@ def test_settings_that_a_machine_may_choose_make_no_difference():
     assert differences(changed, found) == ["local.rate is 0.1 and not 0.2"]
 
 
-# What the runs say
+# Statistics of runs
 
 
 def test_terminal_accuracy_and_rounds_to_a_target_of_a_line():
@@ -397,6 +398,7 @@ def test_terminal_accuracy_and_rounds_to_a_target_of_a_line():
 def test_partial_runs_are_compared_at_the_round_that_both_have_reached():
     slow, fast = {0: made(0.8, rise=400)}, {0: made(0.8, rise=200, rounds=200)}
     gain = paired_difference(terminal_accuracy, fast, slow)
+    assert gain is not None
     assert gain.mean == pytest.approx(terminal_accuracy(fast[0]) - terminal_accuracy(slow[0], 200))
     assert gain.mean > 0.3
     assert paired_difference(terminal_accuracy, fast, {1: made(0.7, seed=1)}) is None
@@ -427,7 +429,7 @@ def seeds_of(levels, **about):
     return [made(level, seed=seed, **about) for seed, level in enumerate(levels)]
 
 
-def test_tables_show_what_the_runs_come_to_beside_the_papers_figures():
+def test_tables_show_the_runs_results_beside_the_papers_figures():
     store = stored(
         *seeds_of([0.74, 0.76], environment="any", method="iid", rise=100),
         *seeds_of([0.70, 0.72], rise=400),
@@ -487,7 +489,7 @@ def test_seeds_that_are_at_their_end_are_not_mixed_with_others():
     assert row[3:6] == ["73.0 ± 12.7", "73.0", "+2.0 ± 0.0"]
     assert row[-2:] == ["2 (1 under way)", "1,000"]
     assert rows_of(section(text, "Table III"), "uniform", "70", "FedACS")[0][-2:] == ["2 (1 under way)", "1,000"]
-    # One that is at its end and one that is not: neither says much, and both are shown.
+    # One finished run and one unfinished: both are shown.
     text = markdown(FEDACS.page(FULL, stored(*ours[1:])))
     row = rows_of(section(text, "Table II"), "uniform", "FedACS")[0]
     assert row[3].endswith("so far")

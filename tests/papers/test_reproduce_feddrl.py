@@ -1,6 +1,7 @@
-"""FedDRL's reproduction: what is run, the agents that are trained for it, and what the page makes of it."""
+"""FedDRL's reproduction: its runs, the agents trained for it, and its page."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from papers.curves import mean_curve
 from papers.feddrl.results import rounds_to_lowest, usual_accuracy
 from papers.feddrl.scales import METHODS, ONLINE, RULE, SCALES
 from papers.grid import PlannedRun
-from papers.page import markdown
+from papers.page import Chart, markdown
 from papers.store import CENTRAL, Result
 from tests.conftest import without_timings
-from tests.papers.small_papers import made_up, planned_run, reproduced, rising, rows_of, section, stored
+from tests.papers.small_papers import made_up, planned_run, reproduced, result_of, rising, rows_of, section, stored
 
 FEDDRL = papers["feddrl"]
 SMOKE, FULL = FEDDRL.scale("smoke"), FEDDRL.scale("paper")
@@ -82,14 +83,15 @@ def test_an_agent_is_trained_for_each_kind_of_federation_and_never_on_one_that_i
     first = {run.agent.name for run in plan()[0].runs if run.agent}
     assert first == {f"fashion-{split}-100-{name}-2x300" for split in ("ce", "cn") for name in ("feddrl", "feddrl-set")}
     larger = planned("cifar100-ce-100", "feddrl", "cohort50").agent
+    assert larger is not None
     assert larger.settings["cohort"] == 50
     assert planned("cifar100-ce-100", "feddrl-set", "cohort50").agent == planned("cifar100-ce-100", "feddrl-set").agent
     assert planned("fashion-ce-100", "feddrl", ONLINE).agent is None
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """Part of the smoke scale."""
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a part of the smoke scale."""
     folder = tmp_path_factory.mktemp("feddrl")
     wanted = Request(seeds=(0,), environments=("digits-ce-20",), only=("table-3",))
     outcome = reproduced(FEDDRL, SMOKE, folder, wanted)
@@ -102,19 +104,22 @@ def played(tmp_path_factory):
 def test_runs_are_decided_by_the_agents_in_the_work_folder(played):
     store = Store.read(played / "results")
     run = planned("digits-ce-20", "feddrl", scale=SMOKE)
+    assert run.agent is not None
     path = agent_file(played / "work", run.agent)
     with safe_open(str(path), framework="pt") as file:
         about = json.loads(file.metadata()["agent"])
     assert about["trained_on"]["workers"] == 2
     assert about["trained_on"]["seed"] == run.agent.settings["seed"]
-    result = store.get(run.name)
+    result = result_of(store, run.name)
     assert result.config["aggregator"]["agent"] == run.agent.name
     assert result.config["aggregator"]["learn"] is False
     assert str(played) not in result.as_text()
     assert len(result.impact) == 20
     assert len(result.client_loss["variance"]) == len(result.evaluations) == 6
-    assert store.get(planned("digits-ce-20", "fedavg", scale=SMOKE).name).client_loss["mean"][0] > 0
-    assert len(store.get(planned("digits-ce-20", CENTRAL, scale=SMOKE).name).skew) == 1
+    first = result_of(store, planned("digits-ce-20", "fedavg", scale=SMOKE).name).client_loss["mean"][0]
+    assert first is not None
+    assert first > 0
+    assert len(result_of(store, planned("digits-ce-20", CENTRAL, scale=SMOKE).name).skew) == 1
 
 
 def test_the_page_is_made_of_what_was_run(played):
@@ -127,7 +132,7 @@ def test_the_page_is_made_of_what_was_run(played):
     assert "covey reproduce feddrl --scale smoke --only online" in text
 
 
-def test_a_training_that_was_stopped_goes_on_to_the_same_agent(tmp_path):
+def test_a_stopped_training_resumes_to_the_same_agent(tmp_path):
     runs = [planned("digits-ce-20", "feddrl-set", scale=SMOKE)]
     agents = missing_agents(runs, tmp_path / "cut")
     assert [agent.name for agent in agents] == ["digits-ce-20-feddrl-set-2x10"]
@@ -216,7 +221,9 @@ def test_curves_are_means_over_the_last_evaluations():
 
 def test_rounds_are_counted_to_the_lowest_of_the_best():
     fast, slow = {0: made(0.9, "fedavg", rise=100)}, {0: made(0.8, "fedprox", rise=200)}
-    target, taken = rounds_to_lowest({"fedavg": fast, "fedprox": slow})
+    found = rounds_to_lowest({"fedavg": fast, "fedprox": slow})
+    assert found is not None
+    target, taken = found
     assert target.mean == 0.8
     assert (taken["fedavg"].mean, taken["fedprox"].mean) == (90, 200)
     assert rounds_to_lowest({"fedavg": fast}) is None
@@ -236,7 +243,8 @@ def test_losses_are_shown_relative_to_feddrls():
 
     runs = [made(0.8, "feddrl", client_loss=told(0.5)), made(0.8, "fedavg", client_loss=told(1.0))]
     shown = FEDDRL.page(FULL, stored(*runs))
-    chart = next(part for part in shown.parts if getattr(part, "name", "") == "figure-6-fashion-ce-100-mean")
+    charts = (part for part in shown.parts if isinstance(part, Chart))
+    chart = next(part for part in charts if part.name == "figure-6-fashion-ce-100-mean")
     assert chart.series[0].label == "FedAvg"
     assert np.allclose(chart.series[0].y, 2.0)
 
@@ -256,7 +264,7 @@ def test_how_evenly_clients_are_served_and_who_is_fast_is_said_in_words():
     ) in even
     assert "with loss softmax" not in even
     assert "times FedAvg's with FedDRL for sets (one seed, no interval)." in section(page(runs[0], runs[2]), "Figure 6")
-    # Of a run under way, no more of the other's rounds count than it has.
+    # Against an unfinished run, the other's rounds count only as far as it got.
     short = made(
         0.82, "feddrl-set", rounds=500, client_loss={name: [3.0] * 100 for name in ("mean", "variance", "gap")}
     )
@@ -324,7 +332,7 @@ def test_one_run_of_the_reproduction_is_the_run_of_the_records(played):
     from covey import Run
 
     run = Run.open(played / "work" / "digits-ce-20-feddrl-set-seed0")
-    result = Store.read(played / "results").get("digits-ce-20-feddrl-set-seed0")
+    result = result_of(Store.read(played / "results"), "digits-ce-20-feddrl-set-seed0")
     rows = without_timings(run.metrics)
     assert result.client_loss["mean"] == pytest.approx([row["client_loss"]["mean"] for row in rows], rel=1e-3)
     for client, factor in enumerate(result.impact):

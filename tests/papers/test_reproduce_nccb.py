@@ -1,8 +1,10 @@
-"""NCCB's reproduction on stand-ins for its data: what is run, and what the page makes of it."""
+"""NCCB's reproduction on stand-ins for its data: its runs and its page."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from papers.nccb import made_up as made_up_texts
 from papers.nccb.scales import METHODS, SCALES
 from papers.page import markdown
 from papers.store import Result
-from tests.papers.small_papers import called, made_up, planned_run, rising, rows_of, section, stored
+from tests.papers.small_papers import called, made_up, planned_run, result_of, rising, rows_of, section, stored
 
 NCCB = papers["nccb"]
 SMOKE, FULL = NCCB.scale("smoke"), NCCB.scale("paper")
@@ -22,6 +24,13 @@ SMOKE, FULL = NCCB.scale("smoke"), NCCB.scale("paper")
 
 def planned(environment="tweets", method="fedavg", variant="", seed=0, scale=FULL) -> PlannedRun:
     return planned_run(NCCB, scale, environment, method, variant, Request(seeds=(seed,)))
+
+
+def selector_options(environment: str, variant: str) -> Mapping[str, Any]:
+    """Return the options of NCCB's selector in a planned run."""
+    selector = planned(environment, "nccb", variant).config({}).selector
+    assert selector is not None
+    return selector.options
 
 
 def made(level, method="fedavg", environment="tweets", variant="", seed=0, rise=100, rounds=300) -> Result:
@@ -39,7 +48,7 @@ def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_
     for number in (3, 4, 5):
         assert (tmp_path / f"runs/reproduce/nccb-smoke/figure-{number}-made-up.csv").is_file()
     results = Store.read(tmp_path / "runs/reproduce/results/nccb-smoke")
-    whole, fewer = (results.get(f"made-up-nccb-seed0{variant}") for variant in ("", "-clients8"))
+    whole, fewer = (result_of(results, f"made-up-nccb-seed0{variant}") for variant in ("", "-clients8"))
     assert (len(whole.hits), len(fewer.hits)) == (16, 8)
     again = json.loads(called("nccb", "--scale", "smoke", "--seeds", 1, "--json").stdout)
     assert again["rounds"] == 0
@@ -49,6 +58,7 @@ def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_
 def test_made_up_users_write_about_one_topic_each():
     dataset = made_up_texts(None)
     assert dataset.group_names == tuple(f"user {user}" for user in range(16))
+    assert dataset.groups is not None
     assert np.bincount(dataset.groups).tolist() == [20] * 16
     for user in (0, 5):
         words = {dataset.class_names[int(word)] for word in dataset.y[dataset.groups == user]}
@@ -65,10 +75,11 @@ def test_the_papers_settings_are_those_of_its_setup():
         assert (config.environment.name, config.dataset.name) == ("natural", corpus)
         assert config.model.options == {"embedding": 200, "hidden": 200, "layers": 2, "dropout": 0.0}
         assert (config.local.epochs, config.local.batch, config.local.decay) == (5, 10, 0.9993)
+        assert config.selector is not None
         assert (config.selector.options["bits"], config.selector.options["threshold"]) == (64, 10)
         assert (config.dataset.options["minimum"], config.dataset.options["samples"]) == (150, 300)
-    assert planned("tweets", "nccb", "bits16").config({}).selector.options["bits"] == 16
-    assert planned("tweets", "nccb", "threshold200").config({}).selector.options["threshold"] == 200
+    assert selector_options("tweets", "bits16")["bits"] == 16
+    assert selector_options("tweets", "threshold200")["threshold"] == 200
     assert planned("tweets", "fedavg", "remove").config({}).dataset.options["stop_words"] == "remove"
     assert planned("blogs", "nccb", "clients100").config({}).clients == 100
 
@@ -153,7 +164,7 @@ def test_the_page_tells_how_widely_invitations_were_spread():
     assert own[4:7] == ["14", "11.00", "+1.00"]
     # On the other corpus it has not been run.
     assert "--only confidence" in text
-    assert planned("blogs", "nccb", "own").config({}).selector.options["covariance"] == "own"
+    assert selector_options("blogs", "own")["covariance"] == "own"
 
 
 def test_a_sweep_is_over_the_seeds_that_all_of_its_values_have():

@@ -1,4 +1,4 @@
-"""On-Demand FL's reproduction: base runs, the runs that branch from them, and what the page makes of both."""
+"""On-Demand FL's reproduction: base runs, the runs that branch from them, and its page."""
 
 import json
 import shutil
@@ -27,6 +27,7 @@ from tests.papers.small_papers import (
     made_up,
     planned_run,
     reproduced,
+    result_of,
     results_of,
     rising,
     rows_of,
@@ -44,13 +45,13 @@ BASE = "digits-0.1-fedavg-seed0"
 def smoke(
     folder: Path, methods=("fedavg", "ground-truth"), only=None, machine=None, scale=SMOKE, paper=ONDEMAND, **more
 ):
-    """Reproduce a little of it into `folder`."""
+    """Reproduce a small part into `folder`."""
     wanted = Request(environments=("digits-0.1",), methods=tuple(methods), only=only, rounds=more.pop("rounds", None))
     return reproduced(paper, scale, folder, wanted, machine=machine, **more)
 
 
 def narrow(*targets: str):
-    """The smoke scale with few branches, for tests about single ones: the paper with nothing else in it."""
+    """Return the paper with the branches of `targets` only."""
 
     def groups(scale, wanted):
         kept = []
@@ -106,7 +107,8 @@ def test_a_branch_is_what_covey_ondemand_makes_of_the_base_run_at_that_round(tmp
     job = covey.ondemand(base, ["td1", "local:1"], estimator="ground-truth", rounds=3, out=tmp_path / "job")
     store = Store.read(tmp_path / "results")
     for tailored, variant in zip(job.tailored, ("td1", "local1"), strict=True):
-        result = store.get(f"digits-0.1-ground-truth-seed0-{variant}")
+        result = result_of(store, f"digits-0.1-ground-truth-seed0-{variant}")
+        assert result.branch is not None
         assert result.accuracy_on(tailored.wanted.name) == pytest.approx([one for _, one in tailored.curve], abs=1e-4)
         assert result.branch["clients"] == len(tailored.composition.clients)
         assert result.branch["distance"] == pytest.approx(tailored.composition.distance, abs=1e-3)
@@ -117,7 +119,8 @@ def test_a_branch_by_the_predictor_takes_the_estimates_of_the_planned_round(tmp_
     smoke(tmp_path, ("on-demand", "on-demand-late"), paper=narrow("td2"))
     work, store = tmp_path / "work", Store.read(tmp_path / "results")
     for method, at in (("on-demand", 2), ("on-demand-late", 4)):
-        result = store.get(f"digits-0.1-{method}-seed0-td2")
+        result = result_of(store, f"digits-0.1-{method}-seed0-td2")
+        assert result.branch is not None
         assert (result.branch["round"], result.branch["estimated"]) == (4, at)
         shares = read_estimates(work / BASE, at, "learned").shares
         wanted = covey.job.on_demand.composition.compose(shares, prefix_target(10, 0.4), at_least=4)
@@ -135,6 +138,8 @@ def test_measuring_and_keeping_do_not_change_a_base_run(tmp_path):
     assert result.accuracy.tolist() == pytest.approx([row["accuracy"] for row in plain.metrics], abs=1e-4)
     _, state = read_checkpoint(tmp_path / "plain")
     _, own = read_checkpoint(tmp_path / "work" / BASE)
+    assert state is not None
+    assert own is not None
     assert state["model"].equal(own["model"])
 
 
@@ -168,11 +173,13 @@ def test_a_base_run_tells_the_accuracy_on_any_mix(tmp_path):
 
 def test_with_many_classes_only_accuracies_on_targets_are_kept(tmp_path):
     data = {"name": "synthetic", "shape": (1, 6, 6), "classes": 12, "train": 600, "test": 120}
+    assert isinstance(SMOKE, OnDemandScale)
     digits = SMOKE.tasks[0]
     task = replace(digits, dataset=data, classes=12, samples=30)
     scale = replace(SMOKE, tasks=(task,))
     smoke(tmp_path, ("fedavg", "cfl"), scale=scale)
-    base, cfl = (Store.read(tmp_path / "results").get(f"digits-0.1-{name}-seed0") for name in ("fedavg", "cfl"))
+    store = Store.read(tmp_path / "results")
+    base, cfl = (result_of(store, f"digits-0.1-{name}-seed0") for name in ("fedavg", "cfl"))
     assert base.class_accuracy == base.shares == cfl.class_accuracy == []
     assert set(base.targets) == {"local", "td1", "td2", "td3", "local:0", "local:1"}
     assert set(cfl.targets) == set(TARGETS)
@@ -182,24 +189,24 @@ def test_with_many_classes_only_accuracies_on_targets_are_kept(tmp_path):
     assert base.accuracy_on("local:9") is None
 
 
-def test_on_another_machine_the_base_is_played_again_as_far_as_the_branch_and_no_further(tmp_path):
+def test_on_another_machine_the_base_is_run_again_up_to_the_branch_only(tmp_path):
     paper = narrow("td1")
     smoke(tmp_path, paper=paper)
     store = Store.read(tmp_path / "results")
-    branch, base = (store.get(name).as_text() for name in ("digits-0.1-ground-truth-seed0-td1", BASE))
+    branch, base = (result_of(store, name).as_text() for name in ("digits-0.1-ground-truth-seed0-td1", BASE))
     shutil.rmtree(tmp_path / "work")
     (tmp_path / "results/digits-0.1-ground-truth-seed0-td1.json").unlink()
     outcome = smoke(tmp_path, paper=paper)
     assert (outcome.rounds, outcome.finished) == (4 + 3, outcome.runs)
     again = Store.read(tmp_path / "results")
-    assert again.get(BASE).as_text() == base
+    assert result_of(again, BASE).as_text() == base
     before = json.loads(branch)
-    after = json.loads(again.get("digits-0.1-ground-truth-seed0-td1").as_text())
+    after = json.loads(result_of(again, "digits-0.1-ground-truth-seed0-td1").as_text())
     for key in ("targets", "branch", "hits", "evaluated"):
         assert after[key] == before[key]
 
 
-def test_a_branch_that_was_stopped_goes_on_and_one_that_had_not_begun_is_begun_anew(tmp_path, monkeypatch):
+def test_a_stopped_branch_resumes_and_one_that_had_not_begun_starts_over(tmp_path, monkeypatch):
     paper = narrow("td1", "td3")
     smoke(tmp_path / "whole", paper=paper)
     on_round = ten_seconds_a_round(monkeypatch)
@@ -215,7 +222,7 @@ def test_a_branch_that_was_stopped_goes_on_and_one_that_had_not_begun_is_begun_a
         assert (whole.evaluated, whole.targets, whole.branch) == (parts.evaluated, parts.targets, parts.branch)
 
 
-def test_a_base_run_that_went_on_without_keeping_its_model_is_refused(tmp_path):
+def test_a_base_run_that_continued_without_keeping_its_model_is_refused(tmp_path):
     smoke(tmp_path, ("fedavg",))
     model_file(tmp_path / "work" / BASE, 4).unlink()
     assert estimates_file(tmp_path / "work" / BASE, 4).is_file()
@@ -223,17 +230,19 @@ def test_a_base_run_that_went_on_without_keeping_its_model_is_refused(tmp_path):
         smoke(tmp_path, paper=narrow("td1"))
 
 
-def test_what_a_killed_call_did_not_come_to_keep_is_kept_by_the_next(tmp_path):
+def test_what_a_killed_call_had_not_kept_yet_is_kept_by_the_next(tmp_path):
     smoke(tmp_path, ("fedavg",), rounds=4)
     base = tmp_path / "work" / BASE
     model_file(base, 4).unlink()
     assert smoke(tmp_path, ("ground-truth",), paper=narrow("td1")).finished == 1
     _, state = read_checkpoint(base)
+    assert state is not None
     assert load_file(str(model_file(base, 4)))["model"].equal(state["model"])
 
 
 def test_a_branch_from_another_round_under_the_same_name_is_refused(tmp_path):
     smoke(tmp_path, paper=narrow("td1"))
+    assert isinstance(SMOKE, OnDemandScale)
     scale = replace(SMOKE, tasks=(replace(SMOKE.tasks[0], tuned=5, branch=2),))
     with pytest.raises(Refusal, match="its round is 4 and not 2"):
         smoke(tmp_path, paper=narrow("td1"), scale=scale, only=("table-5",))
@@ -252,7 +261,7 @@ def test_branches_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
         assert stack.accuracy == pytest.approx(local.accuracy, abs=0.03)
 
 
-# What is planned
+# The plan
 
 
 def test_the_most_valuable_runs_come_first_and_cost_what_the_paper_says():
@@ -276,7 +285,7 @@ def test_the_most_valuable_runs_come_first_and_cost_what_the_paper_says():
     }
     assert {run.method for run in plan[2].runs} == {"cfl", "mocha-deep", "fedfomo"}
     assert {run.variant for run in plan[4].runs} == {"td1", "td2", "td3"}
-    # What is asked for first costs no more than 86 million samples without CIFAR-100, 105 million with it.
+    # The first groups cost at most 86 million samples without CIFAR-100, 105 million with it.
     assert sum(group.cost for group in plan[:3]) == 85_500_000
     assert sum(group.cost for group in plan[:5]) == 104_500_000
     names = [run.name for group in plan for run in group.runs]
@@ -299,16 +308,20 @@ def test_the_papers_settings_are_those_of_section_five():
         local, aggregator = config.local, config.aggregator
         assert (config.method, config.clients, config.cohort, config.rounds) == ("ondemand", 100, 10, rounds)
         assert (local.epochs, local.batch, local.rate, local.momentum) == (1, 10, 0.01, 0.9)
+        assert aggregator is not None
         assert (aggregator.options["epochs"], aggregator.options["batch"]) == predictor
         assert config.dataset.options["normalise"] == "none"
         assert (config.environment.name, config.environment.options["alpha"]) == ("dirichlet", float(environment[-3:]))
         ours = planned(environment, "on-demand", "td2")
+        assert ours.branch is not None
         assert (ours.branch.base.name, ours.branch.at, ours.branch.estimated) == (base.name, branch, estimated)
         assert ours.rounds == tuned
         assert branch in base.kept
         assert {estimated, branch} <= set(base.measured)
     assert planned("cifar10-0.5").config({}).model.options == {"head_bias": True}
-    assert planned("cifar10-0.1", "fedfomo").config({}).many.options["participation"] == "cohort"
+    many = planned("cifar10-0.1", "fedfomo").config({}).many
+    assert many is not None
+    assert many.options["participation"] == "cohort"
 
 
 def test_one_name_stands_for_a_data_set_at_every_alpha():
@@ -373,9 +386,9 @@ def test_a_damaged_result_is_refused_with_a_sentence(tmp_path, damage, sentence)
 
 
 def test_rounds_are_compared_on_the_same_targets():
-    base = made(rising(0.4, 1500), environment="cifar100-0.1")
+    rises = made(rising(0.4, 1500), environment="cifar100-0.1")
     # FedAvg is at its best on TD 1 all along, and on other targets long after the branch.
-    base.targets["td1"] = [0.4] * len(base.evaluations)
+    base = replace(rises, targets={**rises.targets, "td1": [0.4] * len(rises.evaluations)})
     tuned = made(lambda t: 0.5, environment="cifar100-0.1", method="on-demand", variant="td1")
     alone, both = (section(markdown(ONDEMAND.page(FULL, stored(*runs))), "Table 4") for runs in ([base], [base, tuned]))
     assert rows_of(both, "CIFAR-100", "0.1", "95 %")[0][4:] == ["5.00 ± 0.00", "58.50 ± 56.89", "0.00 ± 0.00", "1"]
@@ -415,7 +428,7 @@ def test_the_tables_put_peaks_gains_and_rounds_beside_the_papers_figures():
     assert rows_of(speed, "CIFAR-10", "0.1", "peak")[0][4] == "20.00 ± 0.00"
     composed = rows_of(section(text, "Table 5"), "CIFAR-10", "0.1", "predictor")[0]
     assert composed[3:5] == ["0.68 (12)", "0.50 (11)"]
-    # What is composed is known as soon as a run has begun.
+    # A composition is known as soon as its run has begun.
     assert composed[5:9] == ["0.87 (11)", "0.50 (11)", "0.60 (11)", "not run yet"]
     gained = "CIFAR-10, α = 0.1: points that a model on demand gains over FedAvg, by the"
     assert f"{gained} best round of each: TD 1 +20.0 ± 0.0 (in the paper +8) and Local +20.0 ± 0.0" in text
@@ -442,7 +455,7 @@ def test_methods_with_many_models_are_judged_on_the_targets_and_locally_by_their
 
 
 def test_the_best_round_of_local_is_one_for_all_clients():
-    """Two of ten clients' models are right for a while, one early and one late; each has its best, and not at once."""
+    """Two of ten clients' models have one good round each, one early and one late, not the same."""
     runs = [made(rising(0.4, 1))]
     for client in range(10):
         at = {0: 20, 1: 100}.get(client)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +16,17 @@ from torch import nn
 
 from covey import Config, Refusal
 from covey.aggregation.share_predictor import WithPredictor
+from covey.arrays import FloatArray, IntArray
 from covey.client.batches import batches
 from covey.client.learner import Learner
 from covey.config.sections import Local
+from covey.core.interfaces import Runtime
 from covey.core.messages import Fault, Order
 from covey.core.one_model import OneModel
 from covey.core.replies import Replies, checked
 from covey.data.dataset import Samples
 from covey.job.experiment import Experiment
-from covey.job.on_demand.class_shares import estimated
+from covey.job.on_demand.class_shares import Estimator, estimated
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.probe.class_query import (
@@ -45,6 +48,7 @@ from covey.probe.predictor import (
     predictor_size,
 )
 from covey.randomness import key, permutation
+from covey.runtime import LocalRuntime
 
 SMALL: dict[str, Any] = {
     "environment": {"name": "dirichlet", "alpha": 0.1},
@@ -57,7 +61,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-FEW = {
+FEW: dict[str, Any] = {
     "precision": "fp64",
     "clients": 6,
     "cohort": 3,
@@ -67,25 +71,31 @@ FEW = {
 """Clients with three gradients each, which make a batch."""
 
 
-def experiment(**given) -> Experiment:
+def experiment(**given: Any) -> Experiment:
     return Experiment.of(Config.of({**SMALL, **given}))
 
 
-def play(one: Experiment, rounds: range, candidates=None, runtime=None) -> None:
+def play(one: Experiment, rounds: range, candidates: IntArray | None = None, runtime: Runtime | None = None) -> None:
     method, runtime = one.method, runtime or one.runtime
     for t in rounds:
         order = method.order(t, runtime.available(t) if candidates is None else candidates)
         method.absorb(t, checked(runtime.execute(order)))
 
 
-def errors(one, estimator, **more):
+def errors(one: Experiment, estimator: Estimator, **more: Any) -> FloatArray:
     found, _, _ = estimated(one, 0, estimator, **more)
     return found.errors(one.federation.truth.shares)
 
 
-def uniform_errors(one: Experiment):
+def uniform_errors(one: Experiment) -> FloatArray:
     truth = one.federation.truth.shares
-    return np.abs(truth - 1 / truth.shape[1]).sum(axis=1)
+    off: FloatArray = np.abs(truth - 1 / truth.shape[1]).sum(axis=1)
+    return off
+
+
+def model_of(one: Experiment) -> torch.Tensor:
+    assert isinstance(one.method, OneModel)
+    return one.method.model
 
 
 def aggregator_of(one: Experiment) -> WithPredictor:
@@ -115,7 +125,7 @@ def test_without_a_zero_head_the_error_is_small_at_a_fresh_model_and_large_at_a_
     assert 10 * fresh.mean() < trained.mean() < guess
 
 
-LEAF = {"dataset": "digits", "clients": 12, "model": {"name": "leaf-cnn"}}
+LEAF: dict[str, Any] = {"dataset": "digits", "clients": 12, "model": {"name": "leaf-cnn"}}
 
 
 def test_without_a_bias_shares_are_exact_if_classes_have_the_same_mean_feature():
@@ -252,7 +262,7 @@ def learner_of(one: Experiment) -> Learner:
 def test_gradients_are_those_of_the_last_layers_weight_on_mini_batches():
     one = experiment()
     learner, samples = learner_of(one), one.federation.samples(3)
-    state = one.method.model
+    state = model_of(one)
     pairs = Pairs.of(learner, state, samples, [len(samples)], 5, key=1)
     assert pairs.counts == [math.ceil(len(samples) / 5)]
     np.testing.assert_allclose(5 * pairs.shares[:-1].sum(dim=1), 5)
@@ -268,13 +278,13 @@ def test_gradients_are_those_of_the_last_layers_weight_on_mini_batches():
 def test_gradients_may_be_those_of_the_steps_of_local_training():
     one = experiment()
     learner, samples, other = learner_of(one), one.federation.samples(3), one.federation.samples(5)
-    state, work = one.method.model, Local(epochs=2, batch=5, rate=0.05, momentum=0.9, weight_decay=0.1)
+    state, work = model_of(one), Local(epochs=2, batch=5, rate=0.05, momentum=0.9, weight_decay=0.1)
     both = Samples(torch.cat([samples.x, other.x]), torch.cat([samples.y, other.y]))
     pairs = Pairs.along(learner, state, both, [len(samples), len(other)], work, 1, key=1)
     assert pairs.counts == [2 * math.ceil(len(samples) / 5), 2 * math.ceil(len(other) / 5)]
     np.testing.assert_allclose(pairs.mean(pairs.shares)[0], one.federation.truth.shares[3], atol=1e-6)
     np.testing.assert_allclose(pairs.mean(pairs.shares)[1], one.federation.truth.shares[5], atol=1e-6)
-    # The same by hand: what weight decay and momentum make of a gradient moves the model, and is no part of it.
+    # The same by hand: weight decay and momentum change the step, but are no part of the gradient.
     weight = learner.module.get_parameter("layers.head.weight")
     parameters = list(learner.module.parameters())
     learner.layout.bind(learner.module, state.clone())
@@ -284,6 +294,7 @@ def test_gradients_may_be_those_of_the_steps_of_local_training():
         for x, y in batches(samples, work, key(1, epoch)):
             optimiser.zero_grad()
             learner.loss(x, y).backward()
+            assert weight.grad is not None
             expected.append(weight.grad.flatten().clone())
             optimiser.step()
     torch.testing.assert_close(pairs.gradients[: pairs.counts[0]], torch.stack(expected))
@@ -299,13 +310,13 @@ def test_the_papers_gradients_are_an_option_that_trains_another_predictor():
     plain = experiment(**FEW)
     for one in (local, stacked, plain):
         play(one, range(1, 3))
-    predictors = [one.method.aggregator.predictor for one in (local, stacked, plain)]
+    predictors = [aggregator_of(one).predictor for one in (local, stacked, plain)]
     torch.testing.assert_close(predictors[0], predictors[1], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(predictors[0], predictors[2], rtol=1e-3)
-    assert torch.equal(local.method.model, plain.method.model)
+    assert torch.equal(model_of(local), model_of(plain))
 
 
-def probe_of(one: Experiment, **changes) -> PredictorProbe:
+def probe_of(one: Experiment, **changes: Any) -> PredictorProbe:
     probe = aggregator_of(one).query(1, 2)
     assert isinstance(probe, PredictorProbe)
     return replace(probe, **changes)
@@ -314,7 +325,7 @@ def probe_of(one: Experiment, **changes) -> PredictorProbe:
 def test_predictor_training_is_sgd_on_scaled_squared_errors():
     """Against torch's own modules and optimizer, for clients of different sizes, one without a whole batch."""
     one = experiment()
-    learner, state = learner_of(one), one.method.model
+    learner, state = learner_of(one), model_of(one)
     held = [one.federation.samples(client) for client in (3, 8, 11)]
     counts = [len(samples) for samples in held]
     together = Samples(torch.cat([samples.x for samples in held]), torch.cat([samples.y for samples in held]))
@@ -340,7 +351,7 @@ def test_predictor_training_is_sgd_on_scaled_squared_errors():
 
 def test_a_client_with_less_than_a_batch_of_gradients_does_not_train():
     one = experiment()
-    learner, samples, state = learner_of(one), one.federation.samples(3), one.method.model
+    learner, samples, state = learner_of(one), one.federation.samples(3), model_of(one)
     probe = probe_of(one, batch=1_000)
     fields = probe.measure(learner, state, state, samples, 7)
     assert int(fields["gradients"]) == 0
@@ -356,7 +367,7 @@ def replies_of(clients: list[int], fields: dict[str, torch.Tensor]) -> Replies:
 
 def test_predictors_are_averaged_by_numbers_of_gradients_including_batch_norm():
     one = experiment(aggregator={"name": "ondemand", "hidden": 4, "sends": "shares"})
-    aggregator = one.method.aggregator
+    aggregator = aggregator_of(one)
     size = len(aggregator.predictor)
     predictors = torch.stack([torch.full((size,), value) for value in (1.0, 3.0, 100.0)])
     shares = torch.full((3, 10), 0.1)
@@ -370,7 +381,7 @@ def test_predictors_are_averaged_by_numbers_of_gradients_including_batch_norm():
 
 def test_estimates_are_from_the_latest_participation_and_uniform_for_clients_never_seen():
     one = experiment(aggregator={"name": "ondemand", "hidden": 4, "sends": "shares"})
-    aggregator = one.method.aggregator
+    aggregator = aggregator_of(one)
     first, second = torch.eye(10)[:2], torch.eye(10)[4:5]
     aggregator.learn(1, replies_of([2, 5], {"shares": first}))
     aggregator.learn(3, replies_of([5], {"shares": second}))
@@ -384,7 +395,7 @@ def test_estimates_are_from_the_latest_participation_and_uniform_for_clients_nev
     assert aggregator.figures()["clients_estimated"] == 2
 
 
-MIXTURE = {
+MIXTURE: dict[str, Any] = {
     "dataset": {"name": "synthetic", "shape": (1, 8, 8), "train": 10_000, "test": 1_000, "difficulty": 0.9},
     "clients": 100,
     "cohort": 10,
@@ -404,16 +415,17 @@ def taught() -> Experiment:
     return one
 
 
-def asked(one, clients, **changes):
-    probe = one.method.aggregator.query(99)
-    order = Order(99, clients, one.method.model, one.config.local, (replace(probe, **changes),), train=False)
+def asked(one: Experiment, clients: IntArray, **changes: Any) -> Mapping[str, torch.Tensor]:
+    probe = aggregator_of(one).query(99)
+    assert isinstance(probe, PredictorProbe | PrivatePredictorProbe)
+    order = Order(99, clients, model_of(one), one.config.local, (replace(probe, **changes),), train=False)
     return checked(one.runtime.execute(order)).probes["predictor"]
 
 
 @pytest.mark.parametrize("sends", ["gradient", "shares"])
 def test_the_predictor_is_twice_as_good_as_a_uniform_guess_on_clients_it_never_saw(taught, sends):
     """Measured here: 0.60 by mean gradients and 0.64 by mini-batches, where a uniform guess is off by 1.48."""
-    aggregator, strangers = taught.method.aggregator, np.arange(75, 100)
+    aggregator, strangers = aggregator_of(taught), np.arange(75, 100)
     answers = asked(taught, strangers, sends=sends)
     if sends == "gradient":
         found = predicted(aggregator.predictor, answers["gradient"], 10, 64).double().numpy()
@@ -425,7 +437,7 @@ def test_the_predictor_is_twice_as_good_as_a_uniform_guess_on_clients_it_never_s
 
 
 def test_estimates_of_the_base_run_are_twice_as_good_as_a_uniform_guess_for_clients_seen(taught):
-    known = taught.method.aggregator.class_estimates()
+    known = aggregator_of(taught).class_estimates()
     seen = known.seen > 0
     assert seen[:75].mean() > 0.8
     assert not seen[75:].any()
@@ -443,10 +455,10 @@ def test_estimates_follow_when_clients_mixes_change(taught):
     moved = replace(one.federation, parts=[*parts[1:], parts[0]])
     new = moved.truth.shares
     other = Experiment.of(one.config)
-    runtime = type(other.runtime.runtime)(moved, other.module, seed=1, workers=1)
-    before = one.method.aggregator.class_estimates()
+    runtime = LocalRuntime(moved, other.module, seed=1, workers=1)
+    before = aggregator_of(one).class_estimates()
     play(one, range(21, 25), candidates=np.arange(40), runtime=runtime)
-    after = one.method.aggregator.class_estimates()
+    after = aggregator_of(one).class_estimates()
     fresh, stale = after.seen > 20, (after.seen > 0) & (after.seen <= 20)
     assert fresh.sum() > 20
     assert after.errors(new)[fresh].mean() < 0.6 * before.errors(new)[fresh].mean()
@@ -462,11 +474,11 @@ def test_a_resumed_run_is_as_if_never_stopped():
     again = experiment()
     again.method.load_state_dict(state)
     play(again, range(3, 5))
-    assert torch.equal(whole.method.aggregator.predictor, again.method.aggregator.predictor)
+    assert torch.equal(aggregator_of(whole).predictor, aggregator_of(again).predictor)
     np.testing.assert_array_equal(
-        whole.method.aggregator.class_estimates().shares, again.method.aggregator.class_estimates().shares
+        aggregator_of(whole).class_estimates().shares, aggregator_of(again).class_estimates().shares
     )
-    assert torch.equal(whole.method.model, again.method.model)
+    assert torch.equal(model_of(whole), model_of(again))
 
 
 def test_the_model_is_that_of_the_inner_aggregator():
@@ -474,25 +486,23 @@ def test_the_model_is_that_of_the_inner_aggregator():
     with_predictor, plain = experiment(**given), experiment(aggregator="cmfl-server")
     for one in (with_predictor, plain):
         play(one, range(1, 4))
-    assert torch.equal(with_predictor.method.model, plain.method.model)
+    assert torch.equal(model_of(with_predictor), model_of(plain))
 
 
 def test_local_and_stacked_train_the_same_predictor():
     local, stacked = experiment(**FEW), experiment(**FEW, runtime="stacked", device="cpu")
-    begun = local.method.aggregator.predictor.clone()
+    begun = aggregator_of(local).predictor.clone()
     for one in (local, stacked):
         play(one, range(1, 3))
-    assert not torch.allclose(local.method.aggregator.predictor, begun, rtol=1e-3)
-    torch.testing.assert_close(
-        local.method.aggregator.predictor, stacked.method.aggregator.predictor, rtol=1e-4, atol=1e-6
-    )
+    assert not torch.allclose(aggregator_of(local).predictor, begun, rtol=1e-3)
+    torch.testing.assert_close(aggregator_of(local).predictor, aggregator_of(stacked).predictor, rtol=1e-4, atol=1e-6)
 
 
 def test_the_predictor_travels_both_ways_and_is_counted():
     one = experiment()
     order = one.method.order(1, np.arange(40))
     replies = one.runtime.execute(order)
-    size = 4 * len(one.method.aggregator.predictor)
+    size = 4 * len(aggregator_of(one).predictor)
     without = replace(order, probes=())
     assert order.bytes_down() - without.bytes_down() >= size * len(order.clients)
     assert replies.probe_bytes["predictor"] >= size * len(order.clients)
@@ -563,7 +573,7 @@ def test_more_privacy_costs_more_error():
 def test_one_sample_changes_the_query_at_a_zero_head_by_no_more_than_its_sensitivity():
     one = experiment()
     learner, samples = learner_of(one), one.federation.samples(3)
-    zero = torch.zeros_like(one.method.model)
+    zero = torch.zeros_like(model_of(one))
     probe, moved = ClassQuery("bias"), samples.y.clone()
     moved[0] = (moved[0] + 1) % 10
     before = probe.measure(learner, zero, zero, samples, 0)["gradient"]
@@ -594,7 +604,7 @@ def test_one_sample_changes_the_query_by_no_more_than_its_sensitivity_at_any_hea
     """With a head that saturates the softmax, one sample changes the unbounded answer by twice as much."""
     one = experiment()
     learner = learner_of(one)
-    state = zero_head(learner.layout, one.method.model)
+    state = zero_head(learner.layout, model_of(one))
     weight = learner.layout.head[0]
     draw = torch.Generator().manual_seed(1)
     state[weight.start : weight.start + weight.size] = scale * torch.randn(weight.size, generator=draw)
@@ -605,7 +615,7 @@ def test_one_sample_changes_the_query_by_no_more_than_its_sensitivity_at_any_hea
 
 def test_the_query_of_a_model_that_scales_its_logits_is_bounded_too():
     one = experiment(model={"name": "tests.probe.test_class_query:Scaled"})
-    state = zero_head(learner_of(one).layout, one.method.model)
+    state = zero_head(learner_of(one).layout, model_of(one))
     assert farthest(one, ClassQuery("bias"), state, inputs=1) > 2 * math.sqrt(2)
     assert farthest(one, ClassQuery("bias", Privacy(1, 1e-5)), state, inputs=1) <= math.sqrt(2) + 1e-4
 
@@ -615,7 +625,7 @@ def test_every_gradient_of_a_bias_counts_as_a_mix_of_classes_even_one_that_overf
     rows = torch.tensor([[1e30] * 3, [math.nan] * 3, [-math.inf, 0, 0], [1 / 3, 1 / 3, -2 / 3]])
     for row in rows:
         monkeypatch.setattr("covey.probe.class_query.sample_gradients", lambda *_, row=row: iter([{"bias": row[None]}]))
-        mix = 1 / 3 - bounded_bias_gradient(learner_of(one), one.method.model, one.federation.samples(3))
+        mix = 1 / 3 - bounded_bias_gradient(learner_of(one), model_of(one), one.federation.samples(3))
         assert float(mix.sum()) == pytest.approx(1)
         assert float(mix.min()) >= -1e-6
     torch.testing.assert_close(mix, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), atol=1e-6, rtol=0)
@@ -624,7 +634,7 @@ def test_every_gradient_of_a_bias_counts_as_a_mix_of_classes_even_one_that_overf
 def test_at_a_zero_head_bounding_changes_nothing():
     one = experiment()
     learner, samples = learner_of(one), one.federation.samples(3)
-    state = zero_head(learner.layout, one.method.model)
+    state = zero_head(learner.layout, model_of(one))
     privacy = Privacy(1, 1e-5)
     plain = ClassQuery("bias").measure(learner, state, state, samples, 7)["gradient"]
     noisy = ClassQuery("bias", privacy).measure(learner, state, state, samples, 7)["gradient"]
@@ -633,7 +643,7 @@ def test_at_a_zero_head_bounding_changes_nothing():
 
 def test_a_last_layer_without_a_bias_is_not_asked_for_its_gradient():
     one = experiment(**LEAF)
-    state = one.method.model
+    state = model_of(one)
     with pytest.raises(Refusal, match="has no bias to tell class shares from"):
         ClassQuery("bias").measure(learner_of(one), state, state, one.federation.samples(3), 0)
 
@@ -641,7 +651,7 @@ def test_a_last_layer_without_a_bias_is_not_asked_for_its_gradient():
 @pytest.mark.parametrize("clip", [0.1, 1.0])
 def test_gradients_for_the_predictor_have_noise_for_their_clipping(clip):
     one = experiment()
-    learner, samples, state = learner_of(one), one.federation.samples(3), one.method.model
+    learner, samples, state = learner_of(one), one.federation.samples(3), model_of(one)
     privacy = Privacy(2, 1e-5)
     probe = PrivatePredictorProbe(probe_of(one, epochs=0), privacy, clip)
     assert probe.open.sends == "gradient"
@@ -658,7 +668,7 @@ def test_gradients_for_the_predictor_have_noise_for_their_clipping(clip):
 
 def test_clipped_gradients_are_short_and_one_sample_changes_them_little():
     one = experiment()
-    learner, samples, state = learner_of(one), one.federation.samples(3), one.method.model
+    learner, samples, state = learner_of(one), one.federation.samples(3), model_of(one)
     open_ = clipped_gradient(learner, state, samples, 1e9)
     pairs = Pairs.of(learner, state, samples, [len(samples)], 0, key=0)
     torch.testing.assert_close(open_.float(), pairs.gradients[0])
@@ -676,11 +686,10 @@ def test_a_predictor_works_on_noisy_gradients_and_sends_no_error():
     given = {"aggregator": {"name": "ondemand", "hidden": 16, "epochs": 1, "insight_dp": "4,1e-5", "sends": "shares"}}
     one = experiment(**given)
     play(one, range(1, 3))
-    assert isinstance(one.method, OneModel)
     answers = asked(one, np.arange(40))
     assert set(answers) == {"shares"}
     torch.testing.assert_close(answers["shares"].sum(dim=1), torch.ones(40))
-    figures = one.method.aggregator.figures()
+    figures = aggregator_of(one).figures()
     assert "predictor_error" not in figures
     most = aggregator_of(one).answers.max()
     assert figures["epsilon_spent"] == pytest.approx(Privacy(4, 1e-5).after(int(most)))

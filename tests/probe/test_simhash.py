@@ -180,8 +180,9 @@ def test_quantised_bits_differ_in_proportion_to_the_distance():
 @pytest.mark.parametrize("form", ["projection", "quantised"])
 def test_clients_with_the_same_digits_are_nearer_than_clients_with_others(form):
     experiment = Experiment.of(Config.of(SMALL))
-    dataset, learner = experiment.federation.dataset, experiment.runtime.runtime._learner
     experiment.runtime.close()
+    dataset = experiment.federation.dataset
+    learner = Learner(experiment.module, dataset)
     contexts, kind = [], []
     for label in range(10):
         images = dataset.x[dataset.y == label]
@@ -206,8 +207,8 @@ def test_the_probe_ignores_words_that_are_never_an_answer():
 
 def test_auto_is_projection_for_images():
     experiment = Experiment.of(Config.of(SMALL))
-    learner, samples = experiment.runtime.runtime._learner, experiment.federation.samples(0)
     experiment.runtime.close()
+    learner, samples = Learner(experiment.module, experiment.federation.dataset), experiment.federation.samples(0)
     normalised = learner.inputs(samples.x).double().mean(dim=0).flatten().numpy()
     assert (measured(SimHash(), learner, samples.x) == projected(normalised)).all()
     assert (measured(SimHash(64, "quantised", 2.0), learner, samples.x) == quantised(normalised, 64, 2.0)).mean() > 0.95
@@ -239,7 +240,7 @@ def test_impossible_probes_are_refused():
         with pytest.raises(Refusal, match=f"bits must be a multiple of 8 from 8 to 256, not {size}"):
             SimHash(size)
     with pytest.raises(Refusal, match="form is auto, tokens, quantised or projection, not 'md5'"):
-        SimHash(64, "md5")
+        SimHash(64, "md5")  # type: ignore[arg-type]
     with pytest.raises(Refusal, match="step must be above 0, not 0"):
         SimHash(64, "quantised", 0.0)
 

@@ -91,12 +91,15 @@ def test_the_page_draws_skew_certainty_outliers_and_truth(tmp_path):
     analysis = analyze(clients=24, altered={"poison": 0.1}, workers=1, rounds=1)
     text = analysis.draw(tmp_path / "deep" / "analysis.html").read_text(encoding="utf-8")
     assert "<h1>24 clients with digits, environment uniform</h1>" in text
-    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
+    embedded = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
+    assert embedded is not None
+    charts = json.loads(embedded[1])
     assert len(charts) == 2
     skew, truth = charts
     bars = [trace for trace in skew["data"] if trace["type"] == "bar"]
     np.testing.assert_allclose(bars[0]["y"], analysis.skew[analysis.order], rtol=1e-5)
     limits = [trace for trace in skew["data"] if trace["type"] == "scatter"]
+    assert analysis.confidence is not None
     np.testing.assert_allclose(limits[0]["y"], analysis.confidence.limit[analysis.order], rtol=1e-5)
     assert bars[0]["marker"]["color"].count("var(--line-1)") == analysis.outlier.sum()
     assert sum(len(trace["x"]) for trace in truth["data"]) == 24

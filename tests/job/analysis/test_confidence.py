@@ -1,4 +1,4 @@
-"""How sure the analysis is: the bound by hand and in the worst case, false alarms, and who is odd."""
+"""Confidence of the analysis: the bound by hand and in the worst case, false alarms, and odd clients."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_beyond_the_limit_means_odd_at_the_level_and_nothing_else_does(clients, 
 
 @pytest.mark.parametrize("independent", [True, False], ids=["independent samples", "dealt from one pool"])
 def test_false_alarms_are_no_more_frequent_than_the_level_even_in_the_worst_case(independent):
-    """Values at both ends of the range, for which Hoeffding's inequality is made. Half the range would fail here."""
+    """Values at both ends of the range, the worst case of Hoeffding's inequality. Half the range would fail here."""
     rng, level, trials = np.random.default_rng(1), 0.2, 3_000
     sizes = np.array([20, 40, 60, 80])
     alarms = {1.0: 0, 0.5: 0}
@@ -65,6 +65,8 @@ def test_clients_that_are_alike_are_not_called_odd():
 
 def test_strongly_skewed_clients_are_called_odd_and_mildly_skewed_ones_are_not():
     analysis = analyze(workers=1)
+    assert analysis.truth is not None
+    assert analysis.confidence is not None
     assert analysis.odd[analysis.truth > 0.5].all()
     assert not analysis.odd[analysis.truth < 0.2].any()
     np.testing.assert_array_equal(analysis.odd, analysis.confidence.deviation >= analysis.confidence.limit)
@@ -85,5 +87,6 @@ def test_the_product_of_bounds_is_the_papers_with_the_logarithm_put_right():
     log_product = Confidence.of(apart, samples, 0.05).log_product
     np.testing.assert_allclose(score**2, (5 * math.log(2) - log_product) * 4 / 2)
     alike = analyze(environment="iid", clients=20, workers=1, rounds=1).confidence
+    assert alike is not None
     assert np.all(alike.log_product > 0)
     assert np.all(alike.product == 1)

@@ -1,4 +1,4 @@
-"""Who stands out: flipped labels and altered images, from untrained models and from trained ones."""
+"""Outliers: flipped labels and altered images, seen by untrained and by trained models."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_poisoned_clients_stand_out_without_any_training(environment):
 
 
 def test_flipped_labels_do_not_show_in_the_class_mix_or_in_the_score():
-    """Which is why what the class mix does not explain is looked at."""
+    """The reason to look at what the class mix does not explain."""
     alike = analyze(environment="iid", clients=40, altered={"poison": 0.1}, workers=1)
     assert not alike.odd.any()
     skewed = analyze(altered={"poison": 0.1}, workers=1)
@@ -46,6 +46,7 @@ def test_flipped_labels_do_not_show_in_the_class_mix_or_in_the_score():
 def test_clients_whose_images_are_altered_stand_out(kind):
     analysis = analyze(altered={kind: 0.1}, workers=1)
     assert outliers(analysis) == altered(analysis, kind)
+    assert analysis.spearman is not None
     assert analysis.spearman > 0.97
 
 

@@ -1,4 +1,4 @@
-"""Composing a mix: what is near, who is chosen, how models are averaged, and how targets are asked for."""
+"""Composing a class mix: its distance, the chosen clients, averaging by ratios, and the forms of targets."""
 
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from covey.core.interfaces import Setting
 from covey.core.replies import Replies
 from covey.data.class_mix import parse_target, parse_targets
 from covey.data.paper_targets import target
-from covey.job.on_demand.composition import Composition, compose, sizes_note
+from covey.environment.federated_data import Federation
+from covey.job.on_demand.composition import Composition, Pairing, compose, sizes_note
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.selection.composed import ComposedSelector
 
 
-def federation(seed: int, alpha: float = 0.1):
+def federation(seed: int, alpha: float = 0.1) -> Federation:
     return build_federation(
         Config.of(
             dataset={"name": "synthetic", "shape": (1, 2, 2), "train": 10_000, "test": 100},
@@ -55,7 +56,7 @@ def test_local_targets_are_composed_too():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(2, 8), st.integers(1, 12), st.integers(0, 10_000))
-def test_ratios_are_a_mix_of_different_clients_and_make_the_mix_that_is_told(clients, classes, at_least, seed):
+def test_ratios_are_a_mix_of_different_clients_and_give_the_reported_mix(clients, classes, at_least, seed):
     rng = np.random.default_rng(seed)
     shares, wish = rng.dirichlet([0.3] * classes, clients), rng.dirichlet([0.5] * classes)
     found = compose(shares, wish, at_least=at_least)
@@ -74,14 +75,14 @@ def test_one_pass_is_at_least_as_near_as_any_single_client(seed):
     shares, wish = rng.dirichlet([0.4] * 5, 20), rng.dirichlet([1.0] * 5)
     found = compose(shares, wish, at_least=1)
     assert found.passes == 1
-    # Least squares are about unscaled ratios, so they are compared before these are made to sum to one.
+    # Least squares concern unscaled ratios, so the mix is scaled back before comparing.
     scale = float(found.mix @ wish / (found.mix @ found.mix))
     own = np.linalg.norm(scale * found.mix - wish)
     each = [np.linalg.norm((row @ wish / (row @ row)) * row - wish) for row in shares]
     assert own <= min(each) + 1e-9
 
 
-def test_a_target_that_one_client_is_takes_that_client():
+def test_a_target_equal_to_one_clients_mix_takes_that_client():
     shares = np.array([[1.0, 0.0], [0.0, 1.0], [0.3, 0.7]])
     found = compose(shares, np.array([0.3, 0.7]), at_least=1)
     assert found.distance == pytest.approx(0)
@@ -105,8 +106,8 @@ def test_there_are_never_more_clients_than_there_are():
 
 
 def test_the_authors_pairing_makes_another_mix_than_it_solves_for():
-    """Columns scaled by samples and weights that are not: off by 0.44 to 0.71 where both coherent ones are near."""
-    off = {"unscaled": [], "scaled_rn": [], "scaled_r": []}
+    """Columns scaled by samples but weights not: off by 0.44 to 0.71, where both coherent pairings are near."""
+    off: dict[Pairing, list[float]] = {"unscaled": [], "scaled_rn": [], "scaled_r": []}
     for one in FEDERATIONS:
         for name in ("td1", "td2", "td3"):
             for pairing, found in off.items():
@@ -140,7 +141,7 @@ def test_scaled_pairings_are_refused_where_no_size_is_known(sizes):
         compose(np.eye(2), np.array([0.5, 0.5]), at_least=1, sizes=sizes, pairing="scaled_r")
 
 
-def test_of_a_class_that_nobody_holds_the_nearest_mix_is_told_with_a_warning():
+def test_for_a_class_that_nobody_holds_the_nearest_mix_comes_with_a_warning():
     shares = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
     found = compose(shares, np.array([0.3, 0.2, 0.5]), at_least=2)
     assert found.far
@@ -169,7 +170,7 @@ def test_a_composition_is_kept_in_json():
     assert again.distance == found.distance
 
 
-# --- whom to invite, and how models are averaged
+# --- selecting composed clients and averaging their models
 
 
 def setting(clients: int = 20, cohort: int = 4) -> Setting:
@@ -201,7 +202,7 @@ def test_a_small_set_is_invited_whole_and_who_cannot_be_reached_is_not():
 @pytest.mark.parametrize(
     ("clients", "sentence"), [((), "is empty"), ((3, 20), "from 0 to 19"), ((4, 4), "names a client twice")]
 )
-def test_a_set_that_cannot_be_is_refused(clients, sentence):
+def test_an_impossible_set_of_clients_is_refused(clients, sentence):
     with pytest.raises(Refusal, match=sentence):
         begun(ComposedSelector(clients=clients))
 
@@ -233,12 +234,12 @@ def test_replies_that_count_nothing_leave_the_model_as_it_is():
         ({"clients": (1, 2), "ratios": (0.5, -0.1)}, "must not be negative"),
     ],
 )
-def test_ratios_that_cannot_be_are_refused(options, sentence):
+def test_impossible_ratios_are_refused(options, sentence):
     with pytest.raises(Refusal, match=sentence):
         begun(Ratios(**options))
 
 
-# --- how targets are asked for
+# --- forms of targets
 
 NAMES = ("cat", "dog", "emu", "7")
 
@@ -330,7 +331,7 @@ def test_targets_that_make_no_sense_are_refused_with_a_sentence(asked, sentence)
     assert sentence in str(refusal.value)
 
 
-def test_a_file_in_the_place_of_shares_is_told_where_files_go(tmp_path, monkeypatch):
+def test_a_file_in_place_of_shares_is_refused_with_where_files_go(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mix.csv").write_text("cat\n")
     with pytest.raises(Refusal, match=r"'mix.csv' is a file: .* --target-csv 'mix.csv', or in Python a Path"):

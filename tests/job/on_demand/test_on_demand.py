@@ -1,15 +1,17 @@
-"""Models on demand: what they gain, that they are composed and fine-tuned as asked for, and that jobs go on."""
+"""Models on demand: their gains, their composition and fine-tuning, and resuming jobs."""
 
 import json
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import typer
+from click.testing import Result
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -20,10 +22,11 @@ from covey.cli.main import app
 from covey.cli.on_demand_command import ondemand as command
 from covey.cli.on_demand_command import redraw, resume_job
 from covey.core.checkpoint import read_checkpoint
+from covey.core.one_model import OneModel
 from covey.job.on_demand import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
 from tests.conftest import without_timings
 
-SKEWED = {
+SKEWED: dict[str, Any] = {
     "dataset": {"name": "synthetic", "shape": (1, 8, 8), "train": 10_000, "test": 2_000, "difficulty": 0.9},
     "environment": {"name": "dirichlet", "alpha": 0.1},
     "clients": 100,
@@ -33,7 +36,7 @@ SKEWED = {
     "evaluate_every": 4,
     "local": {"epochs": 1, "batch": 10, "rate": 0.01, "momentum": 0.9},
 }
-"""100 clients of Dirichlet(0.1) with a Gaussian mixture: what a GPU is not needed for."""
+"""100 clients of Dirichlet(0.1) with a Gaussian mixture: needs no GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def base(tmp_path_factory) -> covey.Run:
     return covey.run(SKEWED, rounds=24, selector="uniform", aggregator=predictor, out=folder)
 
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "dataset": "digits",
     "environment": {"name": "dirichlet", "alpha": 0.3},
     "clients": 16,
@@ -72,7 +75,7 @@ def final(run: covey.Run) -> torch.Tensor:
     return model
 
 
-# --- what it gains
+# --- gains
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def job(base, tmp_path_factory) -> OnDemand:
     return ondemand(base, ["td1", "td3", "local:3"], estimator="analytic", rounds=12, continued=True, out=out)
 
 
-def test_models_on_demand_beat_the_base_run_gone_on_with_by_at_least_three_points(job):
+def test_models_on_demand_beat_the_continued_base_run_by_at_least_three_points(job):
     """Measured here, best against best: 18 points on TD1, 7 on TD3, 34 on the mix of client 3."""
     for one in job.tailored:
         assert one.scored.peak >= one.continued.peak + 0.03
@@ -98,13 +101,17 @@ def test_shares_asked_for_in_closed_form_are_exact_and_so_is_the_composed_mix(jo
         assert one.as_mapping()["true_distance"] < 0.3
 
 
-def test_what_the_predictor_learned_is_good_enough_to_gain(base, tmp_path):
-    """The composed mix is truly off by 0.39 rather than 0.14, and the model is as good, at 87 %."""
+def test_learned_estimates_are_good_enough_to_gain(base, tmp_path):
+    """The composed mix is off by 0.39 instead of 0.14, and the model is as good, at 87 %."""
     found = ondemand(base, "td1", rounds=8, out=tmp_path / "job")
     assert found.composed.estimator == "learned"
+    assert found.composed.error is not None
     assert 0.3 < found.composed.error < 1
     one = found.tailored[0]
+    assert one.gain is not None
     assert one.gain > 0.05
+    assert one.scored.peak is not None
+    assert one.base.accuracy is not None
     assert one.scored.peak > one.base.accuracy + 0.05
 
 
@@ -115,6 +122,7 @@ def test_a_fedprox_run_is_a_base_too_when_its_clients_are_asked(tmp_path):
     assert not (tmp_path / "job").exists()
     one = ondemand(base, "td1", estimator="analytic", rounds=6, out=tmp_path / "job").tailored[0]
     assert one.run.config.local.proximal == 0.01
+    assert one.gain is not None
     assert one.gain > 0.05
 
 
@@ -131,7 +139,7 @@ def test_accuracy_on_a_target_is_that_of_its_classes(job):
     assert local.scored.tested == pytest.approx(local.scored.accuracy, abs=0.1)
 
 
-# --- how it is done
+# --- composition and fine-tuning
 
 
 def test_fine_tuning_begins_at_the_base_model_and_invites_only_composed_clients(job, base):
@@ -145,7 +153,7 @@ def test_fine_tuning_begins_at_the_base_model_and_invites_only_composed_clients(
 
 
 def test_the_first_round_averages_by_ratios_over_those_invited(quick, tmp_path):
-    """From the base model, each invited client trained by itself; the same average by hand."""
+    """Each invited client trains from the base model; compare with the average by hand."""
     found = ondemand(quick, "td3", estimator="ground-truth", rounds=1, out=tmp_path / "job").tailored[0]
     invited = found.run.metrics[0]["clients"]
     experiment = covey.Experiment.of(found.run.config)
@@ -158,7 +166,7 @@ def test_the_first_round_averages_by_ratios_over_those_invited(quick, tmp_path):
     torch.testing.assert_close(final(found.run).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_rate_goes_on_from_where_the_base_run_is(tmp_path):
+def test_the_rate_continues_from_the_base_runs(tmp_path):
     base = covey.run({**QUICK, "local": {**QUICK["local"], "decay": 0.9}}, out=tmp_path / "base")
     one = ondemand(base, "td3", estimator="ground-truth", rounds=1, out=tmp_path / "one").tailored[0]
     assert one.run.config.local.rate == pytest.approx(0.05 * 0.9**4)
@@ -169,8 +177,9 @@ def test_the_rate_goes_on_from_where_the_base_run_is(tmp_path):
 @pytest.mark.parametrize(("decay", "given"), [(1.0, {"decay": 0.9}), (0.9, {"decay": 0.8}), (0.9, {"epochs": 3})])
 def test_settings_of_the_rate_hold_from_the_branch_and_not_for_rounds_that_are_past(tmp_path, decay, given):
     base = covey.run({**QUICK, "local": {**QUICK["local"], "decay": decay}}, out=tmp_path / "base")
-    asked = {"estimator": "ground-truth", "rounds": 2, "continued": True}
+    asked: dict[str, Any] = {"estimator": "ground-truth", "rounds": 2, "continued": True}
     job = ondemand(base, "td3", **asked, out=tmp_path / "job", local=given)
+    assert job.continued is not None
     own, further = job.tailored[0].run.config.local, job.continued.config.local
     assert own.rate == pytest.approx(0.05 * decay**4, rel=1e-12)
     epochs, decay = given.get("epochs", 1), given.get("decay", decay)
@@ -182,32 +191,36 @@ def test_settings_of_the_rate_hold_from_the_branch_and_not_for_rounds_that_are_p
 
 def test_a_rate_that_is_given_is_that_of_the_first_round_after_the_branch_of_all_runs(tmp_path):
     base = covey.run({**QUICK, "local": {**QUICK["local"], "decay": 0.9}}, out=tmp_path / "base")
-    asked = {"estimator": "ground-truth", "rounds": 1, "continued": True}
+    asked: dict[str, Any] = {"estimator": "ground-truth", "rounds": 1, "continued": True}
     job = ondemand(base, "td3", **asked, out=tmp_path / "job", local={"rate": 0.2})
     assert job.tailored[0].run.config.local.rate == 0.2
+    assert job.continued is not None
     assert job.continued.config.local.rate_at(5, 0) == pytest.approx(0.2, rel=1e-12)
 
 
-def test_the_best_of_the_base_run_gone_on_with_is_of_rounds_after_the_branch(quick, tmp_path):
-    """A rate that wrecks the model makes all of its best rounds those before."""
-    asked = {"estimator": "ground-truth", "rounds": 2, "continued": True, "local": {"rate": 20.0}}
+def test_the_best_of_the_continued_base_run_is_of_rounds_after_the_branch(quick, tmp_path):
+    """A rate that ruins the model puts its best rounds before the branch."""
+    asked: dict[str, Any] = {"estimator": "ground-truth", "rounds": 2, "continued": True, "local": {"rate": 20.0}}
     job = ondemand(quick, "td3", **asked, out=tmp_path / "job")
     (one,) = job.tailored
+    assert job.continued is not None
+    assert one.continued is not None
     curve = dict(target_curve(job.continued.metrics, one.tested_mix))
     assert sorted(curve) == [1, 2, 3, 4, 5, 6]
     assert one.continued.peak == max(curve[5], curve[6]) < max(curve.values())
 
 
-def test_the_base_run_gone_on_with_is_the_base_run_gone_on_with(quick, tmp_path):
+def test_the_continued_base_run_equals_a_longer_base_run(quick, tmp_path):
     found = ondemand(quick, "td3", estimator="ground-truth", rounds=2, continued=True, out=tmp_path / "job")
     longer = covey.run({**quick.config.as_mapping(), "rounds": 6}, out=tmp_path / "longer")
+    assert found.continued is not None
     assert without_timings(found.continued.metrics) == without_timings(longer.metrics)
 
 
 @pytest.mark.parametrize("aggregator", ["feddrl", "feddrl-set", {"name": "ondemand", "inner": "feddrl"}])
-def test_a_base_run_with_an_agent_does_not_go_on_with_another_cohort(tmp_path, aggregator):
+def test_a_base_run_with_an_agent_is_not_continued_with_another_cohort(tmp_path, aggregator):
     base = covey.run(QUICK, selector="uniform", aggregator=aggregator, out=tmp_path / "base")
-    asked = {"estimator": "analytic", "rounds": 1, "cohort": 6}
+    asked: dict[str, Any] = {"estimator": "analytic", "rounds": 1, "cohort": 6}
     with pytest.raises(Refusal, match="has learned with 4 clients a round, so the base run cannot be continued with 6"):
         ondemand(base, "td3", continued=True, out=tmp_path / "refused", **asked)
     assert not (tmp_path / "refused").exists()
@@ -227,7 +240,7 @@ def test_a_predictor_that_never_had_a_whole_batch_says_so(tmp_path):
 def test_the_model_file_holds_the_fine_tuned_model(quick, tmp_path):
     one = ondemand(quick, "td3", estimator="analytic", rounds=1, out=tmp_path / "job").tailored[0]
     tensors = load_file(str(one.model))
-    assert torch.equal(tensors["layers.head.bias"], one.run.model().layers.head.bias)
+    assert torch.equal(tensors["layers.head.bias"], one.run.model().get_parameter("layers.head.bias"))
 
 
 def test_a_survey_asks_everybody_with_the_predictor_as_it_is_now(quick, tmp_path):
@@ -269,6 +282,7 @@ def test_a_base_run_that_is_not_finished_is_used_with_a_note(quick, tmp_path):
 
 def test_noise_on_what_is_asked_for_makes_estimates_worse(quick, tmp_path):
     noisy = ondemand(quick, "td3", estimator="analytic", insight_dp="1,1e-5", rounds=1, out=tmp_path / "noisy")
+    assert noisy.composed.error is not None
     assert 0.1 < noisy.composed.error < 1.5
 
 
@@ -280,7 +294,7 @@ def test_clients_that_cannot_be_reached_in_a_round_do_not_stop_it(tmp_path):
     assert min(cohorts) < 3
 
 
-def test_ones_own_clients_and_classes_go_by_their_names(tmp_path):
+def test_a_users_own_clients_and_classes_go_by_their_names(tmp_path):
     rng = np.random.default_rng(0)
     sites = np.repeat(["kiel", "bremen", "ulm", "jena"], 60)
     up = np.where(sites == "kiel", 0.95, np.where(sites == "bremen", 0.05, 0.5))
@@ -289,13 +303,15 @@ def test_ones_own_clients_and_classes_go_by_their_names(tmp_path):
     own = covey.federation(x, labels, sites)
     covey.run(federation=own, cohort=2, rounds=2, workers=1, out=tmp_path / "base")
     asked = {"up": 0.9, "down": 0.1}
-    given = {"estimator": "analytic", "rounds": 2, "out": tmp_path / "job", "federation": own}
+    given: dict[str, Any] = {"estimator": "analytic", "rounds": 2, "out": tmp_path / "job", "federation": own}
     found = ondemand(tmp_path / "base", asked, **given)
     composed = found.composed
     assert composed.class_names == ("down", "up")
     assert "kiel" in [composed.client_name(int(client)) for client in found.tailored[0].composition.clients]
-    assert found.tailored[0].scored.accuracy > 0.5
-    assert ondemand(tmp_path / "base", asked, **given).tailored[0].scored == found.tailored[0].scored
+    scored = found.tailored[0].scored
+    assert scored.accuracy is not None
+    assert scored.accuracy > 0.5
+    assert ondemand(tmp_path / "base", asked, **given).tailored[0].scored == scored
 
 
 def test_a_class_that_nobody_holds_gives_the_nearest_mix_and_a_warning(tmp_path):
@@ -314,15 +330,15 @@ def test_a_class_that_nobody_holds_gives_the_nearest_mix_and_a_warning(tmp_path)
     assert not (tmp_path / "other").exists()
 
 
-# --- many at once, and going on
+# --- many targets at once, and resuming
 
 
-def test_many_targets_run_in_lockstep_to_what_each_comes_to_alone(quick, tmp_path):
+def test_many_targets_in_lockstep_give_the_same_models_as_each_alone(quick, tmp_path):
     targets = ["td1", "0=0.5,7=0.5"]
-    given = {"estimator": "ground-truth", "rounds": 2, "precision": "fp64"}
+    given: dict[str, Any] = {"estimator": "ground-truth", "rounds": 2, "precision": "fp64"}
     alone = ondemand(quick, targets, **given, out=tmp_path / "local")
-    told = []
-    stacked = {"runtime": "stacked", "device": "cpu"}
+    told: list[Any] = []
+    stacked: dict[str, Any] = {"runtime": "stacked", "device": "cpu"}
     together = ondemand(
         quick,
         targets,
@@ -341,10 +357,10 @@ class Stopped(Exception):
     pass
 
 
-def test_a_job_that_was_cut_off_goes_on_to_the_same_models(quick, tmp_path):
-    given = {"estimator": "analytic", "rounds": 3}
+def test_a_job_that_was_cut_off_resumes_to_the_same_models(quick, tmp_path):
+    given: dict[str, Any] = {"estimator": "analytic", "rounds": 3}
     whole = ondemand(quick, ["td1", "td2"], **given, out=tmp_path / "whole")
-    rounds = []
+    rounds: list[object] = []
 
     def cut(record: dict[str, object]) -> None:
         rounds.append(record["round"])
@@ -365,8 +381,8 @@ def test_a_job_that_was_cut_off_goes_on_to_the_same_models(quick, tmp_path):
     assert len(rounds) == 6
 
 
-def test_a_job_cut_off_before_its_runs_began_goes_on_too(quick, tmp_path):
-    given = {"estimator": "ground-truth", "rounds": 1, "continued": True}
+def test_a_job_cut_off_before_its_runs_began_resumes_too(quick, tmp_path):
+    given: dict[str, Any] = {"estimator": "ground-truth", "rounds": 1, "continued": True}
     whole = ondemand(quick, "td1", **given, out=tmp_path / "whole")
     ondemand(quick, "td1", **given, out=tmp_path / "cut")
     for left in ("target-1", "continued"):
@@ -378,7 +394,7 @@ def test_a_job_cut_off_before_its_runs_began_goes_on_too(quick, tmp_path):
     assert whole.tailored[0].continued == again.tailored[0].continued
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -443,7 +459,7 @@ def test_a_job_is_reported_on_again_once_it_is_complete_and_nothing_is_trained_f
 def test_a_complete_job_is_read_without_its_base_run(quick, tmp_path):
     pytest.importorskip("plotly")
     base = covey.Run.open(shutil.copytree(quick.folder, tmp_path / "base"))
-    asked = {"estimator": "analytic", "rounds": 1, "continued": True, "insight_dp": "4,1e-5"}
+    asked: dict[str, Any] = {"estimator": "analytic", "rounds": 1, "continued": True, "insight_dp": "4,1e-5"}
     job = ondemand(base, ["td1", "td2"], **asked, out=tmp_path / "job")
     base.folder.rename(tmp_path / "elsewhere")
     for again in (read_ondemand(tmp_path / "job"), resume_ondemand(tmp_path / "job")):
@@ -462,8 +478,8 @@ def test_a_complete_job_is_read_without_its_base_run(quick, tmp_path):
 # --- the command and the page
 
 
-def call(*arguments: object):
-    """The command as a shell would call it; a refusal is the result's exception."""
+def call(*arguments: object) -> Result:
+    """Call the command as a shell would; a refusal is the result's exception."""
     alone = typer.Typer()
     alone.command()(command)
     return CliRunner().invoke(alone, [str(argument) for argument in arguments])
@@ -513,7 +529,7 @@ def test_with_noise_the_command_shows_the_error_of_class_shares_at_several_budge
 
 def test_the_page_of_a_job_with_noise_tells_its_budget_and_what_it_costs(quick, tmp_path):
     pytest.importorskip("plotly")
-    given = {"estimator": "analytic", "rounds": 1}
+    given: dict[str, Any] = {"estimator": "analytic", "rounds": 1}
     job = ondemand(quick, "td3", **given, insight_dp="3,1e-5", out=tmp_path / "job")
     page = job.draw(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "analytic with noise (ε 3, δ 1e-05), of 16 of 16 clients" in page
@@ -561,7 +577,9 @@ def test_the_page_draws_gains_curves_and_mixes(job, tmp_path):
     pytest.importorskip("plotly")
     text = job.draw(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<h1>Models on demand for 3 targets</h1>" in text
-    charts = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
+    embedded = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
+    assert embedded is not None
+    charts = json.loads(embedded[1])
     assert len(charts) == 1 + 3 + 3
     gains, first = charts[0], charts[1]
     np.testing.assert_allclose(gains["data"][1]["y"], [100 * one.scored.accuracy for one in job.tailored], rtol=1e-5)
@@ -591,14 +609,18 @@ def test_a_job_in_words(job):
 def test_the_predictor_keeps_estimates_that_a_job_can_read(base):
     experiment = covey.Experiment.of(base.config)
     _, state = read_checkpoint(base.folder)
-    experiment.method.load_state_dict(state)
-    assert isinstance(experiment.method.aggregator, WithPredictor)
-    told = experiment.method.aggregator.reported_errors
+    assert state is not None
+    method = experiment.method
+    method.load_state_dict(state)
+    assert isinstance(method, OneModel)
+    assert isinstance(method.aggregator, WithPredictor)
+    told = method.aggregator.reported_errors
     assert base.metrics[-1]["figures"]["predictor_error"] == np.nanmean(told) < 1
     assert np.isfinite(told).sum() == base.metrics[-1]["figures"]["clients_estimated"]
 
 
 def test_a_job_that_nobody_answers_says_that_nothing_was_trained(quick, tmp_path):
-    job = ondemand(quick, "td1", estimator="ground-truth", rounds=2, out=tmp_path / "job", **{"devices.dropout": 0.999})
+    lossy: dict[str, Any] = {"devices.dropout": 0.999}
+    job = ondemand(quick, "td1", estimator="ground-truth", rounds=2, out=tmp_path / "job", **lossy)
     assert "No client answered in any of the 2 rounds, so this is the unchanged base model." in job.tailored[0].notes
     assert torch.equal(final(job.tailored[0].run), final(quick))
