@@ -76,7 +76,7 @@ SMALL: dict[str, Any] = {
 
 
 def without_timings(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records of rounds without what no two runs have in common."""
+    """Return the records of rounds without their timings."""
     return [{key: value for key, value in row.items() if key not in TIMINGS} for row in metrics]
 
 

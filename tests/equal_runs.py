@@ -1,4 +1,4 @@
-"""The same run, however it is executed."""
+"""Check that a run ends the same however it is executed."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tests.conftest import without_timings
 
 
 def ends_the_same(given: dict[str, Any], folder: Path) -> None:
-    """Make sure of it: by two worker processes, on the stack, and cut off after the third round and resumed."""
+    """Assert it for two worker processes, for the stacked runtime, and for a run cut off after round 3 and resumed."""
     whole = run(given, out=folder / "whole")
     two = run(given, workers=2, out=folder / "two")
     assert without_timings(whole.metrics) == without_timings(two.metrics)

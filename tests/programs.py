@@ -1,4 +1,4 @@
-"""Programs started by tests, and waiting for what they do, however busy the machine is."""
+"""Start programs in tests, and wait for them however busy the machine is."""
 
 import resource
 import subprocess
@@ -13,7 +13,7 @@ PATIENCE = 600.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, pause: float = 0.02) -> None:
-    """Wait for a condition, and fail with `what` was waited for."""
+    """Wait for a condition; fail after `PATIENCE` seconds with a message that names `what`."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"waited {PATIENCE:g} seconds for {what}"

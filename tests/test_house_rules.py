@@ -1,4 +1,4 @@
-"""Rules of the house: names, sizes and seams that a reviewer would otherwise have to watch."""
+"""House rules for the source: names, sizes of modules and seams."""
 
 import ast
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every method computes what it computed when the reference was made, and folders of that time are still read.
+"""Every method computes the same as when the reference was made, and folders of that time can still be read.
 
 On the processor that made the reference the records are the same to the bit; elsewhere those in float64 agree to 1e-6.
 """

@@ -65,7 +65,7 @@ def experienced(agent: Agent, count: int, seed=0) -> Agent:
     rng = np.random.default_rng(seed)
     size, actions = agent.architecture.state_size, agent.architecture.action_size
     for _ in range(count):
-        # As features of the set agent these are four clients that are all there.
+        # As features of the set agent, these are four clients that are all present.
         states = rng.random((2, size)) + 0.1
         agent.replay.push(states[0], rng.random(actions), rng.standard_normal(), states[1])
     return agent

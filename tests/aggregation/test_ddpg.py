@@ -238,7 +238,7 @@ def test_scaled_rewards_have_neither_level_nor_unit(normalise):
 
 
 def test_an_agent_trained_on_one_thread_and_on_two_is_the_same_to_the_bit():
-    """These shapes are ones whose products differ in their last bits between one thread and two."""
+    """Matrix products of these shapes differ in their last bits between one thread and two."""
 
     def became(threads):
         torch.set_num_threads(threads)

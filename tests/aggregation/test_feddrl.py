@@ -73,7 +73,7 @@ def test_the_deviation_is_bounded_by_beta_and_from_below():
 
 def test_in_the_papers_order_beta_bounds_the_deviation_before_the_softmax():
     aggregator = begun(FedDRL(hidden=8, order="paper", beta=0.1))
-    # Of means 1, and spreads of which the second is above β times that.
+    # Means are 1; the second spread is above β times the mean.
     action = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.5, 0.02, 0.0])
     drawn = np.log(np.stack([aggregator.factors(t, action, reported([1, 1, 1, 1])) for t in range(1, 4000)]))
     relative = drawn - drawn[:, :1]
@@ -292,7 +292,7 @@ def test_runs_in_lockstep_are_the_runs_alone(tmp_path):
 
 @pytest.mark.parametrize("name", ["feddrl", "feddrl-set"])
 def test_runs_in_lockstep_whose_agents_learn_as_one_stack_are_the_runs_alone(name, tmp_path, monkeypatch):
-    """As on a GPU: a CPU trains agents one by one unless it is told that they are alike."""
+    """As on a GPU: a CPU trains agents one by one unless their keys are equal."""
     stacks = []
     shape = property(lambda work: (work.agent.architecture, len(work.agent.replay)))
     monkeypatch.setattr(AgentTraining, "key", shape)

@@ -140,7 +140,7 @@ def test_neighbours_are_all_but_the_program_its_children_and_this_process(monkey
     seen = look(us=51.0, program=2.0, child=3.0, other=7.5, newcomer=0.25)
     assert [process.number for process in processes.family(70, seen)] == [70, 71]
     neighbours.look(seen, processes.family(70, seen))
-    # A child that outlives its parent stays ours; a neighbour that ends has used what it used.
+    # A child that outlives its parent still counts as ours; the time of a neighbour that ended still counts.
     neighbours.look(look(us=52.0, child=4.0, other=8.0), [])
     assert neighbours.seconds == pytest.approx(1.0 + 0.25)
 
@@ -179,7 +179,7 @@ def test_peers_train_the_model_that_covey_trains(name):
         generator = torch.Generator().manual_seed(0)
         if workload.is_text:
             words = torch.randint(workload.classes, (3, *workload.shape), generator=generator)
-            # torch's LSTM is one operation, whose products round as it likes.
+            # torch's LSTM is one operation with rounding of its own.
             torch.testing.assert_close(ours(words), theirs(words))
         else:
             x = torch.randn(3, *workload.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""The command line as people meet it: what it prints, its exit codes, what it leaves behind."""
+"""The command line: output, exit codes and the files that it writes."""
 
 import json
 

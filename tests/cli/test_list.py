@@ -1,4 +1,4 @@
-"""`covey list` reads a stored catalogue; it must say what the registries say."""
+"""`covey list` reads a stored catalogue, which must agree with the registries."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`covey reproduce` finds the papers of a checkout, and says what it needs where there is none."""
+"""`covey reproduce` finds the papers of a checkout; without one it says that it needs one."""
 
 import shutil
 import subprocess

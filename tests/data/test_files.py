@@ -120,7 +120,7 @@ def write_cifar100(folder: Path) -> None:
 
 
 def refusal(call: Any, *arguments: Any, **options: Any) -> str:
-    """The sentence that `call` refuses with."""
+    """Return the sentence that `call` refuses with."""
     with pytest.raises(Refusal) as caught:
         call(*arguments, **options)
     return str(caught.value)
@@ -476,7 +476,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server with an 'official' MNIST and CIFAR-10 of its own; what is official is patched to be that."""
+    """A web server on this machine."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})

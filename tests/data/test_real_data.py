@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not os.environ.get("COVEY_DATA"), reason="COVEY_
 
 
 def central(tmp_path, dataset: str, model: str, rounds: int, **local) -> float:
-    """Accuracy of all data in one place after so many epochs."""
+    """Return the accuracy of centralised training after so many epochs."""
     result = run(
         method="central",
         dataset=dataset,
@@ -26,7 +26,7 @@ def central(tmp_path, dataset: str, model: str, rounds: int, **local) -> float:
 
 
 def test_central_on_fashion_mnist_reaches_what_a_small_network_reaches(tmp_path):
-    # A perceptron with 64 hidden units is known to come to about 86-88 % in a few epochs.
+    # A perceptron with 64 hidden units is known to reach about 86-88 % in a few epochs.
     assert 0.84 < central(tmp_path, "fashion-mnist", "mlp", 4, batch=50, rate=0.1) < 0.90
 
 

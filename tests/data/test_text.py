@@ -1,4 +1,4 @@
-"""Texts by their users: who takes part, what a sample is, which words are known, and which files are refused."""
+"""Texts split by user: participants, samples, the vocabulary, and files that are refused."""
 
 import gzip
 import json
@@ -446,6 +446,6 @@ def test_the_real_texts_are_150_of_each_user(load, users):
     equal = load(folder)
     assert equal.groups is not None and set(torch.bincount(equal.groups).tolist()) == {300}
     assert len(equal.test_y) == 50 * 100
-    # Rare words are unknown, and more so those of people who were not there when the vocabulary was made.
+    # Rare words are unknown, even more so those of users who did not contribute to the vocabulary.
     unknown = [float((y == UNKNOWN).float().mean()) for y in (dataset.y, dataset.test_y)]
     assert 0.05 < unknown[0] < unknown[1] < 0.20

@@ -1,4 +1,4 @@
-"""Covey on Flower: what clients compute, what travels, who is who, and what a bad node costs."""
+"""Covey on Flower: clients' work, messages, the roster of nodes, and bad nodes."""
 
 import json
 import logging
@@ -79,7 +79,7 @@ def played(config: Config, folder: Path, grid: Callable[[int], InProcessGrid] | 
     return without_timings(read_metrics(folder)), (folder / "checkpoint.safetensors").read_bytes()
 
 
-# What clients compute
+# Clients' work
 
 
 @pytest.mark.parametrize("method", [*methods.names(), "fedacs+cmfl"])
@@ -90,7 +90,7 @@ def test_every_method_through_messages_is_the_local_run_to_the_bit(method, tmp_p
     assert over == local
 
 
-# What travels
+# Messages
 
 
 PROBES: list[Probe] = [
@@ -147,7 +147,7 @@ def test_a_client_makes_a_users_own_probe_only_where_it_is_allowed():
 
 
 def test_a_client_imports_no_function_that_is_not_allowed():
-    """Neither a user's own insight nor whatever else of Covey's a server may name."""
+    """Neither a user's own insight nor any other function of Covey that a server may name."""
     names = ("unheard_of.module:f", "covey.flower.wire:digest")
     for name in names:
         described = {"~part": "insight", "options": {"rate": 0.1, "kind": name}}
@@ -204,7 +204,7 @@ def test_a_model_that_clients_hold_is_not_sent_again():
     second = replace(first, round=2, start=replies.states)
     sizes.append([len(message.content.array_records) for message in exchange.messages(second)])
     assert sizes == [[1, 1, 1], [0, 0, 0]]
-    # And the clients do go on from there.
+    # And the clients do resume from there.
     direct = exchange.execute(grid, replace(second, held=False))
     assert torch.equal(exchange.execute(grid, second).states, direct.states)
 
@@ -236,7 +236,7 @@ def test_what_probes_keep_stays_in_the_nodes_state():
 
 
 def test_mocha_without_the_dual_variables_on_the_server_is_the_same_mocha():
-    """Clients that keep them, and a simulation that carries them, come to the same models."""
+    """Clients that keep them and a simulation that carries them end with the same models."""
     grid = InProcessGrid(an_app(), 3)
     strategy = Strategy("mocha", model=net(), clients=3, cohort=3, evaluate=0.0, local={"epochs": 2})
     strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=3)
@@ -245,7 +245,7 @@ def test_mocha_without_the_dual_variables_on_the_server_is_the_same_mocha():
     assert torch.equal(strategy.method.models(), experiment.method.models())
 
 
-# Who is who, and what a bad node costs
+# The roster, and bad nodes
 
 
 def broken(kind: str) -> ClientApp:
@@ -365,7 +365,7 @@ def test_a_node_that_does_not_answer_is_named():
 
 
 class Expiring(InProcessGrid):
-    """A grid whose SuperLink has given one node's order up: what it says then is Flower's own."""
+    """A grid whose SuperLink has given up on one node's order; the error is Flower's own."""
 
     def __init__(self, *args, say: Callable[[Metadata], Message]) -> None:
         super().__init__(*args)
@@ -431,7 +431,7 @@ def test_a_name_that_is_absent_is_named():
 
 
 class Late(InProcessGrid):
-    """A grid on which some nodes say who they are only when they are asked for the sixth time."""
+    """A grid on which some nodes give their name only when asked for the sixth time."""
 
     def __init__(self, *args, late: tuple[int, ...]) -> None:
         super().__init__(*args)
@@ -452,7 +452,7 @@ def test_nodes_that_start_slowly_are_asked_until_patience_is_over():
 
 
 def test_a_question_is_not_open_for_all_of_the_patience(monkeypatch):
-    """Where one node is silent, others that come later are asked as well."""
+    """If one node is silent, nodes that arrive later are asked as well."""
     limits = []
 
     class Noting(Late):
@@ -497,13 +497,13 @@ def test_a_node_that_comes_back_under_another_number_is_the_same_client():
 
 @pytest.fixture
 def flower_log(caplog):
-    """What is said on Flower's log, also while a simulation of another test is open."""
+    """Capture Flower's log, also while a simulation of another test is open."""
     caplog.set_level(logging.INFO, logger="flwr")
     return caplog
 
 
 def a_local_experiment(method: str, rounds: int, **settings) -> Experiment:
-    """The federation of the tests' clients, played on the local runtime."""
+    """Run the federation of the tests' clients on the local runtime."""
     clients = settings.pop("clients", 3)
     held = [points(client) for client in range(clients)]
     x, y = torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])

@@ -1,4 +1,4 @@
-"""What Covey uses of Flower beyond its public interface: all in one module, and all there."""
+"""Flower's private names that Covey uses: all are imported in one module, and all exist."""
 
 import ast
 import inspect

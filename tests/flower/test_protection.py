@@ -1,4 +1,4 @@
-"""What leaves a client is what docs/privacy.md says, field by field, and protected where a client asks for it."""
+"""Clients send what docs/privacy.md says, field by field, and protect it where they ask for it."""
 
 import math
 import re
@@ -51,7 +51,7 @@ def points(client: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Watched(InProcessGrid):
-    """A grid that writes down what each client sends."""
+    """A grid that records what each client sends."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -238,7 +238,7 @@ def told(
     head: float = 0.0,
     simulated: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """What a client sends for a probe at a model whose last layer is multiplied by `head`."""
+    """Return what a client sends for a probe at a model whose last layer is multiplied by `head`."""
     learner, held = a_learner()
     model = learner.layout.read(learner.module).clone()
     body = zero_head(learner.layout, model)

@@ -112,8 +112,8 @@ def both(folder: Path, **settings: Any) -> tuple[covey.Run, covey.Run]:
     return live, covey.run({**SETTINGS, **settings}, out=folder / "local")
 
 
-def told(run: covey.Run) -> list[tuple[Any, ...]]:
-    """What a run's rounds came to, without what real clients take."""
+def outcomes(run: covey.Run) -> list[tuple[Any, ...]]:
+    """Return the cohort, scores and faults of each round; times of real clients differ from run to run."""
     return [(row["clients"], row["accuracy"], row["loss"], row["dropped"]) for row in run.metrics]
 
 
@@ -140,7 +140,7 @@ def state(run: covey.Run) -> dict[str, torch.Tensor]:
 )
 def test_methods_train_on_a_fleet_as_they_do_in_one_process(fleet, method, more, tmp_path):
     live, local = both(tmp_path, method=method, **more)
-    assert told(live) == told(local)
+    assert outcomes(live) == outcomes(local)
     assert all(row["away"] == [] and row["dropped"] == [] for row in live.metrics)
     assert checkpoint(live) == checkpoint(local)
 
@@ -256,7 +256,7 @@ def test_a_server_without_the_secret_gets_no_run(fleet, tmp_path):
 
 
 def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill, tmp_path):
-    """Four of five sites fail twice in a row, each time differently; they are rested, and come back."""
+    """Four of five sites fail twice in a row, each time differently; they pause for a round and return."""
     kinds = {
         0: ("nan", "nothing"),
         1: ("shape", "garbage"),
@@ -278,7 +278,7 @@ def test_every_kind_of_bad_answer_costs_itself_and_is_in_the_record(fleet, drill
     assert reasons[1][0] == "its answer is not one of Covey's"
     assert "its answer cannot be read" in reasons[1][1]
     assert reasons[1][2] == f"no answer within {TIMEOUT:g} seconds"
-    # What an exception says may hold what a sample does, and stays at the site.
+    # The text of an exception may contain data, and stays at the site.
     assert reasons[1][3] == "it answered with an error: RuntimeError: the site's log says more"
     assert run.metrics[2]["resting"] == [0, 1, 2, 3]
     assert run.metrics[2]["clients"] == [4]
@@ -316,11 +316,11 @@ def test_drills_of_the_guide_take_place_and_others_are_named_with_the_reason(tmp
     run = covey.run({**SETTINGS, **chosen}, out=tmp_path / "run")
     assert [drill.missed(run.metrics) for drill in drills] == [None, None]
     rows = [{"round": 1, "clients": [0], "dropped": [], "away": [1], "resting": [2]}]
-    told = {client: InjectedFault(client, "nan", 1).missed(rows) for client in range(4)}
-    assert told[0] is None
-    assert told[1] == "The drill nan of site 1 in round 1 did not take place: the site was away."
-    assert told[2] is not None and told[2].endswith("the site was resting.")
-    assert told[3] is not None and told[3].endswith("the site was not invited.")
+    reasons = {client: InjectedFault(client, "nan", 1).missed(rows) for client in range(4)}
+    assert reasons[0] is None
+    assert reasons[1] == "The drill nan of site 1 in round 1 did not take place: the site was away."
+    assert reasons[2] is not None and reasons[2].endswith("the site was resting.")
+    assert reasons[3] is not None and reasons[3].endswith("the site was not invited.")
     assert str(InjectedFault(0, "nan", 2).missed(rows)).endswith("the run ended before.")
 
 
@@ -404,7 +404,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was_and_ends_as_if_nothing_had
     assert ended.returncode == 0, ended.stderr
     resumed = covey.Run.open(out)
     local = covey.run({**SETTINGS, "method": "fedacs", "cohort": 2, "rounds": rounds}, out=tmp_path / "local")
-    assert told(resumed) == told(local)
+    assert outcomes(resumed) == outcomes(local)
     assert [row["clock"] for row in resumed.metrics[: len(kept) - 1]] == [row["clock"] for row in kept[:-1]]
     assert checkpoint(resumed) == checkpoint(local)
 
@@ -584,7 +584,7 @@ def write_site_samples(described: Fleet) -> None:
 
 
 def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
-    """MOCHA's dual variables never leave a site. Node and server restart after two rounds, and go on as they were."""
+    """MOCHA's dual variables never leave a site. Node and server restart after two rounds and resume."""
     config = Config.of({**SETTINGS, "method": "mocha", "rounds": 4})
     experiment = Experiment.of(config)
     sites = site_nodes(config, tmp_path)
@@ -609,7 +609,7 @@ def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
 
 
 def site_nodes(config: Config, folder: Path) -> tuple[str, list[dict[str, str]]]:
-    """What sites with the samples of a configuration are told, and how their nodes are configured."""
+    """Return the settings sent to sites with the samples of a configuration, and their nodes' configuration."""
     federation = build_federation(config)
     nodes = []
     for client in range(federation.clients):
@@ -631,7 +631,7 @@ def site_grid(said: str, nodes: list[dict[str, str]]) -> InProcessGrid:
 
 
 def test_a_round_that_is_played_again_after_a_crash_trains_models_at_sites_once(tmp_path):
-    """local-only: the server dies when all have answered round 2 and before it is kept, and asks for it again."""
+    """local-only: the server dies after all replies to round 2, before its checkpoint, and orders it again."""
     config = Config.of({**SETTINGS, "method": "local-only", "rounds": 3})
     experiment = Experiment.of(config)
     experiment.runtime.close()
@@ -647,7 +647,7 @@ def test_a_round_that_is_played_again_after_a_crash_trains_models_at_sites_once(
             replies = checked(exchange.execute(grid, experiment.method.order(number, np.arange(5))))
             assert replies.faults == ()
         if rounds[0] == 2:
-            # A run of the same settings that is begun anew begins at the initial model, too.
+            # A new run of the same settings starts from the initial model, too.
             once = own_models(grid)
         holds = exchange.holds
     local = covey.run(config, out=tmp_path / "local")
@@ -714,9 +714,9 @@ def own_data(tmp_path, monkeypatch) -> Callable[..., Fleet]:
             nodes.append({"client": name, "folder": str(fleet.site(name) / "data")})
         grid = Registered(site_app, nodes)
 
-        def entered(fleet: Fleet, told: str, limit: int) -> Session:
+        def entered(fleet: Fleet, settings: str, limit: int) -> Session:
             for context in grid.contexts.values():
-                context.run_config = {"covey": told}
+                context.run_config = {"covey": settings}
             return Session(grid)
 
         monkeypatch.setattr("covey.fleet.fleet_runtime._Session.enter", entered)
@@ -754,7 +754,7 @@ def test_each_site_scores_the_model_that_it_uses(own_data):
 
 @pytest.mark.parametrize("test", [False, True])
 def test_models_that_stay_at_sites_are_scored_there(own_data, test, tmp_path):
-    """The server's own copies of them are those that training began with."""
+    """The server's own copies are those from before training."""
     fleet = own_data(test=test)
     run = covey.run({**run_settings(fleet), "method": "local-only", "rounds": 3}, out=tmp_path / "run")
     assert run.metrics[-1]["accuracy"] > run.metrics[0]["accuracy"] > 0.2
@@ -818,8 +818,8 @@ def test_sites_are_called_by_their_names(own_data, covey_command):
     said = " ".join(answer.out.split())
     assert "Round 2: the answer of mill was lost: it answered with an error" in said
     assert "2 replies were dropped (clients mill). The first: round 1, mill: it answered with an error" in said
-    told = covey_command("fleet", "run", fleet.folder, "--json").json
-    assert [fault["name"] for fault in told["faults"]] == ["mill", "mill"]
+    shown = covey_command("fleet", "run", fleet.folder, "--json").json
+    assert [fault["name"] for fault in shown["faults"]] == ["mill", "mill"]
     page = covey.report([fleet.folder / "run"]).read_text()
     assert page.count("<td>mill</td>") == 2
     assert [fault["client"] for row in read_metrics(fleet.folder / "run") for fault in row["dropped"]] == [1, 1]
@@ -850,9 +850,9 @@ def test_on_a_fleet_with_data_of_its_own_nothing_is_said_of_the_truth(own_data, 
     (one,) = job.tailored
     assert one.true_mix is None
     assert one.scored.accuracy is not None
-    told = json.loads(json.dumps(job.as_mapping(), allow_nan=False))
-    assert (told["estimate_error"], told["privacy"]) == (None, [])
-    assert (told["targets"][0]["true_mix"], told["targets"][0]["true_distance"]) == (None, None)
+    written = json.loads(json.dumps(job.as_mapping(), allow_nan=False))
+    assert (written["estimate_error"], written["privacy"]) == (None, [])
+    assert (written["targets"][0]["true_mix"], written["targets"][0]["true_distance"]) == (None, None)
     page = job.draw(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "truly" not in page
     assert "off by (n·MAE)" not in page
@@ -908,7 +908,7 @@ def own_models(grid: InProcessGrid) -> torch.Tensor:
 
 
 def held(place: Path) -> str:
-    """What a site's memory says is held."""
+    """Return the note in a site's memory, or "nothing"."""
     context = a_site(place)
     recall(context)
     return str(context.state.config_records["note"]["of"]) if len(context.state) else "nothing"
@@ -932,7 +932,7 @@ def test_an_order_that_ends_late_does_not_bring_back_what_a_site_held_before_the
     note(late, "the late order")
     remember(late, first)
     assert held(place) == "the next order"
-    # A later order goes on from what is written down, whatever its node hands it.
+    # A later order resumes from what is stored, whatever its node passes to it.
     after = a_site(place)
     note(after, "an order before")
     number = recall(after)

@@ -150,7 +150,7 @@ def test_a_node_of_the_simulation_that_fails_costs_one_reply(engine):
 
 @pytest.fixture
 def flower_command(tmp_path):
-    """`flwr` with a home and ports of its own, in this environment; what it leaves running is ended."""
+    """`flwr` with a home and ports of its own; processes that it leaves running are stopped."""
     home = tmp_path / "flower"
     home.mkdir()
     ports = {}

@@ -53,7 +53,7 @@ def figures(*folders: Path) -> dict[str, Figure]:
 
 
 def text_of(path: Path) -> str:
-    """What a page says, without its scripts."""
+    """Return the text of a page without its scripts."""
     return re.sub(r"<script.*?</script>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 

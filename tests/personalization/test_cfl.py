@@ -27,7 +27,7 @@ PARTING = {**LEARNING, "method": "cfl", "many": {"relative": True, "warm_up": 3}
 
 
 def grouped(groups, clients, samples=60, seed=0):
-    """Digits whose labels are permuted in another way in each group of clients; which group each client is of."""
+    """Return digits whose labels are permuted differently in each group of clients, and each client's group."""
     rng = np.random.default_rng(seed)
     meanings = [np.arange(10), *(rng.permutation(10) for _ in range(groups - 1))]
     group = rng.permutation(np.arange(clients) % groups)
@@ -40,7 +40,7 @@ def grouped(groups, clients, samples=60, seed=0):
 
 
 def partition(labels):
-    """The partition into groups, regardless of their numbers."""
+    """Return the partition into groups, regardless of their numbers."""
     return {tuple(np.flatnonzero(np.asarray(labels) == label).tolist()) for label in np.unique(labels)}
 
 
@@ -132,7 +132,7 @@ def test_a_cut_waits_until_every_member_has_sent_an_update():
     assert cfl.model_of_client.tolist() == [0, 1, 0, 1]
     # Round 2 moves each new cluster by what its member of that round sent, once.
     assert cfl.models()[:, :2].tolist() == [[2, 0.1], [-2, 0.1]]
-    # What was sent to the old cluster's model does not speak for the new ones.
+    # Updates of the old cluster's model do not count for the new ones.
     cfl.absorb(3, replies(cfl, {0: (2, 0), 1: (2, 0)}))
     assert cfl.figures()["norms"] == [{"mean": None, "max": None}] * 2
 

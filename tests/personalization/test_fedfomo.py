@@ -1,4 +1,4 @@
-"""FedFomo: clients take from others what serves their own validation samples, and nothing else."""
+"""FedFomo: clients mix in the models that do better on their own validation samples, and no others."""
 
 from dataclasses import replace
 

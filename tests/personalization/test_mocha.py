@@ -1,4 +1,4 @@
-"""MOCHA in the dual solves the problem it says it solves; MOCHA for deep models has a gradient that pulls."""
+"""MOCHA solves its problem in the dual; MOCHA for deep models pulls models towards their mean."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""FedDRL learns what it is meant to: where most clients hold the same classes, the others come to count more.
+"""FedDRL learns as intended: where most clients hold the same classes, the others gain weight.
 
 Ten clients, all of them in every round: six hold digits 0 and 1, the others two classes each that nobody else has.
 Both agents are trained in two stages. The set agent begins without a rule, as a plain mean of all models, so that

@@ -1,4 +1,4 @@
-"""FedACS's bandit: what it scores, whom it lets duel, and whom it then invites."""
+"""FedACS's bandit: scores, duels and cohorts."""
 
 import time
 import tracemalloc
@@ -183,7 +183,7 @@ def test_a_duel_adds_one_share_of_the_history():
     assert selector.wins[0] == pytest.approx(0.4) and selector.losses[2] == pytest.approx(0.4)
 
 
-# --- who is not observed
+# --- clients that are not observed
 
 
 def test_clients_without_a_usable_insight_neither_duel_nor_move_the_mean():
@@ -299,7 +299,7 @@ def chances_of_the_highest(wins, losses) -> np.ndarray:
 
 
 def literal_chances(wins, losses, places) -> np.ndarray:
-    """P(a client is in the pool) where everybody who remains draws anew for each place."""
+    """P(a client is in the pool) where all remaining clients draw anew for each place."""
     clients = len(wins)
     found = np.zeros(clients)
     for order in permutations(range(clients), places):
@@ -342,7 +342,7 @@ def test_both_forms_follow_their_own_law_and_fresh_draws_favour_the_unknown():
     assert literal.sum() == pytest.approx(2, abs=1e-3) and once.sum() == pytest.approx(2, abs=1e-3)
     assert frequencies(lambda: literal_pool(rng, WINS, LOSSES, 2), 5, 20_000) == pytest.approx(literal, abs=0.0142)
     assert frequencies(lambda: quick_pool(rng, WINS, LOSSES, 2), 5, 20_000) == pytest.approx(once, abs=0.0142)
-    # So the two are told apart by these frequencies: the client without a duel gains most from fresh draws.
+    # So these frequencies distinguish the two: the client without a duel gains most from fresh draws.
     assert (literal - once).argmax() == 0 and literal[0] - once[0] > 0.08
 
 
@@ -419,7 +419,7 @@ def test_a_million_clients_with_records_cost_a_moment_and_little_memory():
     assert (selector.wins[pool] / (selector.wins + selector.losses)[pool]).mean() > 0.7
 
 
-# --- what it is for
+# --- behaviour
 
 
 @pytest.mark.parametrize("draws", ["literal", "once"])

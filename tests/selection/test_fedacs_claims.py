@@ -27,7 +27,7 @@ SEEDS = (0, 1, 2)
 
 @selectors.add("test-watching-fedacs")
 class Watching(FedACS):
-    """FedACS that keeps what it saw."""
+    """FedACS that records its observations."""
 
     seen: list[tuple[np.ndarray, np.ndarray]] = []  # noqa: RUF012
 
@@ -48,7 +48,7 @@ def skew(run, begin, end=ROUNDS):
 
 
 def test_rewards_fall_with_the_true_skew_under_uniform_selection(tmp_path):
-    """Figure 4(b): within a round, whoever is more skewed has the lower reward."""
+    """Figure 4(b): within a round, more skewed clients have lower rewards."""
     Watching.seen.clear()
     given = {**GIVEN, "rounds": 40}
     covey.run(given, selector={"name": "test-watching-fedacs", "pool": 1.0}, out=tmp_path / "run", workers=1)
@@ -106,7 +106,7 @@ def test_the_insight_is_850_of_124012_floats_and_a_fifth_of_that_with_early_stop
         assert insight == 850 * 4 * 4 * (early_stop or 10)
         assert insight / models == pytest.approx(share, rel=0.01)
         extra = sum(row["bytes_up"] for row in run.metrics) - sum(row["bytes_up"] for row in plain.metrics)
-        # What really went over the wire is the insight and its two entries in the header of each reply.
+        # The bytes on the wire are the insight and its two entries in the header of each reply.
         assert insight < extra < 1.06 * insight
 
 

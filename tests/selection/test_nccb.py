@@ -99,7 +99,7 @@ def some_contexts(count: int, seed: int) -> np.ndarray:
 
 
 def played(selector: Selector, rounds: int, rewards: np.ndarray, first: int = 1) -> list[list[int]]:
-    """The cohorts of some rounds in which client i is worth rewards[i]."""
+    """Return the cohorts of some rounds in which client i has the reward rewards[i]."""
     cohorts = []
     for t in range(first, first + rounds):
         cohort = np.sort(selector.select(t, np.arange(len(rewards))))
@@ -172,7 +172,7 @@ def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
     total = 0.0
     for t in (1, 2, 3):
         told = trained(range(5), utilities * t, samples=[10] * 5)
-        # Client 4 does not answer in the third round: nobody knows what it would have been worth.
+        # Client 4 does not answer in the third round, so its utility is unknown.
         told = told.take(np.arange(5 if t < 3 else 4))
         bits = {"simhash": {"bits": torch.from_numpy(SINGLE)}} if t == 1 else {}
         selector.surveyed(t, replace(told, probes={**told.probes, **bits}))
@@ -193,7 +193,7 @@ def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
 
 
 def test_the_estimator_is_the_same_whenever_its_state_is_asked_for():
-    # Training waits until somebody needs it, and what rewards are shares of may have grown by then.
+    # Training is postponed until it is needed, and the greatest reward may have grown by then.
     rewards = np.linspace(1, 12, 12)
     kept, waiting = (begun(random_contexts(12), cohort=2, clusters=4, threshold=3) for _ in range(2))
     for t in range(1, 15):
@@ -669,7 +669,7 @@ def test_gamma_is_constant_or_the_authors_schedule():
     assert paper.scale() == pytest.approx(0.3 * math.sqrt(2064 * math.log(1 + 100 / 2064) + 2 * math.log(10)))
 
 
-# --- what it is for: simulated clients in six topics
+# --- behaviour: simulated clients in six topics
 
 
 def texts(seed: int, topics=6, each=50, words=300, vocabulary=1000) -> tuple[np.ndarray, np.ndarray]:
@@ -867,7 +867,7 @@ def test_a_run_records_its_regret_and_decides_as_it_would_without(selector, tmp_
         total += figures["best_utility"] - figures["utility"]
         assert figures["best_utility"] >= figures["utility"] - 1e-9
         assert figures["regret"] == pytest.approx(total, rel=1e-6)
-    # All 12 clients say what they would be worth, and the cohort once more.
+    # All 12 clients report their utility, and the cohort once more.
     assert judged.metrics[1]["probe_bytes"]["utility"] == 4 * plain.metrics[1]["probe_bytes"]["utility"]
 
 

@@ -117,7 +117,7 @@ def test_no_client_is_slow_where_no_time_is_kept():
     assert explored(np.ones(3), seconds=[1, 2, 9], percentile=100).speed_factors(np.arange(3)).tolist() == [1.0] * 3
 
 
-# --- whom it invites
+# --- cohorts
 
 
 def test_the_first_cohort_is_the_uniform_one():
@@ -258,7 +258,7 @@ def test_the_blacklist_gives_way_where_nobody_else_can_be_reached():
     assert sorted(selector.select(2, np.array([0, 1, 2, 7])).tolist()) == [7]
 
 
-# --- clients that say nothing
+# --- clients that report nothing
 
 
 def test_a_client_whose_utility_did_not_arrive_gets_the_mean_of_its_cohort():

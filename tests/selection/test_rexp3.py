@@ -36,8 +36,8 @@ def replies(clients, insights, samples=None) -> Replies:
     )
 
 
-def game(selector: Rexp3, rounds, best) -> np.ndarray:
-    """Play: the clients in `best(round)` have reward 1, the others 0. How often each is invited."""
+def invitation_rates(selector: Rexp3, rounds, best) -> np.ndarray:
+    """Return the share of rounds in which each client is invited, if clients in `best(t)` have reward 1 and the others 0."""
     clients = selector.setting.clients
     counts = np.zeros(clients)
     for t in rounds:
@@ -133,8 +133,8 @@ def test_the_theory_sets_batch_and_exploration():
 
 def test_it_concentrates_on_the_best_clients_of_a_game_that_stays_the_same():
     selector = begun(10, 2)
-    early = game(selector, range(1, 201), lambda t: [4])
-    late = game(selector, range(201, 251), lambda t: [4])
+    early = invitation_rates(selector, range(1, 201), lambda t: [4])
+    late = invitation_rates(selector, range(201, 251), lambda t: [4])
     assert early[4] > 2 * np.delete(early, 4).max()
     assert late[4] > 0.8
     assert selector.probabilities().argmax() == 4
@@ -146,9 +146,12 @@ def test_it_recovers_from_a_change_because_it_restarts():
 
     restarting, persistent = begun(10, 1, batch=500), begun(10, 1, batch=10_000)
     for selector in (restarting, persistent):
-        game(selector, range(1, 501), best)
+        invitation_rates(selector, range(1, 501), best)
         assert selector.probabilities()[4] > 0.7
-    assert game(restarting, range(501, 651), best)[7] > 2 * game(persistent, range(501, 651), best)[7]
+    assert (
+        invitation_rates(restarting, range(501, 651), best)[7]
+        > 2 * invitation_rates(persistent, range(501, 651), best)[7]
+    )
     assert restarting.probabilities().argmax() == 7
     assert persistent.probabilities().argmax() == 4
 
