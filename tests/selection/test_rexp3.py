@@ -37,7 +37,7 @@ def replies(clients, insights, samples=None) -> Replies:
 
 
 def invitation_rates(selector: Rexp3, rounds, best) -> np.ndarray:
-    """Return the share of rounds in which each client is invited, if clients in `best(t)` have reward 1 and the others 0."""
+    """Return the share of rounds that each client is invited to, if clients in `best(t)` have reward 1, others 0."""
     clients = selector.setting.clients
     counts = np.zeros(clients)
     for t in rounds:
@@ -148,10 +148,8 @@ def test_it_recovers_from_a_change_because_it_restarts():
     for selector in (restarting, persistent):
         invitation_rates(selector, range(1, 501), best)
         assert selector.probabilities()[4] > 0.7
-    assert (
-        invitation_rates(restarting, range(501, 651), best)[7]
-        > 2 * invitation_rates(persistent, range(501, 651), best)[7]
-    )
+    adapted, stuck = (invitation_rates(one, range(501, 651), best)[7] for one in (restarting, persistent))
+    assert adapted > 2 * stuck
     assert restarting.probabilities().argmax() == 7
     assert persistent.probabilities().argmax() == 4
 
