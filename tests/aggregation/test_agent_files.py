@@ -188,6 +188,7 @@ def test_impossible_options_are_refused(options, sentence, tmp_path):
         run(agent_run(**options), out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_flag_gives_a_run_its_agent(covey_command, tmp_path):
     path = small_agent(tmp_path / "agent.safetensors")
     small = ["--clients", "8", "--rounds", "2", "--workers", "1", "--agent", path]
@@ -212,6 +213,7 @@ def test_the_flag_gives_a_run_its_agent(covey_command, tmp_path):
     assert "Give a file that covey train-agent has written" in answer.err
 
 
+@pytest.mark.slow
 def test_a_comparison_gives_the_agent_to_the_methods_that_it_is_for(covey_command, tmp_path):
     given = {**SMALL, "aggregator": "feddrl-set"}
     path = train_agent(given, rounds=10, out=tmp_path / "agent.safetensors", offline=Offline(epochs=1, batch=8))

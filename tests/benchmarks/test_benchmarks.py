@@ -27,6 +27,7 @@ def outcome(contender, passage, seconds, startup=1.0, peak=None, others=None):
     return Outcome.of("W1", contender, passage, 100.0 - startup - middle, ends, peak, loss=1.0, others=others)
 
 
+@pytest.mark.slow
 def test_a_race_of_what_needs_only_covey(tmp_path, capsys):
     """Real processes on the toy workload, and a report that adds up."""
     out = tmp_path / "results" / "toy.json"
@@ -197,6 +198,7 @@ def test_every_client_holds_its_number_of_different_images(tmp_path):
     assert torch.equal(x, (data.x[data.parts[5]].float() - 128) / 48)
 
 
+@pytest.mark.slow
 def test_a_program_that_takes_too_long_is_stopped_with_its_children(tmp_path):
     child = "import time; time.sleep(600)"
     code = (

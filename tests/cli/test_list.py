@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from covey.cli.catalogue import FILE, KINDS
 
 PLUGIN = '''
@@ -20,6 +22,7 @@ def covey(*arguments, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_stored_catalogue_is_that_of_the_registries():
     script = "import json; from covey.cli.catalogue import build_catalogue; print(json.dumps(build_catalogue()))"
     built = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -37,6 +40,7 @@ def test_options_are_shown_as_one_types_them(covey_command):
     assert mlp["options"] == {"hidden": [64]}
 
 
+@pytest.mark.slow
 def test_parts_of_other_packages_are_listed_too(tmp_path):
     (tmp_path / "spread.py").write_text(PLUGIN)
     info = tmp_path / "spread-1.0.dist-info"

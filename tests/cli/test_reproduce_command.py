@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import covey
 
 SOURCE = Path(covey.__file__).parent
 
 
+@pytest.mark.slow
 def test_papers_of_a_checkout_are_found_from_anywhere(tmp_path):
     command = [sys.executable, "-c", "from covey.cli.main import main; main()", "reproduce", "--help"]
     helped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -68,6 +68,7 @@ class Gated(Average):
 SMALL = {"clients": 8, "cohort": 4, "rounds": 3, "local": {"epochs": 1}, "workers": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["local", "stacked"])
 def test_a_survey_comes_before_the_cohort_and_its_bytes_count(tmp_path, runtime):
     given = {**SMALL, "runtime": runtime, "device": "cpu"}
@@ -82,6 +83,7 @@ def test_a_survey_comes_before_the_cohort_and_its_bytes_count(tmp_path, runtime)
         assert len(row["clients"]) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["local", "stacked"])
 def test_withheld_models_cost_no_bytes(tmp_path, runtime):
     Gated.seen.clear()

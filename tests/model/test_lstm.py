@@ -133,6 +133,7 @@ def test_a_stack_of_models_has_the_gradients_of_the_loop_with_dropout():
             torch.testing.assert_close(stacked[name][client], gradient, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_stack_of_models_is_captured_whole_for_compilation():
     module = build_model("lstm", {**TINY, "dropout": 0.2}, (3,), 30, seed=0).train()
     states = {name: p.detach().expand(2, *p.shape) for name, p in module.named_parameters()}
@@ -208,6 +209,7 @@ def test_both_runtimes_train_alike(federation, options):
     assert not mine.correct[:, :2].any()
 
 
+@pytest.mark.slow
 def test_rounds_of_averaging_lower_the_loss_and_are_the_same_stacked(tmp_path):
     given = setup(tmp_path, precision="fp64", rounds=4)
     local = run(given, out=tmp_path / "local")

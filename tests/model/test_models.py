@@ -129,6 +129,7 @@ def test_the_logits_depend_on_every_tensor(name, options):
     assert [slot.name for slot, g in zip(learner.layout.parameters, gradients, strict=True) if not g.any()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_step_changes_every_layer_and_the_loss_falls(name, options):
     learner = Learner(build_model(name, options, LARGE.shape, LARGE.classes, seed=0), LARGE)
@@ -174,6 +175,7 @@ def test_the_signal_keeps_its_size_through_vgg11():
 # ---------------------------------------------------------------------------------------------- batch norm
 
 
+@pytest.mark.slow
 def test_running_statistics_are_in_the_trained_state_and_evaluation_uses_them():
     learner = Learner(build_model("mobilenetv2", {}, SMALL.shape, SMALL.classes, seed=0), SMALL)
     samples = Samples(SMALL.x[:40], SMALL.y[:40])

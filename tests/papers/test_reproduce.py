@@ -97,6 +97,7 @@ def data_of(result: Result) -> tuple:
 # Running
 
 
+@pytest.mark.slow
 def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["fedacs", "--scale", "smoke", "--methods", ",".join(AVAILABLE), "--rounds", 2, "--seeds", 1]

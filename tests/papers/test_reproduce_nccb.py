@@ -38,6 +38,7 @@ def made(level, method="fedavg", environment="tweets", variant="", seed=0, rise=
     return made_up(NCCB, planned(environment, method, variant, seed), rising(level, rise), rounds)
 
 
+@pytest.mark.slow
 def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("papers.page.can_draw", lambda: False)

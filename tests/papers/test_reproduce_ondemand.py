@@ -86,6 +86,7 @@ def made(curve, environment="cifar10-0.1", method="fedavg", variant="", seed=0, 
 # Running
 
 
+@pytest.mark.slow
 def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("papers.page.can_draw", lambda: False)
@@ -130,6 +131,7 @@ def test_a_branch_by_the_predictor_takes_the_estimates_of_the_planned_round(tmp_
         assert result.branch["true_distance"] == pytest.approx(off, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_measuring_and_keeping_do_not_change_a_base_run(tmp_path):
     smoke(tmp_path, ("fedavg",))
     settings = dict(planned("digits-0.1", scale=SMOKE).settings)

@@ -35,6 +35,7 @@ def played(experiment: Experiment, rounds: int) -> FedFomo:
     return method
 
 
+@pytest.mark.slow
 def test_clients_take_from_their_own_group_and_are_better_for_it(tmp_path):
     held, group, meanings = grouped(2, 8)
     given = {**LEARNING, "method": "fedfomo", "local": {"epochs": 2, "batch": 10, "rate": 0.1}}

@@ -105,6 +105,7 @@ def test_the_mean_regularised_problem_is_solved_as_an_optimiser_solves_it(lambda
     assert np.abs(slope + 2 * lambda1 * (found - found.mean(axis=0))).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_the_relation_between_clients_is_learned_as_an_optimiser_would():
     """With Ω minimised out, its term is λ1 (tr (WᵀW)^½)², the squared trace norm."""
     held = tiny()

@@ -422,6 +422,7 @@ def asked(one: Experiment, clients: IntArray, **changes: Any) -> Mapping[str, to
     return checked(one.runtime.execute(order)).probes["predictor"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sends", ["gradient", "shares"])
 def test_the_predictor_is_twice_as_good_as_a_uniform_guess_on_clients_it_never_saw(taught, sends):
     """Measured here: 0.60 by mean gradients and 0.64 by mini-batches, where a uniform guess is off by 1.48."""
@@ -558,6 +559,7 @@ def test_noise_has_the_right_deviation_and_is_drawn_by_key():
     assert not torch.equal(noise, privacy.noisy(values, 0.02, key(1, 3)))
 
 
+@pytest.mark.slow
 def test_more_privacy_costs_more_error():
     one = experiment(**{**MIXTURE, "dataset": {**MIXTURE["dataset"], "train": 60_000, "shape": (1, 2, 2)}})
     off = {epsilon: errors(one, "analytic", insight_dp=f"{epsilon},1e-5").mean() for epsilon in (0.1, 1, 8)}
@@ -599,6 +601,7 @@ def farthest(one: Experiment, probe: ClassQuery, state: torch.Tensor, inputs: in
     return float(torch.cdist(torch.stack(answers), torch.stack(answers)).max()) * len(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
 def test_one_sample_changes_the_query_by_no_more_than_its_sensitivity_at_any_head(scale):
     """With a head that saturates the softmax, one sample changes the unbounded answer by twice as much."""
@@ -613,6 +616,7 @@ def test_one_sample_changes_the_query_by_no_more_than_its_sensitivity_at_any_hea
         assert farthest(one, ClassQuery("bias"), state) > 1.9 * math.sqrt(2)
 
 
+@pytest.mark.slow
 def test_the_query_of_a_model_that_scales_its_logits_is_bounded_too():
     one = experiment(model={"name": "tests.probe.test_class_query:Scaled"})
     state = zero_head(learner_of(one).layout, model_of(one))

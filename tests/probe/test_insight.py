@@ -218,6 +218,7 @@ def test_an_impossible_insight_is_refused(kind):
         Insight(rate=1.0, kind=kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "tutorial-cnn"])
 @pytest.mark.parametrize("train", [True, False])
 def test_local_and_stacked_measure_the_same(model, train):

@@ -58,6 +58,7 @@ def test_rewards_fall_with_the_true_skew_under_uniform_selection(tmp_path):
     assert np.mean(within) < -0.6
 
 
+@pytest.mark.slow
 def test_participants_become_less_skewed_and_stay_so(runs):
     """Figure 8: from the federation's mean of about a half to near the pool's 0.2."""
     assert np.mean([skew(run, 0, 10) for run in runs]) == pytest.approx(0.5, abs=0.06)
@@ -74,6 +75,7 @@ def test_participation_concentrates_on_the_least_skewed(runs):
         assert np.mean([client in least for client in invited]) > 0.65
 
 
+@pytest.mark.slow
 def test_an_early_stop_changes_nothing_before_it_and_little_after(runs, tmp_path):
     """Figure 10: the bandit has learned enough in the first rounds."""
     for seed, whole in zip(SEEDS, runs, strict=True):
@@ -86,6 +88,7 @@ def test_an_early_stop_changes_nothing_before_it_and_little_after(runs, tmp_path
         assert skew(stopped, 60) == pytest.approx(skew(whole, 60), abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_insight_is_850_of_124012_floats_and_a_fifth_of_that_with_early_stop(tmp_path):
     """Section VII-D with the true numbers of the tutorial CNN: 0.69 % and 0.14 % of a round's traffic."""
     given = {
@@ -110,6 +113,7 @@ def test_the_insight_is_850_of_124012_floats_and_a_fifth_of_that_with_early_stop
         assert insight < extra < 1.06 * insight
 
 
+@pytest.mark.slow
 def test_fedacs_leaves_poisoned_clients_out_where_loss_driven_selection_invites_them(tmp_path):
     given = {**GIVEN, "rounds": 150, "altered": {"poison": 0.2}, "environment": {"name": "uniform", "samples": 60}}
     shares = {}

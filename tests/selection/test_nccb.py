@@ -704,6 +704,7 @@ def simulated(make: Callable[[], Selector], seed: int, topic: np.ndarray, contex
     return float(np.mean(found)), sum(cohort_utility(best) - cohort_utility(cohort) for cohort in found)
 
 
+@pytest.mark.slow
 def test_mean_utility_orders_the_methods_as_the_paper_does():
     methods: dict[str, Callable[[], Selector]] = {
         "nccb": lambda: NCCB(clusters=10, threshold=3),

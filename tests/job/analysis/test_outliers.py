@@ -50,6 +50,7 @@ def test_clients_whose_images_are_altered_stand_out(kind):
     assert analysis.spearman > 0.97
 
 
+@pytest.mark.slow
 def test_poisoned_clients_stand_out_from_the_view_of_a_trained_model(tmp_path):
     """Even one that was trained on their labels too; its view of the skew is worse than an untrained one's."""
     run = covey.run(altered={"poison": 0.1}, rounds=10, evaluate_every=10, workers=1, out=tmp_path / "run")

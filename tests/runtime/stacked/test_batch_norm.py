@@ -119,6 +119,7 @@ def test_it_is_torchs_without_the_padding(samples, channels, shape, order):
     check(samples, channels, shape, step_of(MaskedBatchNorm(layer_of(channels, shape))), order=order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_it_is_the_same_when_compiled(backend):
     samples, channels, shape = CASES[0]

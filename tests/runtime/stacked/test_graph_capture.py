@@ -154,6 +154,7 @@ def test_the_check_is_skipped_where_memory_is_too_short_for_it(monkeypatch):
     assert graphs.steps.recorded is not None
 
 
+@pytest.mark.slow
 def test_replayed_steps_train_the_same_models_as_eager_ones(monkeypatch):
     """Schedules that grow, more clients than lanes, and samples that another run moves by adding altered ones."""
     plain = {**SMALL, "environment": {"name": "dirichlet", "alpha": 0.3}}

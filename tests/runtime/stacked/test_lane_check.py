@@ -52,6 +52,7 @@ def held(launcher):
     return [*launcher.lanes.tensors(), *launcher.steps.schedule.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "precision", "work"),
     [
@@ -119,6 +120,7 @@ def test_a_model_without_a_finite_step_is_not_the_devices_fault(spoil):
     assert found(trained(rate=0.1 if spoil is not nothing else 1e38), spoil) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "rate"), [("mlp", 0.1), ("mobilenetv2", 0.001)])
 @pytest.mark.parametrize(("by", "odd"), [(0.0, [3]), (20.0, [3]), (3.0, []), (-1.0, [])])
 def test_the_size_of_a_change_counts_and_not_its_direction(model, rate, by, odd):

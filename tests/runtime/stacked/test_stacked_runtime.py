@@ -88,11 +88,13 @@ def train_alike(model):
 
 
 # The LSTM has the same test in test_lstm.py, where its data is.
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [name for name in models.names() if name != "lstm"])
 def test_every_model_trains_alike_on_both_runtimes(model):
     train_alike(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tutorial-cnn", "vgg11", "mobilenetv2"])
 def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
     used = []
@@ -290,6 +292,7 @@ def test_experiments_of_a_sweep_share_one_engine():
     assert runtime_of(precision="fp64").engine is not first.engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "tutorial-cnn", "pfl-cnn", "mobilenetv2"])
 def test_models_scored_together_have_the_scores_they_have_alone(model):
     given = {"dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 70}, "clients": 5}
@@ -305,6 +308,7 @@ def test_models_scored_together_have_the_scores_they_have_alone(model):
     np.testing.assert_array_equal(np.concatenate([scores.correct for scores in together]), alone.correct)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mcmahan-cnn", "tutorial-cnn", "mobilenetv2"])
 def test_models_are_scored_together_in_bf16_too(model):
     given = {"dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 200, "test": 70}, "clients": 5}
