@@ -24,6 +24,7 @@ from covey.config.recipe import recipe_of
 from covey.config.schema import Config, require_same
 from covey.config.values import overlay
 from covey.core.client_names import read_names, write_names
+from covey.core.runtime_traits import traits_of
 from covey.errors import Refusal, require
 from covey.registry import coerce
 
@@ -269,7 +270,7 @@ def fleet_settings(folder: Path) -> dict[str, Any]:
 def resume_on_fleet(folder: Path, begun: Path, json_: bool) -> None:
     """Resume a run on a live fleet, for `covey resume --fleet`."""
     chosen = covey.Run.open(begun).config
-    require(chosen.runtime == "fleet", f"The run in {begun} is not one of a fleet: leave out --fleet.")
+    require(traits_of(chosen.runtime).takes_fleet, f"The run in {begun} is not one of a fleet: leave out --fleet.")
     fleet, sites = _fleet(folder), list(read_names(begun).values())
     require(
         not sites or sites == list(fleet.sites),

@@ -10,6 +10,7 @@ from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.core.build import build_federation, build_method, build_module
 from covey.core.interfaces import Method, Runtime
+from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation, Truth
 from covey.job.settings import as_configured
 from covey.registries import runtimes
@@ -21,7 +22,7 @@ def build_runtime(
 ) -> Runtime:
     """Return the runtime of a configuration, with its devices; `fleet` is the folder of a live fleet."""
     build = runtimes[config.runtime].part
-    more = () if fleet is None or config.runtime != "fleet" else (fleet,)
+    more = (fleet,) if fleet is not None and traits_of(config.runtime).takes_fleet else ()
     return OnDevices(build(federation, module, config, *more), config.devices, federation.sizes, config.seed)
 
 

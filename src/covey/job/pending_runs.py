@@ -7,6 +7,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.core.loop import OnRound
+from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
 from covey.job.runs import Run, resume, run, run_together
 
@@ -57,14 +58,14 @@ def run_missing(
     Several runs on the stacked runtime advance in lockstep. A run that is stopped ends the others too.
     """
     missing = [one for one in runs if not one.finished]
-    lockstep = [one for one in missing if one.config.runtime == "stacked"]
+    lockstep = [one for one in missing if traits_of(one.config.runtime).lockstep]
     if len(lockstep) > 1:
         if on_run:
             on_run(f"{len(lockstep)} runs in lockstep", None, sum(one.rounds_left for one in lockstep))
         run_together([(one.config, one.folder) for one in lockstep], _counted(lockstep, on_round), given=given)
         if not all(one.finished for one in lockstep):
             return False
-        missing = [one for one in missing if one.config.runtime != "stacked"]
+        missing = [one for one in missing if not traits_of(one.config.runtime).lockstep]
     for one in missing:
         if on_run:
             on_run(one.label, one.seed, one.config.rounds)

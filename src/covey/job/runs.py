@@ -20,6 +20,7 @@ from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
 from covey.core.loop import LoopRun, OnRound, run_in_lockstep
 from covey.core.records import Records, read_config, read_metrics, require_unused
+from covey.core.runtime_traits import traits_of
 from covey.core.scores import on_mix, summary, untested_notes
 from covey.core.stall_warning import warn_of_stall
 from covey.data.class_mix import Target, parse_target
@@ -145,7 +146,7 @@ class Run:
         if state is None:
             raise Refusal(f"{self.folder} has no finished round yet; resume with: covey resume {self.folder}")
         # A fleet's model is read here, whether the fleet is there or not.
-        config = replace(self.config, runtime="local") if self.config.runtime == "fleet" else self.config
+        config = replace(self.config, runtime="local") if traits_of(self.config.runtime).live else self.config
         if config.many is None:
             # No client is invited any more, so the parts that selected and aggregated need not be installed.
             config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"))
@@ -156,7 +157,7 @@ class Run:
 
     def _restore(self, method: Method, state: State) -> None:
         require(
-            self.config.runtime != "fleet" or not method.resident,
+            not (traits_of(self.config.runtime).live and method.resident),
             f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
         )
         method.load_state_dict(state)

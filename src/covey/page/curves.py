@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import FloatArray
+from covey.core.runtime_traits import traits_of
 from covey.job.result_text import size
 from covey.job.runs import Run
 from covey.page import palette
@@ -123,7 +124,7 @@ def clock_figure(report: ReportData) -> Figure | None:
     if not timed:
         return None
     unit, factor = _time_unit(max(float(run.metrics[-1]["clock"]) for line in timed for run in line.runs))
-    live = all(run.config.runtime == "fleet" for line in timed for run in line.runs)
+    live = all(traits_of(run.config.runtime).live for line in timed for run in line.runs)
     simulated = "Time that the rounds would have taken on the simulated devices and network."
     return _against(
         report,

@@ -9,6 +9,7 @@ from typing import Any
 
 from covey.config.schema import GIVEN, NATURAL, Config
 from covey.core.client_names import read_names
+from covey.core.runtime_traits import traits_of
 from covey.job.comparison.plan import is_comparison, read_plan
 from covey.job.result_text import comparison_columns, or_dash, percent, run_summary, size
 from covey.job.settings import expand
@@ -32,7 +33,7 @@ _OPEN_UP_TO = 6
 def results_table(group: FederationGroup, bare: bool) -> Markup:
     """Return a row of figures per line, with intervals."""
     rows, target = group.rows, group.comparison.target
-    live = all(run.config.runtime == "fleet" for line in group.lines for run in line.runs)
+    live = all(traits_of(run.config.runtime).live for line in group.lines for run in line.runs)
     against = rows[0]["name"] if bare else "the first"
     columns = comparison_columns(rows, target, against, live=live)
     seeds = {row["seeds"] for row in rows}

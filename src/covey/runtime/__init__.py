@@ -9,6 +9,7 @@ from torch import nn
 
 from covey.config.schema import Config
 from covey.core.interfaces import Runtime
+from covey.core.runtime_traits import RuntimeTraits, declare_traits
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal
 from covey.registries import runtimes
@@ -17,6 +18,8 @@ from covey.runtime.stacked.stacked_runtime import StackedRuntime
 
 runtimes.add("local")(LocalRuntime.of)
 runtimes.add("stacked")(StackedRuntime.of)
+declare_traits("stacked", RuntimeTraits(lockstep=True, uses_device=True))
+declare_traits("fleet", RuntimeTraits(live=True, takes_fleet=True))
 
 
 @runtimes.add("flower")

@@ -12,6 +12,7 @@ from covey.config.schema import Config
 from covey.config.values import overlay
 from covey.core.checkpoint import FORMAT
 from covey.core.loop import OnRound
+from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
 from covey.job.comparison.plan import Variant, claim, default_folder, place_of, read_plan, variants_of
@@ -123,7 +124,7 @@ def _values(key: str, values: Sequence[Any]) -> list[Any]:
 
 def _possible(config: Config, given: Federation | None) -> None:
     """Refuse impossible runs (an agent for other clients, an option out of its range) before any run begins."""
-    if config.runtime != "fleet":
+    if not traits_of(config.runtime).live:
         dry_run(config, given)
 
 

@@ -10,6 +10,7 @@ from covey.arrays import FloatArray
 from covey.client.learner import Learner
 from covey.core.build import build_module
 from covey.core.checkpoint import read_checkpoint
+from covey.core.runtime_traits import traits_of
 from covey.core.scores import tested_part, untested_notes
 from covey.data.dataset import Samples
 from covey.data.paper_targets import test_indices
@@ -68,7 +69,7 @@ class _MixScorer:
         scores = experiment.runtime.evaluate(torch.stack(states))
         self.states = states
         self.by_class, self.totals = scores.class_accuracy, scores.totals
-        on_gpu = config.runtime == "stacked" and config.device != "cpu" and torch.cuda.is_available()
+        on_gpu = traits_of(config.runtime).uses_device and config.device != "cpu" and torch.cuda.is_available()
         module, device = build_module(config, self.dataset), "cuda" if on_gpu else "cpu"
         self.learner = Learner(module, self.dataset, config.precision, device)
 
