@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from covey.client.learner import Learner
     from covey.core.round_record import RoundRecord
     from covey.data.dataset import Samples
+    from covey.probe.class_query import Privacy
 
 
 class Probe(ABC):
@@ -34,6 +35,8 @@ class Probe(ABC):
     """Fields that stay on the client. A simulation carries them to the next order and does not count their bytes."""
     uses_model: bool = True
     """True if it uses the model; a survey sends no model if none of its probes does."""
+    privacy: "Privacy | None" = None
+    """Differential privacy of its noisy answers; None if they have no noise."""
 
     code_options: tuple[str, ...] = ()
     """Options that may name a user's code as package.module:name; a client imports only what its operator allows."""

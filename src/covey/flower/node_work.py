@@ -99,8 +99,7 @@ class Client:
 
     def _measured(self, probe: Probe, received: Tensor, trained: Tensor, place: int) -> dict[str, Tensor]:
         probe = probe if self.protection is None else self.protection.of_probe(probe)
-        noisy = getattr(probe, "privacy", None) is not None
-        place = self._secret(place) if noisy else place
+        place = place if probe.privacy is None else self._secret(place)
         if isinstance(probe, Insight) and self.protection is not None and self.protection.insight is not None:
             return self.protection.of_insight(probe, self.learner, received, self.samples, self._secret(place))
         return probe.measure(self.learner, received, trained, self.samples, place)

@@ -12,7 +12,7 @@ far each has drifted in training, and they need no backward pass.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -268,7 +268,7 @@ class PrivatePredictorProbe(Probe):
     """
 
     open: PredictorProbe
-    privacy: Privacy
+    privacy: Privacy = field()  # has no default, unlike that of other probes
     clip: float
 
     name = PredictorProbe.name
@@ -304,7 +304,7 @@ class GuardedPredictorProbe(Probe):
     """
 
     open: PredictorProbe
-    privacy: Privacy
+    privacy: Privacy = field()  # has no default, unlike that of other probes
     clip: float
     tells_error: bool
 

@@ -166,7 +166,7 @@ def _ask_all(
     Clients that cannot be reached are tried again. So are those whose answer does not arrive, unless answers are noisy:
     the lost answer may have been sent, and a second one would spend more than the agreed ε.
     """
-    once = getattr(probe, "privacy", None) is not None
+    once = probe.privacy is not None
     missing: IntArray = np.arange(experiment.federation.clients)
     answers: list[tuple[int, Replies]] = []
     up, down, lost = 0, 0, 0
