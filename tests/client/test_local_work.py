@@ -7,7 +7,7 @@ import torch
 
 from covey.client.holdout import training_part
 from covey.client.learner import Learner
-from covey.client.local_work import ClientTask, client_key, perform_task
+from covey.client.local_work import ClientTask, key_of_client, perform_task
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
 from covey.core.messages import Gate
@@ -44,11 +44,11 @@ def test_a_client_trains_on_its_training_part_and_measures_with_keys_of_its_own(
     learner, samples, received = client
     task = ClientTask(3, 2, Local(epochs=1), (Echo(),), holdout=4)
     trained, result = perform_task(task, learner, samples, received, seed=7)
-    place = client_key(7, 3, 2)
-    expected, loss = learner.fit(received, training_part(samples, 4), Local(epochs=1), 3, place)
+    client_key = key_of_client(7, 3, 2)
+    expected, loss = learner.fit(received, training_part(samples, 4), Local(epochs=1), 3, client_key)
     assert torch.equal(trained, expected)
     assert (result.loss, result.samples) == (loss, len(samples))
-    assert int(result.measured["echo"]["key"]) == key(place, "echo") >> 1
+    assert int(result.measured["echo"]["key"]) == key(client_key, "echo") >> 1
     assert result.measured["echo"]["change"] > 0
     assert set(result.probe_seconds) == {"echo"}
 
@@ -87,7 +87,7 @@ def test_training_and_measuring_can_be_replaced(client):
         received,
         seed=0,
         train=lambda model, part: (model + 1, float(len(part))),
-        measure=lambda probe, start, end, place: {"sum": (end - start).sum(), "secret": torch.ones(1)},
+        measure=lambda probe, start, end, probe_key: {"sum": (end - start).sum(), "secret": torch.ones(1)},
     )
     assert torch.equal(trained, received + 1)
     assert result.loss == len(samples)

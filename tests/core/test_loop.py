@@ -11,8 +11,10 @@ import covey
 from covey.aggregation import Average
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
+from covey.core.loop import LoopRun
 from covey.core.messages import Gate, Order, Reply
-from covey.core.replies import Replies, checked, gathered
+from covey.core.records import Records
+from covey.core.replies import Replies, checked, stack_replies
 from covey.probe.losses import Losses
 from covey.registries import aggregators, selectors
 from covey.selection import Uniform
@@ -104,7 +106,7 @@ def test_withheld_models_cost_no_bytes(tmp_path, runtime):
 def replies_of(measured: list[dict[str, dict[str, Tensor]]]) -> Replies:
     order = Order(1, np.arange(len(measured)), torch.zeros(3), Local(), (Ticket(),))
     replies = [Reply(client, torch.ones(3), 5, 0.1, probes) for client, probes in enumerate(measured)]
-    return checked(gathered(order, replies, (), 3))
+    return checked(stack_replies(order, replies, (), 3))
 
 
 def test_a_missing_misshapen_or_infinite_measurement_costs_the_measurement_alone():
@@ -127,3 +129,13 @@ def test_a_missing_misshapen_or_infinite_measurement_costs_the_measurement_alone
 
 def test_without_measurements_no_client_is_observed():
     assert replies_of([{}, {}]).observed("ticket").tolist() == []
+
+
+def test_a_run_that_evaluates_needs_the_truth_about_its_clients(tmp_path):
+    experiment = covey.Experiment.of(covey.Config.of(SMALL))
+    experiment.runtime.close()
+    parts = experiment.method, experiment.runtime, Records(tmp_path, 0)
+    parts[2].close()
+    assert LoopRun(*parts, None, 3, evaluate_every=0).truth is None
+    with pytest.raises(ValueError, match="needs the truth"):
+        LoopRun(*parts, None, 3)

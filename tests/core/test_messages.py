@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.config.sections import Local
-from covey.core.messages import Order, Reply
+from covey.core.messages import Gate, Measurements, Order, Reply
 from covey.core.wire_size import pack, packed_size, unpack
 from covey.probe.losses import Losses
 
@@ -37,3 +39,15 @@ def test_bytes_down_are_those_of_the_serialised_orders():
     assert order.bytes_down() == 2 * Order(1, np.array([2]), torch.zeros(100), Local(), (Losses(),)).bytes_down()
     stays = Order(1, np.array([2, 5]), torch.zeros(2, 100), Local(), resident=True)
     assert order.bytes_down() - stays.bytes_down() >= 2 * 400
+
+
+def test_a_client_sends_its_model_if_it_is_asked_for_one_and_the_gate_opens():
+    gated = replace(ORDER, gate=Gate("losses", "before", 1.0))
+    high, low = ({"losses": {"before": torch.tensor(value)}} for value in (1.0, 0.5))
+    assert ORDER.sends_model({})
+    assert gated.sends_model(high)
+    # NaN and a measurement that is missing do not open it.
+    closing: list[Measurements] = [low, {"losses": {"before": torch.tensor(float("nan"))}}, {"losses": {}}, {}]
+    assert not any(map(gated.sends_model, closing))
+    assert not replace(gated, train=False).sends_model(high)
+    assert not replace(gated, resident=True).sends_model(high)

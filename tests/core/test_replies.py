@@ -5,7 +5,7 @@ import torch
 
 from covey.config.sections import Local
 from covey.core.messages import Gate, Order, Reply
-from covey.core.replies import Replies, checked, gathered, gathered_stack
+from covey.core.replies import Replies, checked, replies_from_stack, stack_replies
 from covey.probe.losses import Losses
 
 
@@ -47,12 +47,12 @@ def test_withheld_clients_have_measurements_and_no_model():
         fields = {"before": torch.tensor(loss), "after": torch.tensor(loss)}
         return Reply(client, torch.full((3,), float(client)), client, trained, {"losses": fields})
 
-    sent = gathered(order, [reply(2, 0.0), reply(5, 2.0), reply(7, 0.5, float("nan"))], (), 3)
+    sent = stack_replies(order, [reply(2, 0.0), reply(5, 2.0), reply(7, 0.5, float("nan"))], (), 3)
     assert sent.clients.tolist() == [5]
     assert sent.withheld.tolist() == [2, 7]
     found = checked(sent.timed({2: 1.0, 5: 2.0, 7: 3.0}, 3.0))
     assert found.faults == ()
-    everyone = found.everyone()
+    everyone = found.with_withheld_rows()
     # Client 7's loss is NaN, so its measurements are not used either.
     assert everyone.clients.tolist() == [2, 5]
     assert everyone.samples.tolist() == [2, 5]
@@ -61,14 +61,14 @@ def test_withheld_clients_have_measurements_and_no_model():
     assert torch.isnan(everyone.states[0]).all()
     assert torch.equal(everyone.states[1], found.states[0])
     assert found.for_records().withheld_replies is None
-    nobody = gathered(order, [reply(2, 0.0)], (), 3)
+    nobody = stack_replies(order, [reply(2, 0.0)], (), 3)
     assert len(nobody) == 0
-    assert nobody.everyone().clients.tolist() == [2]
-    assert nobody.everyone().states.shape == (1, 3)
+    assert nobody.with_withheld_rows().clients.tolist() == [2]
+    assert nobody.with_withheld_rows().states.shape == (1, 3)
 
 
 def both_ways(gate: Gate | None, resident: bool = False, train: bool = True) -> tuple[Replies, Replies, torch.Tensor]:
-    """The same replies, gathered one by one and from a stack; and the stack of models."""
+    """The same replies, stacked one by one and from a stack; and the stack of models."""
     clients = np.array([2, 5, 7])
     order = Order(1, clients, torch.zeros(3), Local(), (Losses(),), gate=gate, resident=resident, train=train)
     stack = torch.arange(9.0).view(3, 3) if train else torch.empty(3, 0)
@@ -79,7 +79,7 @@ def both_ways(gate: Gate | None, resident: bool = False, train: bool = True) -> 
         Reply(int(client), stack[at], int(samples[at]), float(losses[at]), rows[at])
         for at, client in enumerate(clients)
     ]
-    return gathered(order, single, (), 3), gathered_stack(order, stack, samples, losses, measured, {}), stack
+    return stack_replies(order, single, (), 3), replies_from_stack(order, stack, samples, losses, measured, {}), stack
 
 
 def test_single_replies_and_stacks_are_assembled_alike():

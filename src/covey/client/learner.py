@@ -101,9 +101,9 @@ class Learner:
             samples = Samples(self.inputs(samples.x), samples.y)
         for epoch in range(work.epochs):
             rate = work.rate_at(t, epoch)
-            place = randomness.key(key, epoch)
-            masks = self._mask_keys(place, steps_of(len(samples), work))
-            for step, (x, y) in enumerate(batches(samples, work, place)):
+            epoch_key = randomness.key(key, epoch)
+            masks = self._mask_keys(epoch_key, steps_of(len(samples), work))
+            for step, (x, y) in enumerate(batches(samples, work, epoch_key)):
                 if masks:
                     set_dropout_key(self.module, masks[step])
                 loss = self._loss(x if ready else self.inputs(x), y)
@@ -215,9 +215,9 @@ class Learner:
             with self.arithmetic():
                 yield last(*given)
 
-    def _mask_keys(self, place: int, steps: int) -> list[int]:
+    def _mask_keys(self, epoch_key: int, steps: int) -> list[int]:
         """Return a key for the dropout masks of each step of an epoch; none if the model has no dropout."""
-        return randomness.bits(randomness.key(place, "dropout"), steps).tolist() if self._drops else []
+        return randomness.bits(randomness.key(epoch_key, "dropout"), steps).tolist() if self._drops else []
 
     def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy of the module's current state on stored samples."""

@@ -14,7 +14,7 @@ from covey.client.holdout import training_part
 from covey.client.learner import Learner
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
-from covey.core.messages import Gate, Order
+from covey.core.messages import Gate, Order, gate_opens
 from covey.data.dataset import Samples
 from covey.randomness import key
 
@@ -65,7 +65,7 @@ class ClientResult:
     """False if the gate makes the client keep its model."""
 
 
-def client_key(seed: int, t: int, client: int) -> int:
+def key_of_client(seed: int, t: int, client: int) -> int:
     """Return the key of all randomness of a client's work in a round."""
     return key(seed, t, client)
 
@@ -85,33 +85,31 @@ def perform_task(
 
     `train` replaces the learner's training, `measure` the probes' own measurement.
     """
-    place = client_key(seed, task.round, task.client)
+    client_key = key_of_client(seed, task.round, task.client)
     trained, loss = received, 0.0
     if task.train:
         part = training_part(samples, task.holdout)
         if train is not None:
             trained, loss = train(received, part)
         else:
-            trained, loss = learner.fit(received, part, task.work, task.round, place, anchor)
+            trained, loss = learner.fit(received, part, task.work, task.round, client_key, anchor)
     measured, kept, seconds = {}, {}, {}
     for probe in task.probes:
         begin = time.perf_counter()
         if measure is not None:
-            fields = measure(probe, received, trained, key(place, probe.name))
+            fields = measure(probe, received, trained, key(client_key, probe.name))
         else:
-            fields = measure_client(probe, learner, received, trained, samples, place)
+            fields = measure_client(probe, learner, received, trained, samples, client_key)
         measured[probe.name], kept[probe.name] = separate(probe, fields)
         seconds[probe.name] = time.perf_counter() - begin
-    gate = task.gate
-    opens = gate is None or (gate.probe in measured and gate.opens(measured))
-    return trained, ClientResult(len(samples), loss, measured, kept, seconds, opens)
+    return trained, ClientResult(len(samples), loss, measured, kept, seconds, gate_opens(task.gate, measured))
 
 
 def measure_client(
-    probe: Probe, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, place: int
+    probe: Probe, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, client_key: int
 ) -> Fields:
-    """Measure with a probe; `place` is the client's key, of which the probe has its own."""
-    return probe.measure(learner, received, trained, samples, key(place, probe.name))
+    """Measure with a probe; its key is derived from the client's."""
+    return probe.measure(learner, received, trained, samples, key(client_key, probe.name))
 
 
 def separate(probe: Probe, fields: Fields) -> tuple[Fields, Fields]:

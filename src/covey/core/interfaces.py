@@ -48,7 +48,7 @@ class Probe(ABC):
         """Return field → value, with the same shapes on every client."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes known in advance; a field without one has the shape that most clients send."""
+        """Return field → shape, as known in advance. Fields not listed take the shape that most clients sent."""
         return {}
 
     def payload(self) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class Setting:
     layout: Layout
     work: Local
     resumed: bool = False
-    """True if `load_state_dict` follows `begin`, so that `begin` need not read initial values from files."""
+    """True on a resume: `load_state_dict` follows `begin`, so `begin` need not read files such as a trained agent."""
 
 
 class Part(ABC):
@@ -231,11 +231,11 @@ class Method(Protocol):
 class Runtime(ABC):
     """Executes orders. Methods do not know which runtime they run on.
 
-    The whole contract: a runtime is built by `build(federation, module, config)`. It receives its method (`attach`)
-    and, on a resume, the rounds so far (`restore`). Each round the loop asks which clients can be reached
-    (`available`), sends orders (`execute`), scores models (`evaluate`) and lets the runtime complete the round's record
-    (`annotate`). `close` ends it. Runs whose runtimes have equal `group`s are executed together (`execute_many`,
-    `evaluate_many`).
+    The whole contract: a runtime is built by the function registered under its name in `covey.runtimes`, which is
+    called with federation, module and configuration. It receives its method (`attach`) and, on a resume, the rounds so
+    far (`restore`). Each round the loop asks which clients can be reached (`available`), sends orders (`execute`),
+    scores models (`evaluate`) and lets the runtime complete the round's record (`annotate`). `close` ends it. Runs
+    whose runtimes have equal `group`s are executed together (`execute_many`, `evaluate_many`).
     """
 
     live: bool = False

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from covey.arrays import State
+from covey.arrays import IntArray, State
 from covey.core.interfaces import JointWork, Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
@@ -42,7 +43,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """Request: none. No client can be reached, and the round is skipped without a record."""
+    """Signal: no client can be reached; the round is skipped without a record."""
 
     t: int
 
@@ -76,6 +77,10 @@ class LoopRun:
     """Rounds between evaluations on the test set; 0 never evaluates."""
     on_round: OnRound | None = None
 
+    def __post_init__(self) -> None:
+        if self.evaluate_every and self.truth is None:
+            raise ValueError("A run that evaluates needs the truth about its clients; without it, evaluate_every is 0.")
+
 
 def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any, None]:
     """Run the rounds that the records do not hold yet.
@@ -86,21 +91,16 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
     method, runtime, records = run.method, run.runtime, run.records
     for t in range(records.rounds_done + 1, run.rounds + 1):
         watch = Stopwatch()
-        asked: list[tuple[Order, Replies]] = []
         with watch("selection"):
             reachable = runtime.available(t)
-            survey = method.survey(t, reachable) if len(reachable) else None
         if not len(reachable):
             yield Unreachable(t)
             continue
-        if survey is not None:
-            asked.append((survey, checked((yield Survey(survey)))))
+        surveys = yield from _survey(method, t, reachable, watch)
         with watch("selection"):
-            for _, answers in asked:
-                method.surveyed(t, answers)
             order = method.order(t, reachable)
         replies = yield order
-        watch.seconds["clients"] = replies.wall_seconds + sum(answers.wall_seconds for _, answers in asked)
+        watch.seconds["clients"] = replies.wall_seconds + sum(answers.wall_seconds for _, answers in surveys)
         with watch("aggregation"):
             replies = checked(replies)
             method.absorb(t, replies)
@@ -115,7 +115,7 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
                 assert run.truth is not None
                 scores = summary(scored, run.truth, method.model_of_client)
         skew = None if run.truth is None else run.truth.skew
-        record = round_record(order, replies, scores, skew, watch.seconds, records.clock, asked)
+        record = round_record(order, replies, scores, skew, watch.seconds, records.clock, surveys)
         if figures := method.figures():
             record["figures"] = figures
         record = runtime.annotate(record)
@@ -123,9 +123,23 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
         records.write(record, method.state_dict, now=stopping or t == run.rounds)
         if run.on_round:
             run.on_round(cast(dict[str, Any], record))
-        del replies
+        del replies, surveys
         if stopping:
             return
+
+
+def _survey(
+    method: Method, t: int, reachable: IntArray, watch: Stopwatch
+) -> Generator[Request, Any, Sequence[tuple[Order, Replies]]]:
+    """Execute the method's survey before round `t`, and return it with its checked replies; empty if it has none."""
+    with watch("selection"):
+        survey = method.survey(t, reachable)
+    if survey is None:
+        return ()
+    replies = checked((yield Survey(survey)))
+    with watch("selection"):
+        method.surveyed(t, replies)
+    return ((survey, replies),)
 
 
 def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: False) -> None:
@@ -157,12 +171,21 @@ def _with_wall_seconds(answer: Answer, seconds: float) -> Answer:
     return None if answer is None else replace(answer, wall_seconds=seconds)
 
 
-def _precedence(request: Request) -> int:
+class Precedence(IntEnum):
+    """The order in which requests of runs in lockstep are answered, lowest first."""
+
+    JOINT_WORK = 0
+    SCORING = 1
+    MEASURING = 2
+    TRAINING = 3
+
+
+def _precedence(request: Request) -> Precedence:
     if isinstance(request, Joint | Unreachable):
-        return -1
+        return Precedence.JOINT_WORK
     if isinstance(request, Scoring):
-        return 0
-    return 2 if _order(request).train else 1
+        return Precedence.SCORING
+    return Precedence.TRAINING if _order(request).train else Precedence.MEASURING
 
 
 def _order(request: Survey | Order) -> Order:

@@ -32,8 +32,14 @@ class Gate:
     at_least: float
 
     def opens(self, measured: Measurements) -> bool:
-        """True if a client with these measurements sends its model."""
-        return bool(measured[self.probe][self.field] >= self.at_least)
+        """True if a client with these measurements sends its model; a missing measurement does not open the gate."""
+        value = measured.get(self.probe, {}).get(self.field)
+        return value is not None and bool(value >= self.at_least)
+
+
+def gate_opens(gate: Gate | None, measured: Measurements) -> bool:
+    """True if there is no gate, or a client with these measurements passes it."""
+    return gate is None or gate.opens(measured)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +79,14 @@ class Order:
         anchor = None if self.anchor is None else of(self.anchor)
         return replace(self, clients=self.clients[keep], start=of(self.start), anchor=anchor)
 
-    def withholds(self, measured: Measurements) -> bool:
-        """True if the gate makes a client with these measurements keep its model."""
-        return self.train and not self.resident and self.gate is not None and not self.gate.opens(measured)
+    @property
+    def returns_model(self) -> bool:
+        """True if clients return the trained model, unless the gate makes them keep it."""
+        return self.train and not self.resident
+
+    def sends_model(self, measured: Measurements) -> bool:
+        """True if a client with these measurements sends its model."""
+        return self.returns_model and gate_opens(self.gate, measured)
 
     def tensors(self, position: int) -> dict[str, Tensor]:
         """Return the tensors that the server sends to one client; instructions are apart."""
@@ -124,8 +135,8 @@ class Reply:
         scalars = {"samples": torch.tensor(self.samples)}
         if order.train:
             scalars["loss"] = torch.tensor(self.loss, dtype=torch.float32)
-        sends = order.train and not order.resident and not order.withholds(self.probes)
-        return {**({"state": self.state} if sends else {}), **scalars, **measured}
+        model = {"state": self.state} if order.sends_model(self.probes) else {}
+        return {**model, **scalars, **measured}
 
 
 @dataclass(frozen=True)

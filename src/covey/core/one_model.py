@@ -51,7 +51,7 @@ class OneModel:
         return Order(t, cohort, self.model, self.setting.work, probes, self.resident, gate=gate)
 
     def absorb(self, t: int, replies: Replies) -> None:
-        self.selector.observe(t, replies.everyone())
+        self.selector.observe(t, replies.with_withheld_rows())
         self.aggregator.observe(t, replies)
         kept_before, self._model_kept = self._model_kept, False
         if len(replies):

@@ -47,7 +47,7 @@ class Timing:
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """The sound replies of a round, stacked over clients in ascending order, and the faults."""
+    """A round's replies, stacked over clients in ascending order; `checked` leaves the sound ones."""
 
     clients: IntArray
     """`[k]`"""
@@ -120,7 +120,7 @@ class Replies:
         # A clone, as a view would keep all states in memory.
         return replace(self, states=self.states[:0].clone(), probes=small, withheld_replies=None)
 
-    def everyone(self) -> "Replies":
+    def with_withheld_rows(self) -> "Replies":
         """Return the replies with rows for withheld clients too, NaN in the place of their model."""
         if self.withheld_replies is None:
             return self
@@ -200,65 +200,79 @@ def checked(replies: Replies) -> Replies:
     return replace(replies, faults=tuple(sorted(faults, key=lambda fault: (fault.client, fault.measurement or ""))))
 
 
-def gathered(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], size: int) -> Replies:
+def stack_replies(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], size: int) -> Replies:
     """Stack replies of single clients, in client order; models have `size` numbers."""
-    sends = np.array([not order.withholds(reply.probes) for reply in replies], dtype=bool)
-    states = [reply.state for reply, sent in zip(replies, sends, strict=True) if sent] if order.train else []
-    measured, lacking = stacked_measurements(replies, order.probes)
-    everyone = Replies(
+    withheld = _withheld(order, [reply.probes for reply in replies])
+    measured, lacking = _stack_measurements(replies, order.probes)
+    rows = Replies(
         clients=np.array([reply.client for reply in replies], dtype=np.int64),
         states=torch.empty(len(replies), 0),
         samples=torch.tensor([reply.samples for reply in replies], dtype=torch.int64),
         losses=torch.tensor([reply.loss for reply in replies], dtype=torch.float64),
         probes=measured,
         faults=(*faults, *lacking),
-        traffic=_traffic(order, ((reply, 1) for reply in replies)),
         kept={
             probe.name: {reply.client: reply.kept[probe.name] for reply in replies if probe.name in reply.kept}
             for probe in order.probes
             if probe.kept
         },
     )
-    models = torch.stack(states) if states else torch.empty(int(sends.sum()), size if order.train else 0)
-    return _assembled(everyone, sends, models)
+    sent = [reply.state for reply, keeps in zip(replies, withheld, strict=True) if not keeps] if order.train else []
+    models = torch.stack(sent) if sent else torch.empty(int((~withheld).sum()), size if order.train else 0)
+    return _assembled(order, rows, models, withheld, ((reply, 1) for reply in replies))
 
 
-def gathered_stack(
+def replies_from_stack(
     order: Order, states: Tensor, samples: IntArray, losses: NDArray[np.float64], measured: Measurements, kept: Kept
 ) -> Replies:
     """Return the replies of all clients of an order, from stacks; states are copied only if some are withheld."""
     clients = order.clients
 
-    def example(position: int) -> Reply:
-        row = {name: {field: values[position] for field, values in of.items()} for name, of in measured.items()}
+    def measurements(position: int) -> Measurements:
+        return {probe: {name: values[position] for name, values in of.items()} for probe, of in measured.items()}
+
+    def reply(position: int) -> Reply:
+        row = measurements(position)
         return Reply(int(clients[position]), states[position], int(samples[position]), float(losses[position]), row)
 
-    sends = np.ones(len(clients), dtype=bool)
-    if order.gate is not None and len(clients):
-        values = measured[order.gate.probe][order.gate.field]
-        sends = np.array([not order.withholds({order.gate.probe: {order.gate.field: value}}) for value in values])
+    gated = order.returns_model and order.gate is not None
+    withheld = _withheld(order, map(measurements, range(len(clients)))) if gated else np.zeros(len(clients), dtype=bool)
     # Rows of a stack have the same shapes, so one reply with a model and one without give all sizes.
-    alike = [(example(int(rows[0])), len(rows)) for rows in map(np.flatnonzero, (sends, ~sends)) if len(rows)]
-    everyone = Replies(
+    alike = [(reply(int(of[0])), len(of)) for of in map(np.flatnonzero, (~withheld, withheld)) if len(of)]
+    rows = Replies(
         clients=clients,
         states=torch.empty(len(clients), 0),
         samples=torch.from_numpy(samples),
         losses=torch.from_numpy(losses),
         probes=measured,
-        traffic=_traffic(order, alike),
         kept=kept,
     )
-    models = states if sends.all() else states[torch.from_numpy(np.flatnonzero(sends)).to(states.device)]
-    return _assembled(everyone, sends, models)
+    models = states[torch.from_numpy(np.flatnonzero(~withheld)).to(states.device)] if withheld.any() else states
+    return _assembled(order, rows, models, withheld, alike)
 
 
-def _assembled(everyone: Replies, sends: NDArray[np.bool_], models: Tensor) -> Replies:
-    """Join all clients' replies with the models of those that send one; the others are withheld."""
-    if sends.all():
-        return replace(everyone, states=models)
-    rows, withheld = np.flatnonzero(sends), np.flatnonzero(~sends)
-    others = replace(everyone, faults=(), traffic=Traffic(), kept={}).take(withheld)
-    return replace(everyone.take(rows), states=models, withheld=everyone.clients[withheld], withheld_replies=others)
+def _withheld(order: Order, measured: Iterable[Measurements]) -> NDArray[np.bool_]:
+    """Return `[k]`: True for clients with such measurements that keep a model which the order asks for."""
+    return np.array([order.returns_model and not order.sends_model(fields) for fields in measured], dtype=bool)
+
+
+def _assembled(
+    order: Order,
+    rows: Replies,
+    models: Tensor,
+    withheld: NDArray[np.bool_],
+    sizes: Iterable[tuple[Reply, int]],
+) -> Replies:
+    """Join all clients' rows with the models of those that send one, and count their bytes.
+
+    `sizes` gives replies with the number of clients that send one of the same size.
+    """
+    rows = replace(rows, traffic=_traffic(order, sizes))
+    if not withheld.any():
+        return replace(rows, states=models)
+    sending, keeping = np.flatnonzero(~withheld), np.flatnonzero(withheld)
+    others = replace(rows, faults=(), traffic=Traffic(), kept={}).take(keeping)
+    return replace(rows.take(sending), states=models, withheld=rows.clients[keeping], withheld_replies=others)
 
 
 def _traffic(order: Order, replies: Iterable[tuple[Reply, int]]) -> Traffic:
@@ -271,44 +285,61 @@ def _traffic(order: Order, replies: Iterable[tuple[Reply, int]]) -> Traffic:
     return Traffic(sent, apart)
 
 
-def stacked_measurements(
+def _stack_measurements(
     replies: Sequence[Reply], probes: "Sequence[Probe]"
 ) -> tuple[dict[str, dict[str, Tensor]], list[Fault]]:
-    """Return probe → field → `[k, ...]`, and faults: a missing or misshapen measurement is a row of NaN.
+    """Return probe → field → `[k, ...]`, and a fault for each measurement that is missing or of a wrong shape.
 
-    Where a probe does not declare its shapes, those that most clients sent are right.
+    A client with a fault has a row of NaN. Where a probe does not declare a shape, the one that most clients sent is
+    right.
     """
-    shapes = {probe.name: probe.shapes() for probe in probes}
-    names = {probe: fields for reply in replies for probe, fields in reply.probes.items()}
+    declared = {probe.name: probe.shapes() for probe in probes}
     measured: dict[str, dict[str, Tensor]] = {}
     faults = []
-    for probe in names:
-        forms = [_form(reply.probes.get(probe)) for reply in replies]
-        possible = [
-            form is not None and all(dict(form).get(name) == shape for name, shape in shapes.get(probe, {}).items())
-            for form in forms
-        ]
-        usual = Counter(form for form, fits in zip(forms, possible, strict=True) if fits).most_common(1)
-        right = [bool(usual) and form == usual[0][0] for form in forms]
-        for reply, form, fits in zip(replies, forms, right, strict=True):
-            if not fits:
-                what = "is missing" if form is None else "has another shape than the other clients'"
+    for probe in dict.fromkeys(name for reply in replies for name in reply.probes):
+        sent = [_shapes(reply.probes.get(probe)) for reply in replies]
+        expected = _expected_shapes(sent, declared.get(probe, {}))
+        for reply, shapes in zip(replies, sent, strict=True):
+            if shapes is None or shapes != expected:
+                what = "is missing" if shapes is None else "has another shape than the other clients'"
                 faults.append(Fault(reply.client, f"its {probe} {what}", probe))
-        if not usual:
-            continue
-        example = next(reply.probes[probe] for reply, fits in zip(replies, right, strict=True) if fits)
-        nothing = {
-            name: torch.full_like(value, float("nan")) if value.is_floating_point() else torch.zeros_like(value)
-            for name, value in example.items()
-        }
-        used = [reply.probes[probe] if fits else nothing for reply, fits in zip(replies, right, strict=True)]
-        measured[probe] = {name: torch.stack([fields[name] for fields in used]) for name in example}
+        if expected is not None:
+            measured[probe] = _stack_fields(
+                [
+                    reply.probes[probe] if shapes == expected else None
+                    for reply, shapes in zip(replies, sent, strict=True)
+                ]
+            )
     return measured, faults
 
 
-def _form(fields: Mapping[str, Tensor] | None) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
-    """Return the names and shapes of a measurement."""
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of a measurement's fields, sorted by name."""
+
+
+def _shapes(fields: Mapping[str, Tensor] | None) -> _Shapes | None:
     return None if not fields else tuple(sorted((name, tuple(value.shape)) for name, value in fields.items()))
+
+
+def _expected_shapes(sent: Sequence[_Shapes | None], declared: Mapping[str, tuple[int, ...]]) -> _Shapes | None:
+    """Return the shapes that most clients sent, of those that agree with the declared ones; None if none does."""
+    possible = [
+        shapes
+        for shapes in sent
+        if shapes is not None and all(dict(shapes).get(name) == shape for name, shape in declared.items())
+    ]
+    return Counter(possible).most_common(1)[0][0] if possible else None
+
+
+def _stack_fields(rows: Sequence[Mapping[str, Tensor] | None]) -> dict[str, Tensor]:
+    """Return field → `[k, ...]`; a row that is None becomes NaN, or 0 for integers. One row at least is not None."""
+    example = next(fields for fields in rows if fields is not None)
+    blank = {
+        name: torch.full_like(value, float("nan")) if value.is_floating_point() else torch.zeros_like(value)
+        for name, value in example.items()
+    }
+    filled = [blank if fields is None else fields for fields in rows]
+    return {name: torch.stack([fields[name] for fields in filled]) for name in example}
 
 
 def finite_rows(states: Tensor) -> Tensor:

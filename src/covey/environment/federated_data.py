@@ -70,8 +70,8 @@ class Federation:
         y = self.dataset.y[self.parts[client]]
         if self.altered is None:
             return y
-        place = key(self.seed, client, "labels")
-        return alter_labels(y, self.dataset.classes, self.alterations.noise, self.altered.poisoned[client], place)
+        label_key = key(self.seed, client, "labels")
+        return alter_labels(y, self.dataset.classes, self.alterations.noise, self.altered.poisoned[client], label_key)
 
     @cached_property
     def _white(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
 from covey.core.messages import Fault, Order, Reply
-from covey.core.replies import Replies, gathered
+from covey.core.replies import Replies, stack_replies
 from covey.errors import Refusal
 from covey.flower.node_memory import used_now
 from covey.flower.private_api import ErrorCode
@@ -135,7 +135,7 @@ class Exchange:
             "train": order.train,
             "gate": None if order.gate is None else asdict(order.gate),
             "holdout": order.holdout,
-            "returns": order.train and not order.resident,
+            "returns": order.returns_model,
             "holds": held and needed and not evaluate,
         }
         return pack_order(instructions, attached.arrays, settings)
@@ -186,7 +186,7 @@ class Exchange:
             else:
                 replies.append(result)
                 seconds.append(self._seconds(found[client]))
-        gathering = gathered(order, replies, tuple(faults), order.start.shape[-1])
+        gathering = stack_replies(order, replies, tuple(faults), order.start.shape[-1])
         times = dict(zip((reply.client for reply in replies), seconds, strict=True))
         return gathering.timed(times, max(seconds, default=0.0))
 
@@ -243,9 +243,8 @@ class Exchange:
         carried = answer.carried if self._simulated else {}
         state = order.start_of(position)
         if order.train:
-            opens = order.gate is None or order.gate.opens(answer.measured)
             sent = carried.get("state", state) if order.resident else answer.state
-            if sent is None and opens:
+            if sent is None and order.sends_model(answer.measured):
                 return Fault(client, "it sent no model")
             if sent is not None and sent.shape != state.shape:
                 return Fault(client, f"its model has the shape {tuple(sent.shape)} and not {tuple(state.shape)}")

@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from covey.client.learner import Learner
-from covey.client.local_work import ClientTask, Fields, Train, client_key, perform_task
+from covey.client.local_work import ClientTask, Fields, Train, key_of_client, perform_task
 from covey.core.interfaces import Probe
 from covey.data.dataset import Samples
 from covey.errors import require
@@ -38,11 +38,11 @@ class Client:
     def answer(self, task: NodeTask, memory: Memory) -> RecordDict:
         """Train and measure, and return the reply: only what the task asks for, protected as the client chose."""
         require(not (task.own and task.returns), "A model that stays with this client is never sent.")
-        place = client_key(task.seed, task.round, task.client)
+        client_key = key_of_client(task.seed, task.round, task.client)
         received = self._received(task, memory)
         asked = ClientTask(task.round, task.client, task.work, task.probes, task.train, task.holdout, task.gate)
         # A user's own layers may draw from torch's global generator.
-        with torch_seed(place, "torch"):
+        with torch_seed(client_key, "torch"):
             trained, result = perform_task(
                 asked,
                 self.learner,
@@ -56,7 +56,7 @@ class Client:
         tensors = _flat(result.measured)
         kept = _flat(result.kept)
         if task.train and task.returns and result.gate_opens:
-            tensors["state"] = self._sent(received, trained, place)
+            tensors["state"] = self._sent(received, trained, client_key)
         for name, value in kept.items():
             memory.keep(name, task.round, value)
         if task.holds:
@@ -97,21 +97,21 @@ class Client:
         )
         return lambda received, samples: fit(task, received, samples)
 
-    def _measured(self, probe: Probe, received: Tensor, trained: Tensor, place: int) -> dict[str, Tensor]:
+    def _measured(self, probe: Probe, received: Tensor, trained: Tensor, probe_key: int) -> dict[str, Tensor]:
         probe = probe if self.protection is None else self.protection.of_probe(probe)
-        place = place if probe.privacy is None else self._secret(place)
+        probe_key = probe_key if probe.privacy is None else self._secret(probe_key)
         if isinstance(probe, Insight) and self.protection is not None and self.protection.insight is not None:
-            return self.protection.of_insight(probe, self.learner, received, self.samples, self._secret(place))
-        return probe.measure(self.learner, received, trained, self.samples, place)
+            return self.protection.of_insight(probe, self.learner, received, self.samples, self._secret(probe_key))
+        return probe.measure(self.learner, received, trained, self.samples, probe_key)
 
-    def _sent(self, received: Tensor, trained: Tensor, place: int) -> Tensor:
+    def _sent(self, received: Tensor, trained: Tensor, client_key: int) -> Tensor:
         if self.protection is None:
             return trained
-        return self.protection.of_update(received, trained, self._secret(key(place, "update")))
+        return self.protection.of_update(received, trained, self._secret(key(client_key, "update")))
 
-    def _secret(self, place: int) -> int:
+    def _secret(self, known_key: int) -> int:
         """Return a key for noise: the given one in a simulation, so that runs are repeatable, else a secret one."""
-        return place if self.simulated else secrets.randbits(64)
+        return known_key if self.simulated else secrets.randbits(64)
 
     def scores(self, state: Tensor) -> dict[str, Any]:
         """Return the mean loss and accuracy on the client's samples."""

@@ -119,7 +119,7 @@ class OnDevices(Runtime):
         # A forward pass takes about a third of a forward and backward pass.
         passes = order.work.epochs if order.train else 1 / 3
         trained = self._sizes[clients] * passes / self.speeds[clients]
-        returned = order.start.shape[-1] * order.start.element_size() if order.train and not order.resident else 0
+        returned = order.start.shape[-1] * order.start.element_size() if order.returns_model else 0
         seconds: FloatArray = trained + (_received(order) + returned) / self.bandwidths[clients]
         return seconds
 

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from covey.arrays import IntArray
 from covey.client.learner import Learner, Precision
-from covey.client.local_work import ClientTask
+from covey.client.local_work import ClientResult, ClientTask
 from covey.config.schema import Config
 from covey.core.interfaces import Runtime
 from covey.core.messages import Fault, Order, Reply
-from covey.core.replies import Replies, Timing, gathered
+from covey.core.replies import Replies, Timing, stack_replies
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
 from covey.runtime.torch_threads import SingleThread
@@ -70,36 +70,36 @@ class LocalRuntime(Runtime):
         return np.arange(self.federation.clients)
 
     def execute(self, order: Order) -> Replies:
+        models = self._place_models(order)
+        # The largest clients first, so that no core waits long for the last one.
+        largest_first = np.argsort(-self.federation.sizes[order.clients], kind="stable")
+        results = self._perform([_train_task(order, position) for position in largest_first.tolist()])
+        in_order = sorted(zip(largest_first.tolist(), results, strict=True), key=itemgetter(0))
+        return self._collected(order, [result for _, result in in_order], models.ends)
+
+    def _place_models(self, order: Order) -> SharedModels:
+        """Copy the order's start models, and after them its anchors, to the models that workers share."""
         size = order.start.shape[-1]
         starts = order.start.reshape(-1, size)
         anchors = starts[:0] if order.anchor is None else order.anchor.reshape(-1, size)
         models = self._reserve(starts=len(starts) + len(anchors), ends=len(order.clients) if order.train else 0).models
         models.starts[: len(starts)] = starts
         models.starts[len(starts) : len(starts) + len(anchors)] = anchors
-        tasks = [
-            TrainTask(
-                ClientTask.of(order, position),
-                start=position if order.start.dim() == 2 else 0,
-                end=position,
-                anchor=len(starts) + (position if len(anchors) > 1 else 0) if len(anchors) else None,
-            )
-            for position in range(len(order.clients))
-        ]
-        # The largest clients first, so that no core waits long for the last one.
-        largest_first = np.argsort(-self.federation.sizes[order.clients], kind="stable")
-        results = self._perform([tasks[position] for position in largest_first])
+        return models
+
+    def _collected(self, order: Order, results: Sequence[ClientResult | Fault], ends: Tensor) -> Replies:
+        """Stack the results of an order's clients, whose trained models are the rows of `ends`."""
         replies, faults = [], []
         seconds = dict.fromkeys((probe.name for probe in order.probes), 0.0)
-        for position, result in sorted(zip(largest_first.tolist(), results, strict=True), key=itemgetter(0)):
+        for position, (client, result) in enumerate(zip(order.clients.tolist(), results, strict=True)):
             if isinstance(result, Fault):
                 faults.append(result)
-            else:
-                state = models.ends[position] if order.train else starts[:0]
-                client = int(order.clients[position])
-                replies.append(Reply(client, state, result.samples, result.loss, result.measured, result.kept))
-                for name, value in result.probe_seconds.items():
-                    seconds[name] += value
-        found = gathered(order, replies, tuple(faults), self._learner.layout.size)
+                continue
+            state = ends[position] if order.train else order.start[:0]
+            replies.append(Reply(client, state, result.samples, result.loss, result.measured, result.kept))
+            for name, value in result.probe_seconds.items():
+                seconds[name] += value
+        found = stack_replies(order, replies, tuple(faults), self._learner.layout.size)
         return replace(found, timing=Timing(probe_seconds=seconds))
 
     def evaluate(self, states: Tensor) -> Scores:
@@ -153,6 +153,20 @@ class LocalRuntime(Runtime):
             models = SharedModels.of(starts, ends, size, dtype, shared=self.workers > 1)
             self._state = WorkerState(self._learner, self.federation, self._seed, models)
         return self._state
+
+
+def _train_task(order: Order, position: int) -> TrainTask:
+    """Return the task of the client at `position`, with the rows of its models."""
+    start = position if order.start.dim() == 2 else 0
+    return TrainTask(ClientTask.of(order, position), start, end=position, anchor=_anchor_row(order, position))
+
+
+def _anchor_row(order: Order, position: int) -> int | None:
+    """Return the row of the anchor of the client at `position`: anchors lie after the start models."""
+    if order.anchor is None:
+        return None
+    first = 1 if order.start.dim() == 1 else len(order.start)
+    return first if order.anchor.dim() == 1 else first + position
 
 
 def keep_freed_memory() -> None:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from covey.arrays import IntArray
 from covey.client.learner import Precision
-from covey.client.local_work import client_key, measure_client, separate
+from covey.client.local_work import key_of_client, measure_client, separate
 from covey.config.schema import Config
 from covey.core.interfaces import CohortProbe, Probe, Runtime
 from covey.core.messages import Order
-from covey.core.replies import Replies, Timing, gathered_stack
+from covey.core.replies import Replies, Timing, replies_from_stack
 from covey.core.scores import Scores
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
@@ -119,11 +119,11 @@ _engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary(
 def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: str) -> Engine:
     """Return the engine that live runs with the same data, model, arithmetic and memory share."""
     model = (config.model.name, str(sorted(config.model.options.items())))
-    place = (id(dataset), *model, config.precision, device, config.memory_bytes)
-    engine = _engines.get(place)
+    engine_key = (id(dataset), *model, config.precision, device, config.memory_bytes)
+    engine = _engines.get(engine_key)
     if engine is None:
         engine = Engine(module, dataset, config.precision, torch.device(device), config.memory_bytes)
-        _engines[place] = engine
+        _engines[engine_key] = engine
     return engine
 
 
@@ -133,7 +133,7 @@ def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None)
     states = trained.states if trained else torch.empty(len(clients), 0)
     losses = trained.losses if trained else np.zeros(len(clients))
     measured, kept, seconds = _measured(runtime, order, trained)
-    replies = gathered_stack(order, states, runtime.federation.sizes[clients], losses, measured, kept)
+    replies = replies_from_stack(order, states, runtime.federation.sizes[clients], losses, measured, kept)
     return replace(replies, timing=Timing(probe_seconds=seconds))
 
 
@@ -187,8 +187,8 @@ def _measured_group(
         return {field: values if field in probe.on_device else values.cpu().clone() for field, values in fields.items()}
     rows = []
     for model, part, client in zip(models, samples.split(counts), clients, strict=True):
-        place = client_key(runtime._seed, order.round, client)
-        fields = measure_client(probe.for_client(client), engine.learner, received, model, part, place)
+        client_key = key_of_client(runtime._seed, order.round, client)
+        fields = measure_client(probe.for_client(client), engine.learner, received, model, part, client_key)
         sent, stays = separate(probe, fields)
         if probe.kept:
             kept[probe.name][client] = stays
