@@ -7,6 +7,7 @@ Flower keeps its rounds, and Covey's round loop runs inside them: `configure_tra
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from covey.core.build import method_of, setting_of
 from covey.core.checkpoint import has_checkpoint
 from covey.core.client_names import write_names
 from covey.core.interfaces import Method
-from covey.core.loop import Joint, LoopRun, Request, RoundWriter, Survey, perform_jointly, round_loop
+from covey.core.loop import Joint, LoopRun, OnRound, Request, RoundWriter, Survey, perform_jointly, round_loop
 from covey.core.messages import Order
 from covey.core.stall_warning import warn_of_stall
 from covey.errors import Refusal, require
@@ -40,8 +41,27 @@ from covey.randomness import generator
 
 _log = logging.getLogger("flwr")
 
-PartSetting = str | Mapping[str, Any]
+_NOT_STARTED = "The strategy has not been started: strategy.start(grid=...)."
+
+PartChoice = str | Mapping[str, Any]
 """A part by name, or a mapping with its name and options."""
+
+
+@dataclass(eq=False)
+class StartedRun:
+    """The objects that one call of `Strategy.start` works with."""
+
+    tensors: Mapping[str, Tensor]
+    """The initial `state_dict`: its names, their order, and entries that are not trained."""
+    runtime: StrategyRuntime
+    on_round: OnRound | None
+    """Warns of a stalled run; None without a folder."""
+    count: RoundCount = field(default_factory=RoundCount)
+    """Counts rounds that no folder records."""
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.runtime.exchange
 
 
 class Strategy(FlowerStrategy):
@@ -74,9 +94,9 @@ class Strategy(FlowerStrategy):
         clients: int | None = None,
         names: Sequence[str] | None = None,
         cohort: int | float = 0.1,
-        selector: PartSetting | None = None,
-        aggregator: PartSetting | None = None,
-        many: PartSetting | None = None,
+        selector: PartChoice | None = None,
+        aggregator: PartChoice | None = None,
+        many: PartChoice | None = None,
         local: Local | Mapping[str, Any] | None = None,
         head: str | None = None,
         seed: int = 0,
@@ -112,6 +132,8 @@ class Strategy(FlowerStrategy):
         """One entry for each round: the clients invited, those that answered, and the faults."""
         self.method: Method | None = None
         """Built by `start`; `method.state_dict()` is what a checkpoint needs."""
+        self._started: StartedRun | None = None
+        """Made by `start`."""
         self._order: Order | None = None
         self._loop: Generator[Request, Any, None] | None = None
         """The round loop, paused at the current round's order."""
@@ -133,14 +155,16 @@ class Strategy(FlowerStrategy):
     ) -> Result:
         """Wait for the clients, then run the rounds as every Flower strategy does."""
         self.config = config = self._configured(num_rounds)
-        self._tensors = initial_arrays.to_torch_state_dict()
-        state = self._flat(self._tensors)
+        tensors = initial_arrays.to_torch_state_dict()
+        state = self._flat(tensors)
         roster = Roster(config.clients, self._names, patience=self._patience)
         roster.wait(grid, timeout)
-        self._exchange = Exchange(roster, seed=config.seed, timeout=timeout, configure=self._configure)
+        exchange = Exchange(roster, seed=config.seed, timeout=timeout, configure=self._configure)
         expected = "names= does not list them" if self._names else f"{config.clients} clients are expected"
-        self._runtime = StrategyRuntime(self._exchange, grid, strikes=self._strikes, expected=expected)
-        self.history = self._runtime.history
+        runtime = StrategyRuntime(exchange, grid, strikes=self._strikes, expected=expected)
+        on_round = None if self._place is None else warn_of_stall(self._place, None)
+        self._started = StartedRun(tensors, runtime, on_round)
+        self.history = runtime.history
         resumed = self._place is not None and has_checkpoint(self._place)
         setting = setting_of(config, config.clients, self._classes(), self.layout, resumed=resumed)
         self.method = method_of(config, setting, state)
@@ -165,18 +189,17 @@ class Strategy(FlowerStrategy):
         """Open the folder; return the model to begin with, that of the checkpoint where there is one."""
         self._done = 0
         self._folder = None
-        self._count = RoundCount()
         if self._place is None:
             return initial
         self._folder = RunFolder(self._place, config, self.layout)
-        self._on_round = warn_of_stall(self._place, None)
-        write_names(self._place, self._exchange.roster.names)
+        started = self._running()
+        write_names(self._place, started.exchange.roster.names)
         if self._folder.state is None:
             return initial
         self._ready().load_state_dict(self._folder.state)
-        self._runtime.restore([self._folder.last])
+        started.runtime.restore([self._folder.last])
         self._done = self._folder.done
-        return self._record()
+        return self._model_arrays()
 
     def _require_nothing_lost(self, order: Order) -> None:
         """Refuse to resume a method that needs arrays of its clients: Flower gives them a new memory with each run."""
@@ -191,7 +214,7 @@ class Strategy(FlowerStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Advance the round loop to the round's order, and return its messages; none where nobody can be reached."""
-        runtime, t = self._runtime, server_round + self._done
+        runtime, t = self._running().runtime, server_round + self._done
         runtime.grid = grid
         runtime.exchange.settings = dict(config)
         self._order, self._loop = None, round_loop(self._loop_run(t), lambda: False)
@@ -207,11 +230,11 @@ class Strategy(FlowerStrategy):
 
     def _loop_run(self, t: int) -> LoopRun:
         """Return one round as a run: the loop must not look for clients of the next before Flower begins it."""
-        records: RoundWriter = self._count if self._folder is None else self._folder.records
+        started = self._running()
+        records: RoundWriter = started.count if self._folder is None else self._folder.records
         # A round that reached nobody has left no record.
         records.rounds_done = t - 1
-        on_round = None if self._folder is None else self._on_round
-        return LoopRun(self._ready(), self._runtime, records, None, t, evaluate_every=0, on_round=on_round)
+        return LoopRun(self._ready(), started.runtime, records, None, t, evaluate_every=0, on_round=started.on_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -219,7 +242,7 @@ class Strategy(FlowerStrategy):
         """Send the round loop the replies; return the next model and the round's metrics."""
         if self._order is None or self._loop is None:
             return None, None
-        found = self._runtime.read(self._order, replies)
+        found = self._running().runtime.read(self._order, replies)
         request = self._loop.send(found)
         assert isinstance(request, Joint)
         perform_jointly(request.works)
@@ -231,13 +254,13 @@ class Strategy(FlowerStrategy):
         if self._order.train:
             weights = found.samples.double() / found.samples.sum()
             metrics["train_loss"] = float((weights * found.losses).sum())
-        return self._record(), MetricRecord(metrics)
+        return self._model_arrays(), MetricRecord(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Have each client (or a share of them) evaluate the model that it uses."""
-        method, exchange, server_round = self._ready(), self._exchange, server_round + self._done
+        method, exchange, server_round = self._ready(), self._running().exchange, server_round + self._done
         reachable = exchange.roster.available()
         count = round(self.evaluate * len(reachable))
         if not count:
@@ -253,9 +276,10 @@ class Strategy(FlowerStrategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the mean loss and accuracy over clients, weighted by their samples."""
+        roster = self._running().exchange.roster
         found: dict[int, tuple[int, float, float]] = {}
         for reply in replies:
-            client = self._exchange.roster.client_of(reply.metadata.src_node_id)
+            client = roster.client_of(reply.metadata.src_node_id)
             scores = reported(reply)
             if client is not None and scores is not None:
                 found[client] = scores
@@ -280,18 +304,23 @@ class Strategy(FlowerStrategy):
         """Return client's name → tensors of the model that it uses."""
         method = self._ready()
         states = method.models()
-        names = self._exchange.roster.names
+        names = self._running().exchange.roster.names
         return {name: self._named(states[method.model_of_client[client]]) for client, name in enumerate(names)}
 
     def _ready(self) -> Method:
-        require(self.method is not None, "The strategy has not been started: strategy.start(grid=...).")
-        assert self.method is not None
+        if self.method is None:
+            raise Refusal(_NOT_STARTED)
         return self.method
+
+    def _running(self) -> StartedRun:
+        if self._started is None:
+            raise Refusal(_NOT_STARTED)
+        return self._started
 
     def _classes(self) -> int:
         return self.layout.head[0].shape[0]
 
-    def _record(self) -> ArrayRecord:
+    def _model_arrays(self) -> ArrayRecord:
         """Return the global model; for methods with many models, their mean over clients."""
         method = self._ready()
         states = method.models()
@@ -318,4 +347,4 @@ class Strategy(FlowerStrategy):
     def _named(self, state: Tensor) -> "OrderedDict[str, Tensor]":
         """Return a vector as a user's `state_dict`, in its order and with its untrained entries."""
         learned = {name.removeprefix("model."): value for name, value in self.layout.named(state).items()}
-        return OrderedDict((name, learned.get(name, value)) for name, value in self._tensors.items())
+        return OrderedDict((name, learned.get(name, value)) for name, value in self._running().tensors.items())
