@@ -32,6 +32,7 @@ def test_the_reference_covers_every_method() -> None:
     assert set(REFERENCE["runs"]) == {*covey.methods.names(), *EXTRA}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("name", list(REFERENCE["runs"]))
 def test_a_method_computes_what_it_computed(name: str, way: str, tmp_path: Path) -> None:

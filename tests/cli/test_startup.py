@@ -30,6 +30,7 @@ def measured(*arguments):
     return json.loads(answer.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_help_takes_less_than_half_a_second():
     found = [measured("--help") for _ in range(4)]
     assert [heavy for _, heavy in found] == [[]] * 4

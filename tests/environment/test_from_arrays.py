@@ -90,6 +90,7 @@ def test_crops_and_flips_are_for_images(tmp_path):
             run(federation=covey.federation(X, Y, SITES), local=local, out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
     words = RNG.integers(0, 6, size=(300, 4))
     names = [f"word{number}" for number in range(6)]

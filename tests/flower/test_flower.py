@@ -846,6 +846,7 @@ def test_an_answer_counts_for_who_was_asked_whatever_it_says_of_itself():
     assert replies.samples.tolist() == [30, 31, 32]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_too_large_is_not_used():
     grid = InProcessGrid(an_app(), 2)
     replies = an_exchange(grid, 2, limit=100).execute(grid, an_order([0, 1]))

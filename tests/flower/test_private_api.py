@@ -30,6 +30,7 @@ def test_flower_still_has_every_private_name_that_covey_uses():
     assert not missing, f"Flower {version('flwr')} lacks what Covey uses of it: {', '.join(missing)}."
 
 
+@pytest.mark.slow
 def test_no_other_module_imports_a_private_part_of_flower():
     offending = [
         f"{path.relative_to(SOURCES)} imports {module}.{name}"

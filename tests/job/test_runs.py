@@ -59,6 +59,7 @@ def test_global_generators_do_not_change_a_run(tmp_path):
     assert without_timings(run(SMALL, out=tmp_path / "b").metrics) == without_timings(first.metrics)
 
 
+@pytest.mark.slow
 def test_fedavg_learns_and_every_field_of_a_record_is_there(tmp_path):
     result = run(SMALL, rounds=25, local={"epochs": 5}, out=tmp_path / "run")
     last = result.metrics[-1]

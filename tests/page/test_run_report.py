@@ -268,6 +268,7 @@ def test_the_bar_of_an_interval_that_is_cut_at_a_hundred_percent_ends_there(tmp_
     assert bar["symmetric"] is False
 
 
+@pytest.mark.slow
 def test_federations_do_not_share_axes(tmp_path):
     vary = {"environment": ["uniform", "dirichlet"]}
     covey.compare(["fedavg", "iid"], 1, given={**SMALL, "environment": None}, rounds=1, vary=vary, out=tmp_path)

@@ -587,6 +587,7 @@ def test_pictures_are_small_and_know_their_data(tmp_path):
     assert write_page(FEDACS.page(FULL, store), tmp_path, pictures=False).undrawn == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", papers.values(), ids=list(papers))
 def test_the_committed_page_is_what_the_committed_results_give(tmp_path, paper: Paper):
     scale = paper.scale("paper")

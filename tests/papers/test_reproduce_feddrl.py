@@ -152,6 +152,7 @@ def test_a_stopped_training_resumes_to_the_same_agent(tmp_path):
     assert not missing_agents(runs, tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_on_a_stack_agents_are_trained_together_and_runs_advance_together(tmp_path):
     said = []
     outcome = reproduced(

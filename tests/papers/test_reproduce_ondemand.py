@@ -145,6 +145,7 @@ def test_measuring_and_keeping_do_not_change_a_base_run(tmp_path):
     assert state["model"].equal(own["model"])
 
 
+@pytest.mark.slow
 def test_all_estimators_are_measured_and_the_closed_form_is_exact(tmp_path):
     smoke(tmp_path, ("fedavg",))
     (result,) = Store.read(tmp_path / "results")
@@ -250,6 +251,7 @@ def test_a_branch_from_another_round_under_the_same_name_is_refused(tmp_path):
         smoke(tmp_path, paper=narrow("td1"), scale=scale, only=("table-5",))
 
 
+@pytest.mark.slow
 def test_branches_advance_in_lockstep_on_the_stack(tmp_path, monkeypatch):
     together = runs_together(monkeypatch)
     machine = {"runtime": "stacked", "device": "cpu", "precision": "fp32"}

@@ -222,6 +222,7 @@ def test_validation_samples_are_never_trained_on():
     assert not torch.equal(plain[1], training[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [{}, {"form": "weighted", "models": 2, "participation": "cohort"}], ids=str)
 def test_runtimes_workers_and_a_resume_end_the_same(many, tmp_path):
     given = {**FOMO, "rounds": 5, "many": many, "devices": {"dropout": 0.2}}

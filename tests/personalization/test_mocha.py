@@ -210,6 +210,7 @@ def test_features_of_a_trained_model_can_be_given(tmp_path):
 LEARNED = {"omega": "learned", "omega_every": 2, "loss": "logistic"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "many"), [("mocha", LEARNED), ("mocha-deep", {"participation": "cohort"})])
 def test_runtimes_workers_and_a_resume_end_the_same(method, many, tmp_path):
     given = {**SKEWED, "rounds": 5, "method": method, "many": many, "devices": {"dropout": 0.2}}

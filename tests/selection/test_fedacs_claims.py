@@ -47,6 +47,7 @@ def skew(run, begin, end=ROUNDS):
     return np.mean([row["cohort_skew"] for row in run.metrics[begin:end]])
 
 
+@pytest.mark.slow
 def test_rewards_fall_with_the_true_skew_under_uniform_selection(tmp_path):
     """Figure 4(b): within a round, more skewed clients have lower rewards."""
     Watching.seen.clear()
