@@ -5,11 +5,11 @@ import shutil
 import pytest
 
 from covey.page.run_report import report
+from tests.page.test_impact_panel import compared  # noqa: F401 (a fixture)
+from tests.page.test_run_report import DRAWN, Browser
 
 
 def test_a_browser_draws_them(compared, tmp_path, tmp_path_factory):
-    from tests.page.test_run_report import DRAWN, Browser
-
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("there is no Chromium to open the page in")

@@ -501,7 +501,7 @@ class Browser:
         pages = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
         attached = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
         self._session = attached["sessionId"]
-        for domain in ("HtmlPage", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -520,8 +520,8 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("HtmlPage.navigate", url=path.as_uri())
-        while not self.named("HtmlPage.loadEventFired"):
+        self.call("Page.navigate", url=path.as_uri())
+        while not self.named("Page.loadEventFired"):
             self.events.append(self._next())
 
     def ask(self, expression: str) -> Any:
@@ -545,17 +545,17 @@ class Browser:
         return [one["request"]["url"] for one in self.named("Network.requestWillBeSent")]
 
     def picture(self) -> bytes:
-        return base64.b64decode(self.call("HtmlPage.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
         self._session = None
         os.write(self._out, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=120)
         os.close(self._out)
         os.close(self._in)
 
     def _next(self) -> dict[str, Any]:
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 300
         while b"\0" not in self._read:
             assert select.select([self._in], [], [], max(0.0, give_up - time.monotonic()))[0], "the browser is silent"
             data = os.read(self._in, 1 << 20)
@@ -617,7 +617,7 @@ def test_on_paper_charts_are_light_and_as_wide_as_a_sheet(browser, compared, tmp
     browser.open(report([compared], tmp_path / "page.html"), dark=True)
     widest = "Math.max(...[...document.querySelectorAll('.chart svg')].map(svg => svg.clientWidth))"
     browser.ask(f"addEventListener('beforeprint', () => {{ window.onPaper = {widest} }})")
-    browser.call("HtmlPage.printToPDF")
+    browser.call("Page.printToPDF")
     assert 500 < browser.ask("onPaper") <= 700
     assert browser.ask(widest) > 700
     assert browser.ask("document.documentElement.dataset.theme") is None
