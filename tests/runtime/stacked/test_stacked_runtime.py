@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from covey.registries import models
 from covey.runtime import LocalRuntime, StackedRuntime
 from covey.runtime.devices import OnDevices
 from covey.runtime.stacked.convolution import candidate_algorithms, with_kernels
-from covey.runtime.stacked.engine import Engine
+from covey.runtime.stacked.engine import Engine, LaunchKind, _terms
+from covey.runtime.stacked.lane_schedule import COMPILING, LaunchShape
 from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, without_timings
+from tests.runtime.stacked.test_lane_schedule import of_steps
 
 STACKED: dict[str, Any] = {"runtime": "stacked", "device": "cpu"}
 SKEWED = {**SMALL, "environment": {"name": "dirichlet", "alpha": 0.3}}
@@ -326,3 +329,21 @@ def test_models_are_scored_together_in_bf16_too(model):
     learner = stacked.engine.learner
     expected = [learner.mean_loss(*pair) for pair in zip(models, samples.split(counts), strict=True)]
     np.testing.assert_allclose(learner.own_losses(models, samples, counts).numpy(), expected, rtol=0.02)
+
+
+def test_an_engine_counts_the_steps_lost_by_slower_lanes(monkeypatch):
+    """Lanes are compiled on a GPU only; here they are faked."""
+    _, stacked, _ = pair(SKEWED)
+    engine = stacked.engine
+    monkeypatch.setattr(engine, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", False)
+    segments, shape = of_steps(*[1000] * 11), LaunchShape(1)
+    engine._launchers = {(LaunchKind(shape, _terms(segments)), 10): SimpleNamespace()}
+    used = [engine._lanes_for(shape, segments, []) for _ in range(20)]
+    rounds = used.index(11)
+    assert used[:rounds] == [10] * rounds
+    assert rounds == int(COMPILING // (2000 - 1000 * 19 / 18))
+    # Launches of another shape are counted apart.
+    other = LaunchShape(5)
+    engine._launchers[LaunchKind(other, _terms(segments)), 10] = SimpleNamespace()
+    assert engine._lanes_for(other, segments, []) == 10
