@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -46,6 +46,8 @@ class Entry(Generic[T]):
 
     name: str
     part: T
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+    """Options added later, with the values that hold in folders written before they existed."""
 
     @cached_property
     def summary(self) -> str:
@@ -115,11 +117,11 @@ class Registry(Generic[T]):
         self._parts_of_users = parts_of_users
         self._entries: dict[str, Entry[T]] = {}
 
-    def add(self, name: str) -> Callable[[T], T]:
-        """Decorator: register the part under `name`."""
+    def add(self, name: str, *, earlier: Mapping[str, Any] | None = None) -> Callable[[T], T]:
+        """Decorator: register the part under `name`; `earlier` are the values of new options in old folders."""
 
         def register(part: T) -> T:
-            self._entries[name] = Entry(name, part)
+            self._entries[name] = Entry(name, part, earlier or {})
             return part
 
         return register
@@ -159,9 +161,13 @@ class Registry(Generic[T]):
         self._load_homes()
         return next((name for name, entry in self._entries.items() if entry.part is part), None)
 
-    def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `given`, checked against the part's options and completed with their defaults."""
+    def options(self, name: str, given: Mapping[str, Any], *, earlier: bool = False) -> dict[str, Any]:
+        """Return `given`, checked against the part's options and completed with their defaults.
+
+        With `earlier`, options that are newer than what was stored have the values that held before they existed.
+        """
         known = self[name].options
+        given = {**self[name].earlier, **given} if earlier else given
         for option in given:
             if option not in known:
                 raise Refusal(self.unknown_option(name, option))

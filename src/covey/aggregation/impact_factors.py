@@ -13,6 +13,7 @@ from covey.arrays import FloatArray, IntArray
 from covey.core.interfaces import Aggregator, Probe, Setting
 from covey.core.replies import Replies
 from covey.probe.losses import Losses
+from covey.randomness import generator
 
 LARGEST_LOSS = 1e4
 """Larger mean losses are unusable: the right class would have a probability of e^-10,000."""
@@ -23,9 +24,9 @@ class LossReports:
     """The losses and sample counts that clients report in a round, in K slots.
 
     If every client is invited in every round, a client's slot is its number, so that a slot always means the same
-    client. Otherwise the invited clients fill the slots in ascending order. A client without usable losses (missing,
-    not finite, or above `LARGEST_LOSS`) is given the mean losses of the others; so is an empty slot (an invited client
-    that did not reply), with zero samples.
+    client. Otherwise the invited clients fill the slots in an order that is shuffled in each round and means nothing.
+    A client without usable losses (missing, not finite, or above `LARGEST_LOSS`) is given the mean losses of the
+    others; so is an empty slot (an invited client that did not reply), with zero samples.
     """
 
     clients: IntArray
@@ -42,13 +43,9 @@ class LossReports:
     """n: `[K]`."""
 
     @classmethod
-    def of(cls, replies: Replies, setting: Setting) -> "LossReports":
-        """Collect the reports of a round's replies; losses are NaN if nobody's are usable."""
-        slots = replies.clients
-        if setting.cohort < setting.clients:
-            faulty = np.array([fault.client for fault in replies.faults], dtype=np.int64)
-            invited = np.unique(np.concatenate([replies.clients, replies.withheld, faulty]))
-            slots = np.searchsorted(invited, replies.clients)
+    def of(cls, t: int, replies: Replies, setting: Setting) -> "LossReports":
+        """Collect the reports of round `t`; losses are NaN if nobody's are usable."""
+        slots = _slots(t, replies, setting)
         found = {name: np.array(values.tolist()) for name, values in replies.probes.get(Losses.name, {}).items()}
         rows = replies.observed(Losses.name)
         for values in found.values():
@@ -69,6 +66,18 @@ class LossReports:
         """Mean plus range of the usable l_b (eq. 7). The paper calls it a reward, but it is to be minimised."""
         known = self.before[self.usable]
         return float(known.mean() + known.max() - known.min())
+
+
+def _slots(t: int, replies: Replies, setting: Setting) -> IntArray:
+    """Return the slots of the clients that replied: `[k]`."""
+    if setting.cohort == setting.clients:
+        return replies.clients
+    faulty = np.array([fault.client for fault in replies.faults], dtype=np.int64)
+    invited = np.unique(np.concatenate([replies.clients, replies.withheld, faulty]))
+    places = np.arange(len(invited))
+    if setting.shuffled:
+        places = generator(setting.seed, t, "slots").permutation(setting.cohort)
+    return places[np.searchsorted(invited, replies.clients)]
 
 
 class ImpactFactorAggregator(Aggregator):
@@ -95,7 +104,7 @@ class ImpactFactorAggregator(Aggregator):
         """Called instead of `impact_factors` in a round without usable losses."""
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        reports = LossReports.of(replies, self.setting)
+        reports = LossReports.of(t, replies, self.setting)
         if reports.usable.any():
             factors = self.impact_factors(t, reports, replies.states.device)
         else:

@@ -42,6 +42,9 @@ class Choice:
         return {"name": self.name, **self.options}
 
 
+EARLIER = {"numbering": "environment"}
+"""Settings added later, with the values that hold in folders written before they existed."""
+
 _WITHOUT_EFFECT = ("workers", "data_dir")
 """Settings that change no result."""
 
@@ -73,6 +76,9 @@ class Config:
     """Rounds to run."""
     seed: int = 0
     """Seed of the data split, the initial model and every draw."""
+    numbering: Literal["shuffled", "environment"] = "shuffled"
+    """How clients are numbered: shuffled by the seed, or in the environment's own order, which may tell what they hold.
+    Shuffled also shuffles the places of a cohort in each round."""
     evaluate_every: int = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
     runtime: str = "local"
@@ -99,9 +105,12 @@ class Config:
         return resolve({**(given or {}), **more})
 
     @classmethod
-    def stored(cls, mapping: Mapping[str, Any]) -> "Config":
-        """Return the configuration of a run folder; its selector, aggregator and method need not be installed."""
-        return resolve(mapping, stored=True)
+    def stored(cls, mapping: Mapping[str, Any], *, earlier: bool = True) -> "Config":
+        """Return the configuration of a run folder; its selector, aggregator and method need not be installed.
+
+        Settings that it lacks have the values that held before they existed, or with `earlier=False` their defaults.
+        """
+        return resolve(mapping, stored=True, earlier=earlier)
 
     def as_mapping(self) -> dict[str, Any]:
         """Return a mapping that `Config.of` turns into this configuration again."""
@@ -152,17 +161,19 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
+def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = False) -> Config:
     """Check every key, name, option and bound of `given`, and fill in defaults.
 
-    A `stored` configuration is complete, and may name selectors, aggregators and methods that are not installed.
+    A `stored` configuration may name selectors, aggregators and methods that are not installed. With `earlier`,
+    settings that it lacks have the values that held before they existed.
     """
+    given = {**EARLIER, **given} if earlier else given
     for key in given:
         if key not in known_keys():
             raise Refusal(unknown_key(key, known_keys()))
     method, recipe = _recipe(given, stored)
-    dataset = _choice(datasets, given.get("dataset"), "digits")
-    environment = _choice(environments, given.get("environment"), "uniform")
+    dataset = _choice(datasets, given.get("dataset"), "digits", earlier=earlier)
+    environment = _choice(environments, given.get("environment"), "uniform", earlier=earlier)
     plain = {
         name: coerce(given[name], hint, name) for name, hint in plain_fields().items() if given.get(name) is not None
     }
@@ -176,10 +187,12 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False) -> Config:
         method=method,
         dataset=dataset,
         environment=environment,
-        model=_choice(models, given.get("model"), "mlp"),
-        selector=_choice(selectors, given.get("selector"), recipe.selector, stored),
-        aggregator=_choice(aggregators, given.get("aggregator"), recipe.aggregator, stored, recipe.weighing),
-        many=_many(method, recipe, given.get("many")),
+        model=_choice(models, given.get("model"), "mlp", earlier=earlier),
+        selector=_choice(selectors, given.get("selector"), recipe.selector, stored, earlier=earlier),
+        aggregator=_choice(
+            aggregators, given.get("aggregator"), recipe.aggregator, stored, recipe.weighing, earlier=earlier
+        ),
+        many=_many(method, recipe, given.get("many"), earlier),
         local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
         altered=Alterations(**section_values("altered", given.get("altered") or {})),
         devices=Devices(**section_values("devices", given.get("devices") or {})),
@@ -223,14 +236,14 @@ def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
     return name, recipe
 
 
-def _many(method: str, recipe: Recipe, given: Any) -> Choice | None:
+def _many(method: str, recipe: Recipe, given: Any, earlier: bool) -> Choice | None:
     """Return the recipe's method with many models and its options, or None."""
     name, _ = chosen(manymodels.section, given)
     if given is not None and recipe.many is None:
         raise Refusal(f"The method '{method}' keeps one model; there is nothing to set under many.")
     if name is not None and name != recipe.many:
         raise Refusal(f"The method '{method}' stands for '{recipe.many}' under many, not for '{name}'.")
-    choice: Choice | None = _choice(manymodels, given, recipe.many)
+    choice: Choice | None = _choice(manymodels, given, recipe.many, earlier=earlier)
     return choice
 
 
@@ -240,10 +253,13 @@ def _choice(
     default: str | None,
     stored: bool = False,
     prescribed: Mapping[str, Any] | None = None,
+    *,
+    earlier: bool = False,
 ) -> Any:
     """Return the chosen part, or the default one, with all of its options; None if there is neither.
 
-    `prescribed` are options of the default part that differ from its own defaults.
+    `prescribed` are options of the default part that differ from its own defaults. With `earlier`, options that are
+    newer than what was stored have the values that held before they existed.
     """
     name, options = chosen(registry.section, given)
     name = name or default
@@ -251,7 +267,7 @@ def _choice(
         return None
     options = {**(prescribed or {}), **options} if name == default else options
     try:
-        return Choice(name, registry.options(name, options))
+        return Choice(name, registry.options(name, options, earlier=earlier))
     except Refusal:
         # The part is gone or has other options by now; resuming the run will refuse.
         if stored:

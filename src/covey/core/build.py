@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covey.arrays import IntArray
 from covey.config.recipe import recipe_of
 from covey.config.schema import NATURAL, Config
 from covey.core.interfaces import Method, Setting
@@ -40,9 +42,21 @@ def build_federation(config: Config) -> Federation:
         options = dict(config.environment.options)
         split = split_samples(config.environment.name, options, dataset.y.numpy(), dataset.classes, config.clients, rng)
         names = ()
-    parts = [torch.from_numpy(part) for part in split.parts]
-    federation = Federation(dataset, parts, split.shared, split.skew, names)
-    return altered_federation(federation, config)
+    order = client_order(config)
+    parts = [torch.from_numpy(split.parts[place]) for place in order]
+    skew = None if split.skew is None else split.skew[order]
+    names = tuple(names[place] for place in order) if names else ()
+    return altered_federation(Federation(dataset, parts, split.shared, skew, names), config)
+
+
+def client_order(config: Config) -> IntArray:
+    """Return each client's place in its environment's own order: `[clients]`.
+
+    Environments number their groups in order, so that a number would tell what a client holds.
+    """
+    if config.numbering == "environment":
+        return np.arange(config.clients)
+    return generator(config.seed, "client numbers").permutation(config.clients)
 
 
 def altered_federation(federation: Federation, config: Config) -> Federation:
@@ -94,6 +108,7 @@ def setting_of(config: Config, clients: int, classes: int, layout: Layout, *, re
         rounds=config.rounds,
         classes=classes,
         seed=config.seed,
+        shuffled=config.numbering == "shuffled",
         layout=layout,
         work=config.local,
         resumed=resumed,

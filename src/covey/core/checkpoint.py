@@ -16,8 +16,8 @@ from torch import Tensor
 from covey.arrays import State
 from covey.errors import Refusal
 
-FORMAT = 1
-"""Version of the run folder; a folder with a higher one is refused."""
+FORMAT = 2
+"""Version of folders; one with a higher version is refused. In those of version 1, some settings did not exist yet."""
 
 
 def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:

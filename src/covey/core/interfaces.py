@@ -95,6 +95,8 @@ class Setting:
     work: Local
     resumed: bool = False
     """True on a resume: `load_state_dict` follows `begin`, so `begin` need not read files such as a trained agent."""
+    shuffled: bool = True
+    """True if the places of a cohort are shuffled in each round, for methods that see places; False in old runs."""
 
 
 class Part(ABC):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.config.schema import GIVEN, Config
+from covey.config.schema import GIVEN, Config, resolve
 from covey.config.values import nested, overlay
 from covey.core.build import altered_federation
 from covey.environment.federated_data import Federation
@@ -49,12 +49,17 @@ def as_configured(given: Federation, config: Config) -> Federation:
     return altered_federation(given, config)
 
 
-def as_config(given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any]) -> Config:
-    """Return a configuration with more settings laid over it; dotted keys reach into sections."""
+def as_config(
+    given: Mapping[str, Any] | Config | None, settings: Mapping[str, Any], *, earlier: bool = False
+) -> Config:
+    """Return a configuration with more settings laid over it; dotted keys reach into sections.
+
+    With `earlier`, settings that are not given have the values that held before they existed.
+    """
     mapping: dict[str, Any] = given.as_mapping() if isinstance(given, Config) else {}
     if isinstance(given, Mapping):
         mapping = expand(given)
-    return Config.of(overlay(mapping, expand(settings)))
+    return resolve(overlay(mapping, expand(settings)), earlier=earlier)
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def _needed(config: Config) -> dict[str, Any]:
     counted = {"clients": config.clients} if config.environment.name == NATURAL else {}
     # A user's own parts may no longer be installed: then only their names are implied.
     parts = {name: part.name for name in ("selector", "aggregator") if (part := getattr(config, name))}
-    implied = settings(Config.stored({**parts, **named, **counted}))
+    implied = settings(Config.stored({**parts, **named, **counted}, earlier=False))
     own = settings(config)
     more = {key: value for key, value in own.items() if key not in implied or implied[key] != value}
     # A command that names the seed is clearer, even if it is the default.

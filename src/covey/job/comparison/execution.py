@@ -83,12 +83,11 @@ def compare(
     plan |= {"fairness": True} if fairness else {}
     # As it will be read from its file: a tuple becomes a list.
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
-    variants = variants_of(plan)
-    for variant in variants:
+    for variant in variants_of(plan):
         _possible(variant.configs[0], federation)
     folder = Path(out) if out is not None else default_folder(plan)
-    claim(folder, plan)
-    return _advance(folder, variants, federation, on_run, on_round, fleet)
+    begun = claim(folder, plan)
+    return _advance(folder, variants_of(begun), federation, on_run, on_round, fleet)
 
 
 def resume_comparison(

@@ -10,6 +10,7 @@ from typing import Any
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.config.values import chosen
+from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.job_folder import read_job_file, require_empty
 from covey.job.runs import Run
@@ -42,7 +43,8 @@ def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
         own = {**varied, "method": method, **({"aggregator.agent": agent} if agent else {})}
         if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
             own["aggregator.fairness"] = True
-        configs = tuple(as_config(given_to[method], {**own, "seed": seed}) for seed in plan["seeds"])
+        earlier = int(plan["format"]) < FORMAT
+        configs = tuple(as_config(given_to[method], {**own, "seed": seed}, earlier=earlier) for seed in plan["seeds"])
         require(
             configs[0].method == method,
             f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
@@ -116,21 +118,28 @@ def default_folder(plan: dict[str, Any]) -> Path:
     """Return the first of `runs/compare-<methods>`, `…-2`, `…-3`, … that is free or holds this very comparison."""
     folder = first = Path("runs") / _file_name("-".join(["compare", *plan["methods"]]))
     number = 2
-    while folder.exists() and not (is_comparison(folder) and read_plan(folder) == plan):
+    while folder.exists() and not (is_comparison(folder) and _same(read_plan(folder), plan)):
         folder = first.with_name(f"{first.name}-{number}")
         number += 1
     return folder
 
 
-def claim(folder: Path, plan: dict[str, Any]) -> None:
-    """Make the folder of a comparison; one that holds anything but this comparison is refused."""
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two plans ask for the same; one of an earlier format keeps the settings that held then."""
+    return {**one, "format": FORMAT} == {**other, "format": FORMAT}
+
+
+def claim(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Make the folder of a comparison and return its plan; one that holds anything but this comparison is refused."""
     if is_comparison(folder):
-        if read_plan(folder) != plan:
+        begun = read_plan(folder)
+        if not _same(begun, plan):
             raise Refusal(f"The folder {folder} holds another comparison; choose another --out.")
-        return
+        return begun
     require_empty(folder, "comparison")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "compare.json", plan)
     except OSError as error:
         raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error
+    return plan
