@@ -86,6 +86,7 @@ def result_of(paper: str, run: PlannedRun, folder: Path, skew: Sequence[float] |
         branch=_read_json(folder / BRANCH) if (folder / BRANCH).is_file() else None,
         client_loss=_client_loss(rows),
         impact=_impact(rows, len(truth)),
+        agent=rows[0].get("figures", {}).get("agent", {}) if rows else {},
     )
 
 
@@ -130,7 +131,10 @@ class _Split:
     def __init__(self, config: Config) -> None:
         self.config = config
         mapping = config.as_mapping()
-        kept = {key: mapping.get(key) for key in ("dataset", "environment", "altered", "clients", "seed", "data_dir")}
+        kept = {
+            key: mapping.get(key)
+            for key in ("dataset", "environment", "altered", "clients", "seed", "numbering", "data_dir")
+        }
         reshaped = config.method in methods.names() and methods[config.method].part.reshape is not None
         self.key = json.dumps([kept, config.method if reshaped else None], sort_keys=True)
 

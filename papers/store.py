@@ -18,7 +18,7 @@ from covey.arrays import FloatArray
 from covey.data.paper_targets import target as class_mix
 from covey.errors import Refusal, require
 from covey.storage import replace_file
-from papers.grid import PlannedRun, differences, run_name
+from papers.grid import PlannedRun, differences, run_differences, run_name
 
 FORMAT = 1
 """Version of a result's file; newer versions are refused."""
@@ -33,7 +33,7 @@ LISTED_CLASSES = 10
 """Most classes of which the store keeps every class's accuracy."""
 
 COLUMNS = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes")
-_OPTIONAL = ("class_accuracy", "shares", "targets", "branch", "client_loss", "impact")
+_OPTIONAL = ("class_accuracy", "shares", "targets", "branch", "client_loss", "impact", "agent")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,6 +87,8 @@ class Result:
     `[evaluations]`, means over the rounds since the last evaluation; if clients reported it."""
     impact: list[float | None] = field(default_factory=list)
     """Mean impact factor over the rounds that a client took part in `[clients]`, if the method sets them."""
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    """`digest` and `seed` of the agent that decided, if one was trained beforehand."""
 
     @property
     def name(self) -> str:
@@ -156,9 +158,9 @@ class Store:
         return dict(sorted(self._lines.get((environment, method, variant), {}).items()))
 
     def holds(self, run: PlannedRun) -> bool:
-        """True if all rounds and measurements of a run are stored."""
+        """True if all rounds and measurements of a run are stored, made with the planned settings."""
         found = self.get(run.name)
-        if found is None or found.rounds < run.rounds:
+        if found is None or found.rounds < run.rounds or run_differences(run, found.config, found.branch):
             return False
         return {at for at in run.measured if at <= run.rounds} <= {one["round"] for one in found.measurements}
 

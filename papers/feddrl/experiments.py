@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from papers.feddrl.scales import (
-    AGENT_SEED,
     BASELINE,
     DELTA,
     FEDERATED,
@@ -17,7 +16,9 @@ from papers.feddrl.scales import (
     RULE,
     SET,
     SHARDS,
+    SHUFFLED,
     SPLITS,
+    SPREAD,
     WITH_AGENT,
     Data,
     FedDRLScale,
@@ -156,17 +157,20 @@ class _FedDRLRuns:
         elif method in WITH_AGENT:
             settings["aggregator"] = {"learn": False, **(aggregator or {})}
             if trained and not settings["aggregator"]["learn"]:
-                agent = self.agent(data, split, clients, method, cohort if method == OURS else None)
+                agent = self.agent(data, split, clients, method, seed, cohort if method == OURS else None)
+            if agent is not None or method == OURS:
+                settings["numbering"] = SHUFFLED
         return PlannedRun(name, method, seed, settings, variant, samples=each, agent=agent)
 
-    def agent(self, data: Data, split: str, clients: int, method: str, cohort: int | None) -> AgentPlan:
-        """Return the agent for a kind of federation, at the δ of the tables."""
+    def agent(self, data: Data, split: str, clients: int, method: str, seed: int, cohort: int | None) -> AgentPlan:
+        """Return the agent of one seed, trained on the federation of that seed, at the δ of the tables."""
         scale = self.scale
         settings = self.settings(data, split, clients, method, DELTA, cohort)
         rounds = scale.worker_rounds
-        settings |= {"rounds": rounds, "seed": AGENT_SEED, "evaluate_every": rounds, "aggregator": {"learn": True}}
+        settings |= {"rounds": rounds, "seed": seed, "evaluate_every": rounds, "aggregator": {"learn": True}}
+        settings["numbering"] = SHUFFLED
         name = f"{environment_name(data, split, clients)}-{method}" + (f"-cohort{cohort}" if cohort else "")
-        return AgentPlan(f"{name}-{scale.workers}x{rounds}", settings, scale.workers, scale.offline)
+        return AgentPlan(f"{name}-{scale.workers}x{rounds}-seed{seed}", settings, scale.workers, scale.offline)
 
     def settings(
         self, data: Data, split: str, clients: int, method: str, delta: float, cohort: int | None
@@ -196,6 +200,8 @@ class _FedDRLRuns:
         name = "clustered-equal" if split == "ce" else "clustered-unequal"
         own: dict[str, Any] = {"name": name, "delta": delta, "labels": data.labels}
         own["groups"] = "disjoint" if clients == self.scale.few else "overlapping"
-        # Unequal sizes are multiples of the equal size, which only the environment knows.
+        if split == "cn":
+            # Unequal sizes are multiples of the equal size, which only the environment knows.
+            return {**own, "spread": data.spread.get(clients, SPREAD)}
         held = data.held.get(clients)
-        return own if held is None or split == "cn" else {**own, "samples": held}
+        return own if held is None else {**own, "samples": held}

@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.arrays import FloatArray
+from covey.config.schema import EARLIER
+from covey.environment.partition import client_order
 from covey.job.comparison.statistics import (
     Estimate,
     Figure,
@@ -135,7 +137,9 @@ def group_weights(line: Line, clients: int, cohort: int) -> tuple[Estimate, Esti
         if not result.impact:
             continue
         factors = numbers(result.impact) * cohort
-        if np.isfinite(factors[:main]).any() and np.isfinite(factors[main:]).any():
-            inside.append(float(np.nanmean(factors[:main])))
-            outside.append(float(np.nanmean(factors[main:])))
+        # The environment's first clients are the main group.
+        first = client_order(clients, result.seed, result.config.get("numbering", EARLIER["numbering"])) < main
+        if np.isfinite(factors[first]).any() and np.isfinite(factors[~first]).any():
+            inside.append(float(np.nanmean(factors[first])))
+            outside.append(float(np.nanmean(factors[~first])))
     return (Estimate.of(inside), Estimate.of(outside)) if inside else None

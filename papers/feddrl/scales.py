@@ -3,12 +3,14 @@
 Section 4.1: 10 clients, all in every round, or 100, of which 10 a round; 5 epochs in batches of 10 at a rate of 0.01;
 1,000 rounds; a CNN for MNIST and Fashion-MNIST, VGG-11 for CIFAR-100; FedProx with μ = 0.01. Clients hold two labels
 each (20 of CIFAR-100), by three splits: PA, sizes by a power law; CE, 60 % of the clients with the same labels and
-equal sizes; CN, the same with sizes ±20 %. No two clients hold the same sample. For 100 clients that leaves 200
-samples for each at δ = 0.6; the authors' lists have about 300, which is impossible without sharing.
+equal sizes; CN, the same with unequal sizes, ±20 % (±60 % on CIFAR-100 with 10 clients, where the authors' lists have
+32 to 200 samples of a label). No two clients hold the same sample. For 100 clients that leaves 200 samples for each at
+δ = 0.6, as in the authors' list for that δ. The list that their scripts name has 300 samples a client and 40 clients in
+the main group, so that the printed figures may be of δ = 0.4.
 
-Agents are trained as in section 3.4.2, by two workers, on a federation of the same kind with its own seed, and do not
-learn in the runs. CIFAR-100 is CIFAR-100 here (see `printed.toml`). SingleSet is plain SGD on the data of all clients,
-100 passes over them.
+Agents are trained as in section 3.4.2, by two workers. The agent of a seed is trained on the federation of that seed,
+and does not learn in the runs. CIFAR-100 is CIFAR-100 here (see `printed.toml`). SingleSet is plain SGD on the data of
+all clients, 100 passes over them.
 """
 
 from collections.abc import Mapping
@@ -50,14 +52,17 @@ SHARDS = ("equal", "unequal")
 DELTA = 0.6
 """δ of the tables."""
 
+SPREAD = 0.2
+"""Greatest distance of a size in CN from the mean, relative to it, in the authors' lists for Fashion-MNIST."""
+
+SHUFFLED = "shuffled"
+"""Numbering of the clients where an agent decides: its places must not tell what a client holds."""
+
 ONLINE = "online"
 """Variant in which the agent learns in the run itself, without the first stage."""
 
 RULE = "rule"
 """Variant of FedDRL for sets in which the agent never learns and stays the rule that it starts as."""
-
-AGENT_SEED = 1000
-"""Seed of the federations that agents are trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,8 @@ class Data:
     evaluate_every: int
     held: Mapping[int, int | None] = field(default_factory=dict)
     """Number of clients → samples of each in CE and CN; by default all samples are used."""
+    spread: Mapping[int, float] = field(default_factory=dict)
+    """Number of clients → greatest distance of a size in CN from the mean, relative to it; by default `SPREAD`."""
 
     def samples_each(self, split: str, clients: int, delta: float = DELTA) -> int:
         """Return the mean number of samples of a client."""
@@ -137,6 +144,7 @@ CIFAR = Data(
     labels=20,
     evaluate_every=10,
     held={10: 1_600, 100: 160},
+    spread={10: 0.6},
 )
 
 LOCAL = {"epochs": 5, "batch": 10, "rate": 0.01}

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from covey import run
 from covey.aggregation import FedDRL
+from covey.aggregation.agent_file import agent_digest
 from covey.cli.agent_command import train_agent as train_agent_command
 from covey.config.schema import Config
 from covey.core.one_model import OneModel
@@ -57,6 +59,30 @@ def test_a_trained_agent_says_what_it_was_trained_on_and_drives_another_federati
     result = run(other, out=tmp_path / "run")
     assert torch.equal(saved_state(result.folder)["aggregator"]["agent"]["actor"]["main"], trained)
     assert not torch.equal(feddrl().policy.agent.actor.main, trained)
+
+
+def test_the_first_record_says_which_agent_decides(tmp_path):
+    path = small_agent(tmp_path / "agent.safetensors")
+    rows = run(agent_run(agent=str(path), learn=False), rounds=2, out=tmp_path / "run").metrics
+    assert rows[0]["figures"]["agent"] == {"digest": agent_digest(path), "seed": 0}
+    assert "agent" not in rows[1]["figures"]
+    rows = run(agent_run(), rounds=1, out=tmp_path / "untrained").metrics
+    assert "agent" not in rows[0]["figures"]
+
+
+def test_an_agent_whose_places_are_clients_of_another_seed_is_warned_of(tmp_path):
+    all_of_four = {**agent_run(), "clients": 4, "cohort": 4}
+    path = train_agent(all_of_four, rounds=12, out=tmp_path / "agent.safetensors", offline=Offline(epochs=1, batch=4))
+    decided = {
+        **all_of_four,
+        "rounds": 1,
+        "aggregator": {**agent_run()["aggregator"], "agent": str(path), "learn": False},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(decided, out=tmp_path / "same")
+    with pytest.warns(UserWarning, match="trained on the clients of seed 0, and this run has seed 1"):
+        run(decided, seed=1, out=tmp_path / "other")
 
 
 def test_an_agent_with_a_slot_for_each_client_is_refused_for_another_number(tmp_path):

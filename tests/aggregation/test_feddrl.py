@@ -203,18 +203,38 @@ def test_a_client_without_usable_loss_is_left_out_and_harms_nobody(make, loss):
 
 
 def test_unknown_losses_are_the_mean_of_the_others():
-    seen = LossReports.of(replies([1.0, float("nan"), 3.0], clients=[0, 1, 3]), setting())
+    seen = LossReports.of(1, replies([1.0, float("nan"), 3.0], clients=[0, 1, 3]), setting())
     assert seen.before.tolist() == [1, 2, 2, 3]
     assert seen.samples.tolist() == [10, 10, 0, 10]
     assert seen.usable.tolist() == [True, False, False, True]
 
 
-def test_slots_are_clients_if_all_are_invited_and_the_invited_in_order_otherwise():
-    assert LossReports.of(replies([1.0, 2.0], clients=[1, 3]), setting()).slots.tolist() == [1, 3]
+def test_slots_are_clients_if_all_are_invited_and_shuffled_otherwise():
+    assert LossReports.of(1, replies([1.0, 2.0], clients=[1, 3]), setting()).slots.tolist() == [1, 3]
     lost = [Fault(4, "it dropped out")]
-    some = LossReports.of(replies([1.0, 2.0], clients=[2, 7], faults=lost), setting(clients=9, cohort=3))
+    seen = set()
+    for t in range(1, 50):
+        some = LossReports.of(t, replies([1.0, 2.0], clients=[2, 7], faults=lost), setting(clients=9, cohort=3))
+        assert some.usable.sum() == 2
+        assert some.before[some.slots].tolist() == [1.0, 2.0]
+        seen.add(tuple(some.slots.tolist()))
+    assert seen == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)}
+
+
+def test_slots_of_older_runs_are_in_the_order_of_numbers():
+    before = replace(setting(clients=9, cohort=3), shuffled=False)
+    lost = [Fault(4, "it dropped out")]
+    some = LossReports.of(1, replies([1.0, 2.0], clients=[2, 7], faults=lost), before)
     assert some.slots.tolist() == [0, 2]
     assert some.usable.tolist() == [True, False, True]
+
+
+def test_the_raw_state_is_losses_and_samples_as_they_are():
+    reports = reported([1.0, 3.0], samples=[20, 60])
+    raw = begun(FedDRL(hidden=8, state="raw"), clients=2, cohort=2).state_of(reports)
+    assert raw.tolist() == [1.0, 3.0, 0.5, 1.5, 20, 60]
+    normalised = begun(FedDRL(hidden=8), clients=2, cohort=2).state_of(reports)
+    assert normalised.tolist() == [0.25, 0.75, 0.25, 0.75, 0.25, 0.75]
 
 
 def test_without_reports_models_are_averaged_and_nothing_is_learned():

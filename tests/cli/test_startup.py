@@ -74,3 +74,4 @@ def test_defaults_of_jobs_in_the_help_are_those_of_the_jobs():
     assert inspect_commands._ROUNDS == analysis.ROUNDS
     assert on_demand_command._ROUNDS == on_demand.ROUNDS
     assert agent_training.Offline.epochs == agent_command._EPOCHS
+    assert agent_training.Offline.actor_rate == agent_command._ACTOR_RATE

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from covey.aggregation.agent_file import agent_digest
+from covey.environment.partition import client_order
 from covey.job.comparison.statistics import best_accuracy
 from papers import Request, Store, machine_settings, papers
 from papers.agents import agent_file, missing_agents, train
@@ -76,12 +78,20 @@ def test_every_table_and_figure_can_be_asked_for_and_every_run_is_possible():
     }
 
 
-def test_an_agent_is_trained_for_each_kind_of_federation_and_never_on_one_that_is_reported():
-    agents = {run.agent.name: run.agent for group in plan() for run in group.runs if run.agent}
-    reported = {run.seed for group in plan() for run in group.runs}
-    assert all(agent.settings["seed"] not in reported for agent in agents.values())
+def test_every_seed_has_an_agent_of_its_own_trained_on_the_federation_of_that_seed():
+    decided = [run for group in plan() for run in group.runs if run.agent]
+    for run in decided:
+        assert run.agent is not None
+        assert run.agent.settings["seed"] == run.seed
+        assert run.agent.name.endswith(f"-seed{run.seed}")
+        assert run.settings["numbering"] == run.agent.settings["numbering"] == "shuffled"
     first = {run.agent.name for run in plan()[0].runs if run.agent}
-    assert first == {f"fashion-{split}-100-{name}-2x300" for split in ("ce", "cn") for name in ("feddrl", "feddrl-set")}
+    assert first == {
+        f"fashion-{split}-100-{name}-2x300-seed{seed}"
+        for split in ("ce", "cn")
+        for name in ("feddrl", "feddrl-set")
+        for seed in range(5)
+    }
     larger = planned("cifar100-ce-100", "feddrl", "cohort50").agent
     assert larger is not None
     assert larger.settings["cohort"] == 50
@@ -112,6 +122,7 @@ def test_runs_are_decided_by_the_agents_in_the_work_folder(played):
     assert about["trained_on"]["seed"] == run.agent.settings["seed"]
     result = result_of(store, run.name)
     assert result.config["aggregator"]["agent"] == run.agent.name
+    assert result.agent == {"digest": agent_digest(path), "seed": 0}
     assert result.config["aggregator"]["learn"] is False
     assert str(played) not in result.as_text()
     assert len(result.impact) == 20
@@ -135,7 +146,7 @@ def test_the_page_is_made_of_what_was_run(played):
 def test_a_stopped_training_resumes_to_the_same_agent(tmp_path):
     runs = [planned("digits-ce-20", "feddrl-set", scale=SMOKE)]
     agents = missing_agents(runs, tmp_path / "cut")
-    assert [agent.name for agent in agents] == ["digits-ce-20-feddrl-set-2x10"]
+    assert [agent.name for agent in agents] == ["digits-ce-20-feddrl-set-2x10-seed0"]
     configs = {agent.name: runs[0].config(MACHINE).of({**agent.settings, **MACHINE}) for agent in agents}
     rounds = []
 
@@ -232,7 +243,7 @@ def test_rounds_are_counted_to_the_lowest_of_the_best():
 
 
 def test_weights_of_the_main_group_are_set_against_the_others():
-    impact = [0.05] * 60 + [0.175] * 40
+    impact = np.where(client_order(100, 0, "shuffled") < 60, 0.05, 0.175).tolist()
     (row,) = rows_of(section(page(made(0.8, "feddrl", impact=impact)), "Impact factors"), "Fashion-MNIST")
     assert row[4:] == ["0.50", "1.75"]
 

@@ -1,5 +1,6 @@
 """Trained agents as files: the networks as safetensors, and the settings that they depend on as metadata."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,11 @@ def write_agent(path: Path, agent: Agent, kind: str, encoding: Mapping[str, Any]
     except (OSError, SafetensorError) as error:
         raise Refusal(f"The file {path} cannot be written: {error}.") from error
     return path
+
+
+def agent_digest(path: Path) -> str:
+    """Return a digest of an agent's file, to tell one agent from another."""
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
 def agent_kind(path: Path) -> str:

@@ -3,6 +3,7 @@
 Line numbers refer to Algorithm 2 of FedDRL (Nguyen et al., ICPP 2022).
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.aggregation.agent_file import read_agent
+from covey.aggregation.agent_file import agent_digest, read_agent
 from covey.aggregation.ddpg import Agent, AgentTraining, Architecture, Learning
 from covey.arrays import FloatArray, State
 from covey.core.interfaces import JointWork, Setting
@@ -115,15 +116,31 @@ class AgentPolicy:
         self.encoding = dict(encoding)
         self.bounds = bounds
         self.agent = Agent(architecture, options.learning, setting.seed, anchor=anchor)
+        self.identity: dict[str, Any] = {}
+        """Digest and seed of the agent's file, for the record of the first round; empty without one."""
         if options.agent is not None and not setting.resumed:
             objective = options.objective if options.learn else None
-            read_agent(Path(options.agent), self.agent, kind, self.encoding, objective)
+            about = read_agent(Path(options.agent), self.agent, kind, self.encoding, objective)
+            trained_on = about.get("trained_on", {})
+            self.identity = {"digest": agent_digest(Path(options.agent)), "seed": trained_on.get("seed")}
+            if trained_on.get("numbering") == "shuffled":
+                self._warn_of_other_clients()
         self.deviation: FloatArray = np.zeros(architecture.action_size)
         """The Ornstein-Uhlenbeck noise: `[D]`."""
         self.last: UnrewardedAction | None = None
         """The last round's action; None if it can no longer be rewarded."""
         self._final = False
         """True after the last round of the run."""
+
+    def _warn_of_other_clients(self) -> None:
+        """Warn if the agent knows clients by their places, and has learned with those of another seed."""
+        setting, trained = self.setting, self.identity["seed"]
+        if "cohort" in self.encoding and setting.cohort == setting.clients and trained != setting.seed:
+            warnings.warn(
+                f"The agent {self.options.agent} was trained on the clients of seed {trained}, and this run has seed "
+                f"{setting.seed}, in which its places mean other clients. Train one with --seed {setting.seed}.",
+                stacklevel=2,
+            )
 
     def act(self, t: int, state: FloatArray, cost: float, device: torch.device) -> FloatArray:
         """Return the action `[D]` for a round's state `[S]`, and learn from its cost; models live on `device`."""

@@ -40,7 +40,8 @@ class Learning:
     batch: int = 4
     """Experiences per step of the optimisers."""
     updates: int = 32
-    """Most steps per round. There are ⌊experiences / batch⌋, which the paper does not bound."""
+    """Most steps per round, of ⌊experiences / batch⌋. The paper has no such bound: give a number above that, such as
+    1000000."""
     soft: float = 0.02
     """τ: the fraction by which targets follow in each step. The paper prints 1 - τ in its place, which would leave no
     difference between networks and targets."""

@@ -68,15 +68,18 @@ class FedDRLOptions(AgentOptions):
     """True makes drawn factors sum to one. The authors' code does not, so that the norm of the model jitters."""
     sharpness: float = 1.0
     """Factor on the actor's means before the softmax. With 1 no client counts more than e times another."""
+    state: Literal["normalised", "raw"] = "normalised"
+    """normalised: losses and samples are divided by their sums, as in the authors' code, which hides the level that the
+    reward depends on. raw: losses and samples as they are, as in the paper."""
     append_mean_loss: bool = False
-    """True adds the mean of l_b to the state. Losses and samples are divided by their sums, which hides the level that
-    the reward depends on."""
+    """True adds the mean of l_b to the state."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.beta <= 1, f"aggregator.beta is a fraction in [0, 1], not {self.beta:g}.")
         require(self.floor >= 0, f"aggregator.floor must not be negative, not {self.floor:g}.")
         require(self.order in ("authors", "paper"), f"aggregator.order is authors or paper, not '{self.order}'.")
+        require(self.state in ("normalised", "raw"), f"aggregator.state is normalised or raw, not '{self.state}'.")
         require(self.sharpness > 0, f"aggregator.sharpness must be above 0, not {self.sharpness:g}.")
 
 
@@ -107,6 +110,7 @@ class FedDRL(ImpactFactorAggregator):
                 "beta": options.beta,
                 "order": options.order,
                 "sharpness": options.sharpness,
+                "state": options.state,
                 "append_mean_loss": options.append_mean_loss,
                 "floor": options.floor,
                 "renormalise": options.renormalise,
@@ -120,9 +124,10 @@ class FedDRL(ImpactFactorAggregator):
         return self.factors(t, action, reports)
 
     def state_of(self, reports: LossReports) -> FloatArray:
-        """Return (l_b, l_a, n) of line 13, each divided by its sum: `[3K]`, or `[3K + 1]` with the mean of l_b."""
+        """Return (l_b, l_a, n) of line 13, raw or divided by their sums: `[3K]`, or `[3K + 1]` with the mean of l_b."""
         blocks = (reports.before, reports.after, reports.samples)
-        state = np.concatenate([block / max(block.sum(), 1e-12) for block in blocks])
+        raw = self.options.state == "raw"
+        state = np.concatenate([block if raw else block / max(block.sum(), 1e-12) for block in blocks])
         return np.append(state, reports.before.mean()) if self.options.append_mean_loss else state
 
     def factors(self, t: int, action: FloatArray, reports: LossReports) -> FloatArray:
@@ -140,6 +145,9 @@ class FedDRL(ImpactFactorAggregator):
             # With β = 1 all draws may be negative, and weights that are all 0 make no model.
             return centres
         return factors / factors.sum() if options.renormalise else factors
+
+    def first_figures(self) -> dict[str, object]:
+        return {"agent": self.policy.identity} if self.policy.identity else {}
 
     def no_reports(self, t: int) -> None:
         self.policy.skip_round()

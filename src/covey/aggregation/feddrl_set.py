@@ -195,6 +195,9 @@ class FedDRLSet(ImpactFactorAggregator):
         state: FloatArray = (x * usable[:, None]).ravel()
         return state
 
+    def first_figures(self) -> dict[str, object]:
+        return {"agent": self.policy.identity} if self.policy.identity else {}
+
     def no_reports(self, t: int) -> None:
         self.policy.skip_round()
 

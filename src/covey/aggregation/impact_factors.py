@@ -92,9 +92,13 @@ class ImpactFactorAggregator(Aggregator):
         self._figures: dict[str, object] = {}
 
     def probes(self, t: int) -> tuple[Probe, ...]:
-        # Cleared here and not in `combine`, which is not called in a round without replies.
-        self._figures = {}
+        # Set here and not in `combine`, which is not called in a round without replies.
+        self._figures = self.first_figures() if t == 1 else {}
         return (Losses(),)
+
+    def first_figures(self) -> dict[str, object]:
+        """Return figures for the record of the first round alone."""
+        return {}
 
     @abstractmethod
     def impact_factors(self, t: int, reports: LossReports, device: torch.device) -> FloatArray:
@@ -112,7 +116,7 @@ class ImpactFactorAggregator(Aggregator):
             factors = reports.samples / reports.samples.sum()
         weights = factors[reports.slots]
         factor_of = dict(zip(map(str, replies.clients.tolist()), weights.tolist(), strict=True))
-        self._figures = {"impact_factors": factor_of}
+        self._figures |= {"impact_factors": factor_of}
         return weighted_sum(replies.states, torch.from_numpy(weights))
 
     def figures(self) -> dict[str, object]:

@@ -31,7 +31,7 @@ from covey.config.schema import Config
 from covey.config.values import chosen, overlay
 from covey.errors import Refusal, require
 
-_ROUNDS, _EPOCHS = 100, 50
+_ROUNDS, _EPOCHS, _ACTOR_RATE = 100, 50, 1e-3
 """Defaults of --rounds and --epochs."""
 
 
@@ -91,6 +91,12 @@ def train_agent(
     epochs: Annotated[
         int, typer.Option("--epochs", metavar="N", help="Passes of the main agent over all experiences.")
     ] = _EPOCHS,
+    actor_rate: Annotated[
+        float,
+        typer.Option(
+            "--actor-rate", metavar="RATE", help="Adam's rate for the main agent's actor; the paper's is 1e-4."
+        ),
+    ] = _ACTOR_RATE,
     seed: SeedFlag = None,
     runtime: RuntimeFlag = None,
     workers: WorkersFlag = None,
@@ -131,7 +137,7 @@ def train_agent(
             rounds=chosen.rounds,
             workers=agents,
             out=out,
-            offline=Offline(epochs=epochs),
+            offline=Offline(epochs=epochs, actor_rate=actor_rate),
             on_round=lambda number, record: on_round({**record, "round": next(done)}),
         )
     if json_:

@@ -3,11 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covey.arrays import IntArray
 from covey.config.recipe import recipe_of
 from covey.config.schema import NATURAL, Config
 from covey.core.interfaces import Method, Setting
@@ -16,7 +14,7 @@ from covey.data.dataset import Dataset, load_dataset
 from covey.environment.alterations import assign
 from covey.environment.federated_data import Federation
 from covey.environment.natural import natural, natural_clients
-from covey.environment.partition import split_samples
+from covey.environment.partition import client_order, split_samples
 from covey.errors import require
 from covey.model.factory import build_model
 from covey.model.layout import Layout
@@ -42,21 +40,11 @@ def build_federation(config: Config) -> Federation:
         options = dict(config.environment.options)
         split = split_samples(config.environment.name, options, dataset.y.numpy(), dataset.classes, config.clients, rng)
         names = ()
-    order = client_order(config)
+    order = client_order(config.clients, config.seed, config.numbering)
     parts = [torch.from_numpy(split.parts[place]) for place in order]
     skew = None if split.skew is None else split.skew[order]
     names = tuple(names[place] for place in order) if names else ()
     return altered_federation(Federation(dataset, parts, split.shared, skew, names), config)
-
-
-def client_order(config: Config) -> IntArray:
-    """Return each client's place in its environment's own order: `[clients]`.
-
-    Environments number their groups in order, so that a number would tell what a client holds.
-    """
-    if config.numbering == "environment":
-        return np.arange(config.clients)
-    return generator(config.seed, "client numbers").permutation(config.clients)
 
 
 def altered_federation(federation: Federation, config: Config) -> Federation:

@@ -7,6 +7,7 @@ import numpy as np
 
 from covey.arrays import FloatArray, IntArray
 from covey.errors import Refusal, require
+from covey.randomness import generator
 from covey.registries import environments
 
 
@@ -37,6 +38,16 @@ def split_samples(
             "client needs at least one."
         )
     return result
+
+
+def client_order(clients: int, seed: int, numbering: str) -> IntArray:
+    """Return each client's place in its environment's own order: `[clients]`.
+
+    Environments form their groups in order, so that unless clients are shuffled, a number tells what a client holds.
+    """
+    if numbering == "environment":
+        return np.arange(clients)
+    return generator(seed, "client numbers").permutation(clients)
 
 
 class ClassPools:
