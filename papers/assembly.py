@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from papers.grid import Paper, Request, Scale, run_differences
 from papers.page import Page, Part, Table
+from papers.prose import SHARED
 from papers.results import Results, rounds_text
 from papers.store import Result, Store
 from papers.wording import bullets, different
@@ -40,23 +41,25 @@ def page_of_results(
     usable, notes = usable_results(paper, scale, store, present)
     found = results(scale, usable, page_command(paper, scale), present)
     before = [part for make in opening for part in make(found)]
-    return assembled(scale, title, found, before, sections, _runs(found), notes)
+    return assembled(paper, scale, title, found, before, sections, usable, _runs(found), notes)
 
 
 def assembled(
+    paper: Paper,
     scale: Scale,
     title: str,
     context: Context,
     opening: Sequence[Part],
     sections: Sections[Context],
+    store: Store,
     runs: Part,
     notes: Sequence[str],
 ) -> Page:
-    """Return a page from its opening, its sections, the table of runs and notes on results that were left out."""
+    """Return a page from its opening, its sections, the tables of runs and notes on results that were left out."""
     parts: list[Part] = [*opening]
     for heading, make in sections.items():
         parts += [f"## {heading}", *make(context)]
-    parts += ["## Runs", runs]
+    parts += ["## What has been run", *_progress(paper, scale, store), "## Runs", runs]
     if notes:
         parts += ["Left out:", *bullets(notes)]
     return Page(scale.store, title, parts)
@@ -85,6 +88,21 @@ def usable_results(
         else:
             kept.append(result)
     return Store(store.folder, kept), notes
+
+
+def _progress(paper: Paper, scale: Scale, store: Store) -> list[Part]:
+    """Return the table of what has been run of the plan at this scale."""
+    rows = []
+    for group in paper.plan(scale, Request()):
+        complete = sum(store.holds(run) for run in group.runs)
+        begun = sum(run.name in (one.name for one in store) for run in group.runs) - complete
+        state = "all" if complete == len(group.runs) else "none" if not complete + begun else "part"
+        under_way = f", {begun} begun" if begun else ""
+        seeds = len({run.seed for run in group.runs})
+        rows.append(
+            [group.title, ", ".join(group.feeds), f"{complete} of {len(group.runs)}{under_way}", str(seeds), state]
+        )
+    return [SHARED("progress"), Table(("runs", "needed for", "complete", "seeds", "run"), rows)]
 
 
 def origin(runs: Sequence[Result]) -> list[str]:

@@ -6,14 +6,17 @@ from typing import Any
 
 from papers.fedacs.scales import (
     BASELINE,
+    CLUSTERED,
     CORE,
     ENVIRONMENTS,
     HISTORY,
     METHODS,
     OBSERVED,
     OURS,
+    POISONED,
     POOL,
     REFERENCE,
+    RIVAL,
     STEP,
     FedACSScale,
 )
@@ -73,7 +76,26 @@ def _figures(plan: "_FedACSRuns", scale: FedACSScale, seeds: Sequence[int]) -> l
         for seed in seeds
         for count in scale.client_numbers
     ]
+    poisoned = [
+        plan.run("uniform", name, seed, POISONED, altered={"poison": scale.poisoned})
+        for seed in seeds
+        for name in (BASELINE, OURS, RIVAL)
+    ]
+    clustered = [
+        plan.run(
+            CLUSTERED,
+            name,
+            seed,
+            environment={"samples": scale.cluster_samples, "groups": "overlapping"},
+            local={**scale.authors, "batch": scale.own_batch},
+            rounds=scale.cluster_rounds,
+        )
+        for seed in seeds
+        for name in (BASELINE, OURS)
+    ]
     return [
+        Group("clients with wrong labels", ("poisoners",), tuple(poisoned)),
+        Group("cluster skew", ("clusters",), tuple(clustered)),
         Group("the recipe as printed", ("printed",), tuple(printed)),
         Group("early stop", ("figure-10",), tuple(early)),
         Group("size of the pool", ("figure-7", "figure-9"), tuple(pools)),
@@ -101,6 +123,8 @@ class _FedACSRuns:
         local: Mapping[str, Any] | None = None,
         selector: Mapping[str, Any] | None = None,
         clients: int | None = None,
+        altered: Mapping[str, Any] | None = None,
+        rounds: int | None = None,
         measured: tuple[int, ...] = (),
     ) -> PlannedRun:
         """Return a run with the settings of section VII, changed as given."""
@@ -114,7 +138,7 @@ class _FedACSRuns:
             "model": scale.model,
             "clients": clients or scale.clients,
             "cohort": scale.cohort,
-            "rounds": self.rounds,
+            "rounds": min(self.rounds, rounds or self.rounds),
             "seed": seed,
             "evaluate_every": scale.evaluate_every,
             "local": local or scale.authors,
@@ -122,5 +146,7 @@ class _FedACSRuns:
         if method == OURS:
             bandit = {"pool": POOL, "history": HISTORY, "step": STEP, "early_stop": None}
             settings["selector"] = {**bandit, **(selector or {})}
+        if altered:
+            settings["altered"] = dict(altered)
         at = tuple(t for t in measured if t <= self.rounds)
         return PlannedRun(where, method, seed, settings, variant, at)

@@ -2,6 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from covey.config.schema import EARLIER
+from covey.config.sections import Alterations
+from covey.environment.alterations import assign
+from covey.environment.partition import client_order
+from covey.job.comparison.statistics import Estimate
+from covey.randomness import generator
+from papers.curves import Line, numbers
 from papers.fedacs.scales import METHODS, POOL, REFERENCE, TITLES, Environment, FedACSScale
 from papers.grid import ANY
 from papers.results import Results
@@ -27,3 +36,21 @@ class FedACSResults(Results):
 def pool_variant(pool: float) -> str:
     """Return the variant of runs with this λ; that of the tables has none."""
     return "" if pool == POOL else f"pool{pool:g}"
+
+
+def poisoned_invitations(line: Line) -> Estimate | None:
+    """Return how often a client with wrong labels is invited, as a multiple of the mean over all clients."""
+    shares = []
+    for run in line.values():
+        hits = numbers(run.hits)
+        drawn = assign(Alterations(**run.config["altered"]), len(hits), generator(run.seed, "alterations"))
+        shares.append(float(hits[np.array(drawn.poisoned)].mean() / hits.mean()))
+    return Estimate.of(shares) if shares else None
+
+
+def minority_share(run: Result) -> float:
+    """Return the share of invitations that went to clients outside the main group of cluster skew."""
+    clients, hits = int(run.config["clients"]), numbers(run.hits)
+    main = int(float(run.config["environment"]["delta"]) * clients + 0.5)
+    order = client_order(clients, run.seed, run.config.get("numbering", EARLIER["numbering"]))
+    return float(hits[order >= main].sum() / hits.sum())

@@ -31,6 +31,9 @@ TITLES = {
     "power-of-choice": "power of choice",
 }
 
+RIVAL = "oort-simple"
+"""Method that comes closest to FedACS in the paper."""
+
 POOL, HISTORY, STEP = 0.4, 5, 0.2
 """λ, h and η of section VII."""
 
@@ -92,9 +95,16 @@ ENVIRONMENTS = (
 
 OBSERVED = "uniform-observed"
 
+CLUSTERED = "clustered-equal"
+"""Cluster skew, an environment of FedDRL's and none of FedACS's: where FedACS should not be used."""
+
+POISONED = "poisoned"
+"""Variant in which some clients' labels are all wrong."""
+
 NAMES = {
     **{one.name: one.name for one in ENVIRONMENTS},
     OBSERVED: OBSERVED,
+    CLUSTERED: CLUSTERED,
     "iid": "iid",
     "pareto": "inverse-pareto",
     "dirichlet": "dirichlet-layers",
@@ -131,6 +141,12 @@ class FedACSScale(Scale):
     """Rounds after which Fig. 4 measures all clients."""
     client_numbers: tuple[int, ...]
     """Numbers of clients in Fig. 5."""
+    poisoned: float = 0.1
+    """Share of clients whose labels are all wrong, where there are any."""
+    cluster_rounds: int = 300
+    """Rounds on cluster skew."""
+    cluster_samples: int = 80
+    """Samples of a client there: 120 of 200 clients share the 10,000 images of two classes."""
     targets: tuple[float, ...] = (0.60, 0.65, 0.68, 0.70)
     checked: tuple[int, ...] = (100, 200, 500, 1000)
     """Rounds at which recipes are compared."""
@@ -188,6 +204,8 @@ SCALES = {
         group=2,
         measured=(1, 5, 10),
         client_numbers=(5, 10, 20),
+        cluster_rounds=5,
+        cluster_samples=20,
         checked=(2, 5, 10),
     ),
     "short": _paper_scale("short", "the paper's settings, 300 of 1,000 rounds, two seeds", 300, 2),

@@ -1,9 +1,20 @@
 """Tables II and III of FedACS, and the effect of the authors' local training, the paper's numbers beside ours."""
 
-from covey.job.comparison.statistics import line_rounds_to_target, paired_values, share_of_gap, speed_up
+from covey.job.comparison.statistics import Estimate, line_rounds_to_target, paired_values, share_of_gap, speed_up
 from papers.curves import Line
-from papers.fedacs.results import FedACSResults
-from papers.fedacs.scales import BASELINE, ENVIRONMENTS, OURS, PAPER_IID, REFERENCE, TITLES, Environment
+from papers.fedacs.results import FedACSResults, minority_share, poisoned_invitations
+from papers.fedacs.scales import (
+    BASELINE,
+    CLUSTERED,
+    ENVIRONMENTS,
+    OURS,
+    PAPER_IID,
+    POISONED,
+    REFERENCE,
+    RIVAL,
+    TITLES,
+    Environment,
+)
 from papers.fedacs.text import PROSE
 from papers.grid import ANY
 from papers.page import Part, Table
@@ -138,3 +149,50 @@ def recipes(results: FedACSResults) -> list[Part]:
     if not any(results.line("uniform", method, "printed") for method in (REFERENCE, BASELINE, OURS)):
         parts.append(results.missing("The recipe as printed", "printed"))
     return parts
+
+
+def poisoners(results: FedACSResults) -> list[Part]:
+    """Accuracy with clients whose labels are all wrong, and how often these are invited."""
+    rows = []
+    for method in (BASELINE, OURS, RIVAL):
+        line = results.line("uniform", method, POISONED)
+        base = results.line("uniform", BASELINE, POISONED)
+        invited = poisoned_invitations(line)
+        cells = results.compared(line, base)
+        rows.append(
+            [TITLES[method], *cells[:2], "-" if invited is None else spread(invited, "{:.2f}", 1.0), *cells[2:]]
+        )
+    columns = (
+        "method",
+        "terminal accuracy",
+        "points against random",
+        "invitations of a wrong client",
+        "seeds",
+        "rounds",
+    )
+    parts: list[Part] = [PROSE("poisoners", share=results.scale.poisoned), Table(columns, rows)]
+    if not any(results.line("uniform", method, POISONED) for method in (BASELINE, OURS, RIVAL)):
+        parts.append(results.missing("Clients with wrong labels", "poisoners"))
+    return parts
+
+
+def when_not(results: FedACSResults) -> list[Part]:
+    """Where FedACS does harm: cluster skew."""
+    ours, base = (results.line(CLUSTERED, method) for method in (OURS, BASELINE))
+    parts: list[Part] = [PROSE("when-not", scale=results.scale)]
+    if not ours or not base:
+        return [*parts, results.missing("Cluster skew", "clusters")]
+    rows = []
+    for method, line in ((BASELINE, base), (OURS, ours)):
+        invited = Estimate.of([minority_share(run) for run in line.values()])
+        difference = "-" if method == BASELINE else results.difference(line, base)
+        cells = [results.spread(results.estimate(line)), difference, spread(invited, "{:.0f}")]
+        rows.append([TITLES[method], *cells, str(len(line))])
+    columns = (
+        "method",
+        "terminal accuracy",
+        "points against random",
+        "invitations outside the main group (%)",
+        "seeds",
+    )
+    return [*parts, Table(columns, rows)]

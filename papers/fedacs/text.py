@@ -2,7 +2,7 @@
 
 from covey.job.comparison.statistics import common_seeds
 from papers.fedacs.results import FedACSResults
-from papers.fedacs.scales import BASELINE, ENVIRONMENTS, OURS, PAPER_IID, REFERENCE, Environment
+from papers.fedacs.scales import BASELINE, ENVIRONMENTS, OURS, PAPER_IID, REFERENCE, RIVAL, Environment
 from papers.grid import ANY
 from papers.page import Part
 from papers.prose import SHARED, Prose
@@ -10,8 +10,6 @@ from papers.sentences import common_rounds, ends, from_random, gains_by_place, m
 from papers.wording import bullets, clearness, every_text
 
 PROSE = Prose.beside(__file__)
-RIVAL = "oort-simple"
-"""Method that comes closest to FedACS in the paper."""
 
 
 def opening(results: FedACSResults) -> list[Part]:

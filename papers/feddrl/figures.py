@@ -31,6 +31,7 @@ def figure_6(results: FedDRLResults) -> list[Part]:
     """Mean and variance of clients' losses, as multiples of FedDRL's."""
     scale = results.scale
     places = [(scale.first, split, scale.many) for split in CLUSTERED]
+    places += [(scale.hard, split, scale.many) for split in CLUSTERED if scale.hard is not scale.first]
     places += [(scale.hard, split, scale.few) for split in ("pa", *CLUSTERED)]
     charts: list[Part] = []
     rows = []

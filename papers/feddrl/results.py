@@ -44,10 +44,24 @@ def usual_accuracy(result: Result, until: int | None = None) -> float:
 
 def loss_variance(result: Result, until: int | None = None) -> float:
     """Return the mean variance of clients' losses over the second half of the rounds up to `until`; NaN if unknown."""
+    return _client_losses(result, "variance", until)
+
+
+def loss_mean(result: Result, until: int | None = None) -> float:
+    """Return the mean of clients' losses over the second half of the rounds up to `until`; NaN if unknown."""
+    return _client_losses(result, "mean", until)
+
+
+def with_losses(line: Line) -> Line:
+    """Return the runs of a line whose clients reported their losses."""
+    return {seed: run for seed, run in line.items() if np.isfinite(loss_variance(run))}
+
+
+def _client_losses(result: Result, figure: str, until: int | None) -> float:
     if not result.client_loss:
         return float("nan")
-    variance = numbers(result.client_loss["variance"])[_second_half(result, until)]
-    return float(np.nanmean(variance)) if np.isfinite(variance).any() else float("nan")
+    values = numbers(result.client_loss[figure])[_second_half(result, until)]
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _second_half(result: Result, until: int | None) -> npt.NDArray[np.bool_]:

@@ -211,23 +211,21 @@ def figure_9(results: FedDRLResults) -> list[Part]:
     parts: list[Part] = [PROSE("figure-9", decision=1e3 * DECISION_SECONDS, aggregation=aggregation)]
     if rows:
         parts.append(Table(("data", "clients, split", "method", "ms a round", "device"), rows))
-    measured = _server(results.store)
+    measured = server_rows(results.store, "feddrl", "average")
     if measured:
         parts += [PROSE("figure-9-server"), Table(("", "median, ms"), measured)]
     return parts if rows or measured else [*parts, results.missing("Figure 9", "table-3")]
 
 
-def _server(store: Store) -> list[list[str]]:
-    """Return the rows of the server benchmark on the agent and on aggregation, if it was run."""
+def server_rows(store: Store, *names: str) -> list[list[str]]:
+    """Return the rows of the server benchmark whose names begin so, if it was run: what was timed, and milliseconds."""
     path = store.folder.parent / _SERVER
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     except (OSError, ValueError, KeyError):
         return []
     return [
-        [row["about"], f"{1e3 * row['median_seconds']:.2f}"]
-        for name, row in rows.items()
-        if name.startswith(("feddrl", "average"))
+        [row["about"], f"{1e3 * row['median_seconds']:.2f}"] for name, row in rows.items() if name.startswith(names)
     ]
 
 

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from covey.job.comparison.statistics import Estimate, Figure, best_accuracy, paired_difference, paired_values
 from papers.curves import Line
 from papers.feddrl.printed import printed_accuracy
-from papers.feddrl.results import CLUSTERED, FedDRLResults, environment_title, loss_variance, usual_accuracy
+from papers.feddrl.results import (
+    CLUSTERED,
+    FedDRLResults,
+    environment_title,
+    loss_mean,
+    loss_variance,
+    usual_accuracy,
+    with_losses,
+)
 from papers.feddrl.scales import BASELINE, CONTROL, DELTA, METHODS, OURS, SET, SPLITS, TITLES, Data, environment_name
 from papers.page import Part, Table
 from papers.prose import SHARED, Prose
@@ -112,12 +118,17 @@ def _setup(results: FedDRLResults) -> list[Part]:
             delta=DELTA,
             first=scale.first.title,
             sizes=joined([f"{scale.first.samples_each('ce', count):,} with {count} clients" for count in numbers]),
-            passes=scale.single_rounds * epochs,
             evaluations=joined([f"{data.title} {every_text(data.evaluate_every)}" for data in scale.data]),
             which_seeds=SHARED("which-seeds"),
             no_intervals=SHARED("no-intervals"),
         ),
     ]
+
+
+def deviations(results: FedDRLResults) -> list[Part]:
+    """Return how the runs differ from the paper."""
+    scale = results.scale
+    return [*PROSE.parts("deviations", passes=scale.single_rounds * int(scale.local["epochs"]))]
 
 
 def moved_sentence(results: FedDRLResults, where: str, change: str, line: Line, base: Line) -> list[str]:
@@ -129,28 +140,24 @@ def moved_sentence(results: FedDRLResults, where: str, change: str, line: Line, 
 
 
 def evenness_sentences(results: FedDRLResults, places: Sequence[tuple[Data, str, int]]) -> list[str]:
-    """Say how evenly models serve the clients, compared with FedAvg's."""
+    """Say how evenly and how well models serve the clients, compared with FedAvg's."""
     sentences = []
     for data, split, clients in places:
         name = environment_name(data, split, clients)
-        base = _with_variance(results.line(name, BASELINE))
-        found = []
-        for method in (OURS, SET, CONTROL):
-            line = _with_variance(results.line(name, method))
-            gain = paired_difference(loss_variance, line, base)
-            if gain is not None:
-                own, others = paired_values(loss_variance, line, base).mean(axis=1)
-                worth = clearness(gain) if gain.clear_of_zero is None else f"a difference {clearness(gain)}"
-                found.append(f"{own / others:.2f} times FedAvg's with {TITLES[method]} ({worth})")
-        if found:
-            sentences.append(
-                PROSE("evenness", environment=environment_title(data, clients, split), ratios=joined(found))
-            )
+        base = with_losses(results.line(name, BASELINE))
+        for what, figure in (("variance", loss_variance), ("mean", loss_mean)):
+            found = []
+            for method in (OURS, SET, CONTROL):
+                line = with_losses(results.line(name, method))
+                gain = paired_difference(figure, line, base)
+                if gain is not None:
+                    own, others = paired_values(figure, line, base).mean(axis=1)
+                    worth = clearness(gain) if gain.clear_of_zero is None else f"a difference {clearness(gain)}"
+                    found.append(f"{own / others:.2f} times FedAvg's with {TITLES[method]} ({worth})")
+            if found:
+                place = environment_title(data, clients, split)
+                sentences.append(PROSE("evenness", environment=place, what=what, ratios=joined(found)))
     return bullets(sentences)
-
-
-def _with_variance(line: Line) -> Line:
-    return {seed: run for seed, run in line.items() if np.isfinite(loss_variance(run))}
 
 
 def fastest_sentence(title: str, taken: Mapping[str, Estimate]) -> str:

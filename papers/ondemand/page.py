@@ -27,7 +27,7 @@ def make_page(paper: Paper, scale: Scale, store: Store) -> Page:
     usable, notes = usable_results(paper, scale, store)
     results = OnDemandResults(scale, usable, page_command(paper, scale))
     title = "On-Demand FL, a trial run" if scale.local_only else "On-Demand FL, reproduced"
-    return assembled(scale, title, results, opening(results), _SECTIONS, _runs(results), notes)
+    return assembled(paper, scale, title, results, opening(results), _SECTIONS, usable, _runs(results), notes)
 
 
 def _runs(results: OnDemandResults) -> Part:

@@ -1,0 +1,98 @@
+"""A paper's claims with a verdict on each: the table that its page begins with.
+
+A claim of a gain holds if the difference is clear of zero and its interval reaches the printed one. It holds in part
+if it is clear of zero and smaller, or holds in some places only. It is open if the interval contains both zero and the
+printed gain: these seeds cannot tell.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from covey.job.comparison.statistics import Estimate
+from papers.page import Part, Table
+from papers.wording import joined, spread
+
+Verdict = Literal["holds", "holds in part", "does not hold", "open", "not tested"]
+
+NOT_TESTED: Verdict = "not tested"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, what was found, and whether it holds."""
+
+    text: str
+    verdict: Verdict
+    found: str = ""
+    """The numbers behind the verdict."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference that a paper claims in one place, and the difference that was measured."""
+
+    place: str
+    found: Estimate | None
+    """Measured, as a fraction; None if it was not."""
+    claimed: float | None = None
+    """Printed in the paper, in points, above zero; None if the paper says "more" without a number."""
+    form: str = "{:+.2f}"
+    """Format of the difference in points."""
+    unit: str = ""
+    """Added to the difference."""
+
+    @property
+    def verdict(self) -> Verdict:
+        found = self.found
+        if found is None or found.low is None or found.high is None:
+            return NOT_TESTED
+        claimed = (self.claimed or 0.0) / 100
+        if found.low > 0:
+            return "holds" if found.high >= claimed else "holds in part"
+        return "open" if found.high > 0 and found.high >= claimed else "does not hold"
+
+    @property
+    def text(self) -> str:
+        """The difference, and the printed one."""
+        assert self.found is not None
+        paper = "" if self.claimed is None else f" (paper {self.form.format(self.claimed)})"
+        return f"{self.place} {spread(self.found, self.form)}{self.unit}{paper}"
+
+
+def gain_claim(text: str, gains: Sequence[Gain]) -> Claim:
+    """Return the claim that something is greater in several places, judged over those where it was tested."""
+    tested = [gain for gain in gains if gain.verdict != NOT_TESTED]
+    if not tested:
+        return Claim(text, NOT_TESTED, _untested(gains))
+    verdicts = {gain.verdict for gain in tested}
+    overall: Verdict = next(iter(verdicts)) if len(verdicts) == 1 else "holds in part"
+    if len(verdicts) > 1 and not verdicts & {"holds", "holds in part"}:
+        overall = "open"
+    left = [gain.place.rstrip(":") for gain in gains if gain not in tested]
+    found = "; ".join(gain.text for gain in tested) + (f"; not tested: {joined(left)}" if left else "")
+    return Claim(text, overall, found)
+
+
+def _untested(gains: Sequence[Gain]) -> str:
+    """Say what one seed came to, where there is one."""
+    return "; ".join(f"{gain.text}, one seed" for gain in gains if gain.found is not None)
+
+
+def claims_table(claims: Sequence[Claim]) -> list[Part]:
+    """Return the section with a verdict on each claim."""
+    rows = [[claim.text, f"**{claim.verdict}**", claim.found or "-"] for claim in claims]
+    return ["## Claims", Table(("claim of the paper", "verdict", "measured here"), rows), _legend(claims)]
+
+
+def _legend(claims: Sequence[Claim]) -> str:
+    """Explain the verdicts that occur and are not plain."""
+    meanings: Mapping[Verdict, str] = {
+        "holds in part": "holds in part: clear of zero but smaller than printed, or not in all places",
+        "open": "open: these seeds exclude neither zero nor the printed gain",
+        "not tested": "not tested: not run, or with one seed only",
+    }
+    used = {claim.verdict for claim in claims}
+    words = [meaning for verdict, meaning in meanings.items() if verdict in used]
+    sentence = "Intervals are 95 %, over seeds, of differences seed by seed."
+    return f"{sentence} {'; '.join(words).capitalize()}." if words else sentence
