@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import covey
-from tests.reference.make import EXTRA, HERE, WAYS, make, processor, settings_of
+from tests.reference.make import EXTRA, HERE, WAYS, make, processor
 
 REFERENCE = json.loads((HERE / "records.json").read_text(encoding="utf-8"))
 SAME_MACHINE = REFERENCE["processor"] == processor()
@@ -58,10 +58,23 @@ def folders(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["fedacs", "feddrl", "mocha", "nccb", "ondemand"])
 def test_a_stored_run_that_was_stopped_resumes_to_the_same_end(name: str, folders: Path, tmp_path: Path) -> None:
+    """The first rounds were computed by an earlier version, with the settings and defaults of its time."""
     resumed = covey.resume(folders / f"stopped-{name}")
-    given = {**settings_of(name), **({"aggregator": {"hidden": 8}} if name == "feddrl" else {})}
-    whole = covey.run(given, out=tmp_path / "whole")
+    assert resumed.config.numbering == "environment"
+    whole = covey.run(resumed.config, out=tmp_path / "whole")
     for mine, theirs in zip(resumed.metrics, whole.metrics, strict=True):
+        for timing in ("seconds", "probe_seconds"):
+            mine.pop(timing), theirs.pop(timing)
+        assert close(mine, theirs) and (mine == theirs or not SAME_MACHINE)
+
+
+def test_a_stored_comparison_resumes_with_the_settings_of_its_time(folders: Path) -> None:
+    missing = folders / "comparison" / "fedacs" / "seed-1"
+    stored = covey.Run.open(missing).metrics
+    shutil.rmtree(missing)
+    given = json.loads((folders / "comparison" / "compare.json").read_text(encoding="utf-8"))["given"]
+    covey.compare(["fedavg", "fedacs", "iid"], 2, given=given, out=folders / "comparison")
+    for mine, theirs in zip(covey.Run.open(missing).metrics, stored, strict=True):
         for timing in ("seconds", "probe_seconds"):
             mine.pop(timing), theirs.pop(timing)
         assert close(mine, theirs) and (mine == theirs or not SAME_MACHINE)

@@ -686,6 +686,21 @@ def test_a_folder_of_another_run_is_refused_and_left_as_it_is(given, sentence, t
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
+def test_a_strategys_folder_of_an_earlier_format_keeps_its_settings(tmp_path):
+    def started(rounds: int) -> Strategy:
+        strategy = Strategy("fedavg", model=net(), clients=3, cohort=2, folder=tmp_path)
+        strategy.start(InProcessGrid(an_app(), 3), ArrayRecord(net().state_dict()), num_rounds=rounds)
+        return strategy
+
+    assert started(1).config.numbering == "shuffled"
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["config"]["numbering"]
+    (tmp_path / "config.json").write_text(json.dumps({**written, "format": 1}))
+    for rounds in (2, 3):
+        assert started(rounds).config.numbering == "environment"
+        assert covey.Run.open(tmp_path).config.numbering == "environment"
+
+
 def test_a_client_with_another_model_says_so():
     other = client_app(lambda: nn.Sequential(nn.Linear(6, 3)), lambda: points(0))
     strategy = Strategy("fedavg", model=net(), clients=2, cohort=2)

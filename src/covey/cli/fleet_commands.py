@@ -21,9 +21,11 @@ from covey.cli import terminal as display
 from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, print_json
 from covey.cli.flags import settings as settings_of
 from covey.config.recipe import recipe_of
-from covey.config.schema import Config, require_same
+from covey.config.schema import Config, require_same, resolve
 from covey.config.values import overlay
+from covey.core.checkpoint import FORMAT
 from covey.core.client_names import read_names, write_names
+from covey.core.records import folder_format
 from covey.core.runtime_traits import traits_of
 from covey.errors import Refusal, require
 from covey.registry import coerce
@@ -253,7 +255,7 @@ def run_(
     given = overlay(settings(fleet), settings_of(None, {}, set_))
     place = out or fleet.folder / "run"
     begun = place if (place / "config.json").is_file() else None
-    chosen = Config.of(given)
+    chosen = resolve(given, earlier=folder_format(place) < FORMAT)
     require_live(chosen.method)
     if begun:
         require_same(covey.Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")

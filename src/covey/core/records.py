@@ -140,6 +140,19 @@ def _unwritable(folder: Path, error: OSError) -> Refusal:
 
 def read_config(folder: Path) -> Config:
     """Read the configuration of a run folder, or refuse and say why it is not one."""
+    return Config.stored(_read_config_file(folder)[1])
+
+
+def folder_format(folder: Path) -> int:
+    """Return the version of a run folder: `FORMAT` if there is no run in it yet.
+
+    A run of an earlier version keeps the settings that held then, so what it is resumed with is read as earlier too.
+    """
+    return _read_config_file(folder)[0] if (folder / "config.json").is_file() else FORMAT
+
+
+def _read_config_file(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Return a run folder's version and its settings as they are written."""
     path = folder / "config.json"
     if not path.is_file():
         raise Refusal(f"{folder} is not a run folder: it has no config.json.")
@@ -151,7 +164,7 @@ def read_config(folder: Path) -> Config:
         raise Refusal(f"{folder} is not a run folder: its config.json cannot be read ({error}).") from error
     if found > FORMAT:
         raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
-    return Config.stored(mapping)
+    return found, mapping
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

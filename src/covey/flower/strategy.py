@@ -20,14 +20,15 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor, nn
 
 from covey.arrays import IntArray
-from covey.config.schema import Config
+from covey.config.schema import Config, resolve
 from covey.config.sections import Local
 from covey.core.build import method_of, setting_of
-from covey.core.checkpoint import has_checkpoint
+from covey.core.checkpoint import FORMAT, has_checkpoint
 from covey.core.client_names import write_names
 from covey.core.interfaces import Method
 from covey.core.loop import Joint, LoopRun, OnRound, Request, RoundWriter, Survey, perform_jointly, round_loop
 from covey.core.messages import Order
+from covey.core.records import folder_format
 from covey.core.stall_warning import warn_of_stall
 from covey.errors import Refusal, require
 from covey.flower.exchange import Configure, Exchange, reported
@@ -141,7 +142,8 @@ class Strategy(FlowerStrategy):
     def _configured(self, rounds: int) -> Config:
         local = {} if self._local is None else self._local
         values = vars(local) if isinstance(local, Local) else dict(local)
-        return Config.of({**self._given, "rounds": rounds, "local": values})
+        earlier = self._place is not None and folder_format(self._place) < FORMAT
+        return resolve({**self._given, "rounds": rounds, "local": values}, earlier=earlier)
 
     def start(
         self,

@@ -8,8 +8,8 @@ from typing import Any
 
 from covey.arrays import State
 from covey.config.schema import GIVEN, Config, require_same
-from covey.core.checkpoint import FORMAT, read_checkpoint
-from covey.core.records import Records, describe_machine, read_config, read_metrics
+from covey.core.checkpoint import read_checkpoint
+from covey.core.records import Records, describe_machine, folder_format, read_config, read_metrics
 from covey.core.round_record import RoundRecord
 from covey.errors import require
 from covey.model.layout import Layout
@@ -38,11 +38,12 @@ class RunFolder:
         unknown = {"dataset": {"name": GIVEN}, "environment": GIVEN, "runtime": "flower"}
         tensors = {slot.name: list(slot.shape) for slot in (*layout.parameters, *layout.buffers)}
         about = {**config.as_mapping(), **unknown}
+        written = folder_format(folder)
         if (folder / "config.json").is_file():
             self._require_same(Config.of(about), tensors)
         self.done, self.state = read_checkpoint(folder)
         about["rounds"] = max(config.rounds, self.done)
-        write_json(folder / "config.json", {"format": FORMAT, "config": about, "tensors": tensors})
+        write_json(folder / "config.json", {"format": written, "config": about, "tensors": tensors})
         if not (folder / "environment.json").exists():
             write_json(folder / "environment.json", describe_machine())
         rows = [row for row in read_metrics(folder) if int(row["round"]) <= self.done]
