@@ -50,7 +50,7 @@ def random_contexts(count: int, bits: int = 64, seed: int = 0) -> np.ndarray:
 
 def test_bounds_by_hand():
     # Contexts (1, 0, …), (1, 1, 0, …) and (0, 0, 1, …).
-    selector = begun(np.array([[0x80], [0xC0], [0x20]], dtype=np.uint8), alpha=0.5, ridge=1.0)
+    selector = begun(np.array([[0x80], [0xC0], [0x20]], dtype=np.uint8), model="shared", alpha=0.5, ridge=1.0)
     assert selector.bounds(np.arange(3)) == pytest.approx(0.5 * np.sqrt([1, 2, 1]))
     selector.observe(1, rewarded([0, 2], [1.0, 0.5]))
     # A = diag(2, 1, 2, 1 …), b = (1, 0, 0.5, 0 …), θ = (0.5, 0, 0.25, 0 …).
@@ -65,7 +65,7 @@ def test_shared_is_ridge_regression_on_all_rewards(normalise):
     x = np.unpackbits(contexts, axis=1).astype(float)
     x = x / np.linalg.norm(x, axis=1, keepdims=True) if normalise else x
     rewards = generator("rewards").random(30)
-    selector = begun(contexts, cohort=4, alpha=0.3, ridge=0.7, normalise=normalise)
+    selector = begun(contexts, cohort=4, model="shared", alpha=0.3, ridge=0.7, normalise=normalise)
     met = []
     for t in range(1, 12):
         cohort = np.sort(selector.select(t, np.arange(30)))
@@ -93,7 +93,7 @@ def test_the_cohort_are_the_highest_bounds_and_ties_are_drawn():
 def test_disjoint_models_are_each_clients_own_regression():
     contexts = random_contexts(6)
     x = np.unpackbits(contexts, axis=1).astype(float)
-    selector = begun(contexts, model="disjoint", alpha=0.4, ridge=0.1)
+    selector = begun(contexts, alpha=0.4, ridge=0.1)
     for t, (client, reward) in enumerate([(0, 0.5), (1, 1.0), (0, 0.25), (4, 0.75)], start=1):
         selector.observe(t, rewarded([client], [reward]))
     expected = []
@@ -157,7 +157,7 @@ def test_a_checkpoint_continues_to_the_same_cohorts(model, tmp_path):
     ("options", "sentence"),
     [
         ({"bits": 4}, "selector.bits must be a multiple of 8 from 8 to 256, not 4."),
-        ({"model": "mixed"}, "selector.model is shared or disjoint, not 'mixed'."),
+        ({"model": "mixed"}, "selector.model is disjoint or shared, not 'mixed'."),
         ({"alpha": -0.1}, "selector.alpha must not be negative, not -0.1."),
         ({"delta": 0.0}, "selector.delta is a probability in \\(0, 1\\), not 0."),
         ({"ridge": 0.0}, "selector.ridge must be above 0, not 0."),

@@ -15,7 +15,7 @@ import torch
 import covey.selection.contexts
 import covey.selection.nccb
 from covey import Config, Refusal, resume, run
-from covey.arrays import IntArray
+from covey.arrays import FloatArray, IntArray
 from covey.config.sections import Local
 from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Selector, Setting
@@ -307,7 +307,7 @@ def test_each_unexplored_cluster_sends_one_client():
 
 
 def test_a_hand_traced_run():
-    selector = begun(SINGLE, seed=1, estimator="linear", gamma=2.0, ridge=1.0)
+    selector = begun(SINGLE, seed=1, estimator="linear", gamma=2.0, ridge=1.0, covariance="diagonal")
     rewards = np.array([0.5, 0.5, 1.0, 0.8, 0.2])
     # Clusters are {0, 1}, {2}, {3}, {4}. In round 1 the generator draws the last and then the first, and of that
     # client 1; two are left for round 2.
@@ -349,7 +349,8 @@ def test_clusters_whose_clients_never_answer_do_not_block_their_place():
 
 
 def test_a_bound_by_hand():
-    selector = begun(np.array([[0b11000000], [0b00010000]], dtype=np.uint8), width=2, clusters=1, gamma=0.5)
+    contexts = np.array([[0b11000000], [0b00010000]], dtype=np.uint8)
+    selector = begun(contexts, width=2, clusters=1, gamma=0.5, covariance="diagonal")
     function = selector.function
     assert isinstance(function, NetworkEstimator)
     first, second, _ = function._parts(function.parameters)
@@ -581,7 +582,7 @@ def test_full_with_a_linear_estimator_is_linucb():
     rewards = generator("rewards").random(40)
     options = {"estimator": "linear", "covariance": "full", "gamma": 0.7, "ridge": 2.0, "window": 0}
     selector = begun(contexts, cohort=4, clusters=1, threshold=0, **options)
-    linear = KLinUCB(alpha=0.7, ridge=2.0, normalise=True)
+    linear = KLinUCB(model="shared", alpha=0.7, ridge=2.0, normalise=True)
     linear.begin(setting(40, 4))
     linear.surveyed(1, hashes(np.arange(40), contexts))
     for t in range(1, 20):
@@ -618,7 +619,7 @@ def test_equal_bounds_are_drawn_at_random_and_equal_contexts_have_equal_bounds(m
     assert highest(generator(0), scores[:2], 5).tolist() == [1, 0]
     assert len(highest(generator(0), np.empty(0), 3)) == 0
     monkeypatch.setattr(covey.selection.contexts, "_TOGETHER", 7)
-    selector = begun(np.repeat(random_contexts(3), 13, axis=0), cohort=1, clusters=3)
+    selector = begun(np.repeat(random_contexts(3), 13, axis=0), cohort=1, clusters=3, covariance="diagonal")
     played(selector, 4, np.linspace(0.1, 1, 39))
     bounds = np.round(selector.bounds(np.arange(39)), 9).reshape(3, 13)
     assert (bounds == bounds[:, :1]).all()
@@ -705,11 +706,11 @@ def simulated(make: Callable[[], Selector], seed: int, topic: np.ndarray, contex
 
 
 @pytest.mark.slow
-def test_mean_utility_orders_the_methods_as_the_paper_does():
+def test_with_shared_models_mean_utility_orders_the_methods_as_the_paper_does():
     methods: dict[str, Callable[[], Selector]] = {
-        "nccb": lambda: NCCB(clusters=10, threshold=3),
+        "nccb": lambda: NCCB(clusters=10, threshold=3, covariance="diagonal", gamma=0.1),
         "oort": OortSimple,
-        "k-linucb": KLinUCB,
+        "k-linucb": lambda: KLinUCB(model="shared"),
         "random": Uniform,
     }
     found = []
@@ -724,6 +725,41 @@ def test_mean_utility_orders_the_methods_as_the_paper_does():
     assert (np.diff(regrets, axis=0) > 0).all()
 
 
+def trained_down(selector: NCCB, seed: int, rounds: int = 120) -> tuple[FloatArray, IntArray, float]:
+    """Bonuses and invitations of clients whose losses fall by 6 % with each invitation, and a little with every round.
+
+    The third value is the mean loss of the last 20 cohorts over that of all clients.
+    """
+    topic, contexts = texts(seed, each=25)
+    clients = len(topic)
+    losses = 7 * generator(seed, "losses").permutation(np.linspace(0.8, 1, 6))[topic]
+    selector.begin(setting(clients, 5, seed))
+    selector.surveyed(1, hashes(np.arange(clients), contexts))
+    plays = np.zeros(clients, dtype=np.int64)
+    ratios = []
+    for t in range(1, rounds + 1):
+        cohort = np.sort(selector.select(t, np.arange(clients)))
+        present = losses * 0.94**plays * (0.6 + 0.4 * 0.98**t)
+        selector.observe(t, trained(cohort, present[cohort]))
+        plays[cohort] += 1
+        ratios.append(present[cohort].mean() / present.mean())
+    bonus = selector.bounds(np.arange(clients)) - selector.function.value(selector.bits_of(np.arange(clients)))
+    return bonus, plays, float(np.mean(ratios[-20:]))
+
+
+def test_a_confidence_for_each_client_spreads_invitations_and_follows_the_losses():
+    own, shared = NCCB(), NCCB(covariance="diagonal", gamma=0.1)
+    bonus, plays, ratio = trained_down(own, 0)
+    assert (plays > 0).all()
+    assert np.corrcoef(plays, bonus)[0, 1] < -0.5
+    assert ratio > 1
+    # One Z for all: the bonus is higher for clients invited often, and some are never invited.
+    bonus, plays, ratio = trained_down(shared, 0)
+    assert (plays == 0).sum() > 10
+    assert np.corrcoef(plays, bonus)[0, 1] > 0
+    assert ratio < 1
+
+
 # --- state, size and refusals
 
 
@@ -732,7 +768,7 @@ def test_a_checkpoint_continues_to_the_same_cohorts(tmp_path):
     kinds: list[dict[str, Any]] = [
         {},
         {"covariance": "full", "width": 4},
-        {"covariance": "own"},
+        {"covariance": "diagonal", "gamma": 0.1},
         {"estimator": "authors", "window": 5},
     ]
     for number, options in enumerate(kinds):
@@ -766,7 +802,7 @@ def test_a_million_clients_are_chosen_from_in_a_second_with_a_few_bytes_each():
             selector.cluster[:], selector.centres = 0, np.zeros((1, 64))
             selector.plays[0] = 100
         own = [one for one in vars(selector).values() if isinstance(one, np.ndarray) and one.shape[:1] == (count,)]
-        assert sum(array.nbytes for array in own) / count < 20
+        assert sum(array.nbytes for array in own) / count < 24
         everyone = np.arange(count)
         begin = time.process_time()
         assert len(selector.select(1, everyone)) == 5
@@ -789,7 +825,7 @@ def test_a_million_clients_are_chosen_from_in_a_second_with_a_few_bytes_each():
         ({"schedule": "root"}, "selector.schedule is constant or authors, not 'root'."),
         ({"delta": 1.0}, "selector.delta is a probability in \\(0, 1\\), not 1."),
         ({"ridge": 0.0}, "selector.ridge must be above 0, not 0."),
-        ({"covariance": "none"}, "selector.covariance is diagonal, full or own, not 'none'."),
+        ({"covariance": "none"}, "selector.covariance is own, diagonal or full, not 'none'."),
         ({"steps": 0}, "selector.steps must be at least 1, not 0."),
         ({"rate": 0.0}, "selector.rate must be above 0, not 0."),
         ({"window": -1}, "selector.window must be at least 1, or 0 for all rewards, not -1."),
@@ -816,8 +852,9 @@ DIGITS = {**SMALL, "clients": 12, "environment": {"name": "dirichlet", "alpha": 
 CHOICES = [
     {"name": "nccb", "clusters": 3, "threshold": 0},
     {"name": "nccb", "clusters": 3, "threshold": 1, "form": "quantised", "estimator": "authors", "train": "reward"},
-    {"name": "k-linucb"},
-    {"name": "k-linucb", "model": "disjoint", "alpha": 0.5},
+    {"name": "nccb", "clusters": 3, "threshold": 0, "covariance": "diagonal", "gamma": 0.1},
+    {"name": "k-linucb", "model": "shared"},
+    {"name": "k-linucb", "alpha": 0.5},
 ]
 
 
@@ -888,6 +925,7 @@ def test_a_run_on_texts_tells_topics_apart(tmp_path):
         "model": {"name": "lstm", "embedding": 8, "hidden": 16, "layers": 1},
         "selector": {"name": "nccb", "clusters": 2, "threshold": 0},
         "local": {"epochs": 1, "batch": 10, "rate": 0.5},
+        "numbering": "environment",
         "cohort": 4,
         "rounds": 3,
         "workers": 1,
