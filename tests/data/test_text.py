@@ -176,7 +176,14 @@ def test_stop_words_and_their_contractions_are_removed_unless_kept(tmp_path):
     path = str(written(tmp_path / "a.jsonl", [{"user": user, "text": said} for user in "abc"]))
     options = {"minimum": 1, "samples": 0, "test_users": 1}
     assert text(None, path=path, **options).class_names[2:] == tuple(kept)
-    assert len(text(None, path=path, **options, stop_words="keep").class_names) == 2 + 13
+    whole = text(None, path=path, **options, stop_words="keep")
+    assert len(whole.class_names) == 2 + 13
+    # The data set names those that are kept; samples have them.
+    assert [whole.class_names[place] for place in whole.stop_words] == [
+        word for word in dict.fromkeys(words_of(said)) if is_stop_word(word)
+    ]
+    assert torch.isin(whole.x, torch.tensor(whole.stop_words)).any()
+    assert text(None, path=path, **options).stop_words == ()
 
 
 # ---------------------------------------------------------------------------------------------- evaluation

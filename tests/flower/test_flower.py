@@ -90,6 +90,24 @@ def test_every_method_through_messages_is_the_local_run_to_the_bit(method, tmp_p
     assert over == local
 
 
+def test_simulated_nodes_know_the_stop_words_of_their_texts(tmp_path):
+    config = Config.of(
+        {
+            "dataset": {"name": "papers.nccb:made_up", "stop_words": "keep"},
+            "environment": "natural",
+            "model": {"name": "lstm", "embedding": 4, "hidden": 4, "layers": 1},
+            "selector": {"name": "nccb", "clusters": 4, "threshold": 0},
+            "cohort": 3,
+            "rounds": 1,
+            "workers": 1,
+        }
+    )
+    local = played(config, tmp_path / "local")
+    assert played(config, tmp_path / "grid", lambda nodes: InProcessGrid(simulated_app, nodes)) == local
+    hashed = as_config(config, {"selector": {"stop_words": "hash"}})
+    assert played(hashed, tmp_path / "hashed") != local
+
+
 # Messages
 
 
@@ -98,7 +116,7 @@ PROBES: list[Probe] = [
     Utility(),
     Insight(0.1),
     Insight(0.05, "full"),
-    SimHash(32, "projection"),
+    SimHash(32, "projection", stop_words="hash"),
     ClassQuery("bias", Privacy(1.0, 1e-5)),
     PredictorProbe(torch.randn(7), 3, 10, 2, 5, 0.01, 0.5, "gradient", 2**64 - 3),
     PredictorProbe(torch.randn(7), 3, 10, 2, 5, 0.01, 0.5, "shares", 4, Local(epochs=2, rate=0.1), 7),

@@ -47,7 +47,7 @@ from covey.fleet.loopback import Loopback, loopback_fleet
 from covey.fleet.node import ORDER_FILE
 from covey.fleet.processes import alive, environment, free_port, listens
 from covey.fleet.samples import settings as run_settings
-from covey.fleet.site import about, read_samples, recall, remember
+from covey.fleet.site import about, prepared, read_samples, recall, remember
 from covey.fleet.site import app as site_app
 from covey.fleet.superlink import Link
 from covey.flower import InProcessGrid
@@ -628,6 +628,20 @@ def site_grid(said: str, nodes: list[dict[str, str]]) -> InProcessGrid:
     for context in grid.contexts.values():
         context.run_config = {"covey": said}
     return grid
+
+
+def test_sites_are_told_which_words_are_stop_words(tmp_path):
+    words = {"dataset": {"name": "papers.nccb:made_up", "stop_words": "keep"}, "environment": "natural"}
+    config = Config.of({**words, "model": {"name": "lstm", "embedding": 4, "hidden": 4, "layers": 1}, "cohort": 3})
+    said, nodes = site_nodes(config, tmp_path)
+    dataset = build_federation(config).dataset
+    assert [dataset.class_names[place] for place in dataset.stop_words] == ["the"]
+    for context in site_grid(said, nodes[:1]).contexts.values():
+        assert prepared(context, "train").learner.stop_words == dataset.stop_words
+    # A server that does not know them says nothing of them.
+    older = {key: value for key, value in json.loads(said).items() if key != "stop_words"}
+    for context in site_grid(json.dumps(older), nodes[:1]).contexts.values():
+        assert prepared(context, "train").learner.stop_words == ()
 
 
 def test_a_round_that_is_played_again_after_a_crash_trains_models_at_sites_once(tmp_path):

@@ -65,10 +65,10 @@ class Words(nn.Module):
         return logits
 
 
-def reader(never=()) -> Learner:
+def reader(never=(), stop_words=()) -> Learner:
     """A client's learner for texts of a vocabulary of 20."""
     x, y = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    dataset = Dataset("texts", x, y, x, y, tuple(map(str, range(20))), never=never)
+    dataset = Dataset("texts", x, y, x, y, tuple(map(str, range(20))), never=never, stop_words=stop_words)
     return Learner(Words(20), dataset)
 
 
@@ -205,6 +205,34 @@ def test_the_probe_ignores_words_that_are_never_an_answer():
     assert not measured(SimHash(), reader(never=(0, 1, 5, 7)), x).any()
 
 
+def test_stop_words_are_left_out_of_the_hash_where_the_client_knows_them():
+    x = torch.tensor([[0, 3, 5, 7], [3, 3, 7, 1]])
+    knows = reader(never=(0, 1), stop_words=(3, 4))
+    assert (measured(SimHash(), knows, x) == of_tokens(torch.tensor([5, 7, 7]))).all()
+    everything = of_tokens(torch.tensor([3, 3, 3, 5, 7, 7]))
+    assert (measured(SimHash(stop_words="hash"), knows, x) == everything).all()
+    assert (measured(SimHash(), reader(never=(0, 1)), x) == everything).all()
+
+
+def test_topics_are_told_apart_better_without_stop_words():
+    topic, said = texts(topics=4, each=10)
+    rng = generator("stop words")
+    # Half of all words are among thirty stop words, the same in every topic but in shares of each client's own.
+    stopped = [torch.from_numpy(rng.choice(30, size=300, p=rng.dirichlet(np.ones(30)))) for _ in topic]
+    mixed = [torch.cat([30 + words, stops])[None] for words, stops in zip(said, stopped, strict=True)]
+    pairs = np.triu_indices(len(topic), 1)
+    same = topic[pairs[0]] == topic[pairs[1]]
+    apart = {}
+    for stop_words in ("ignore", "hash"):
+        probe = SimHash(stop_words=stop_words)
+        learner = reader(stop_words=tuple(range(30)))
+        contexts = np.stack([measured(probe, learner, words) for words in mixed])
+        distances = hamming(contexts[pairs[0]], contexts[pairs[1]])
+        spread = np.sqrt((distances[same].var() + distances[~same].var()) / 2)
+        apart[stop_words] = (distances[~same].mean() - distances[same].mean()) / spread
+    assert apart["ignore"] > 1.5 * apart["hash"]
+
+
 def test_auto_is_projection_for_images():
     experiment = Experiment.of(Config.of(SMALL))
     experiment.runtime.close()
@@ -243,6 +271,8 @@ def test_impossible_probes_are_refused():
         SimHash(64, "md5")  # type: ignore[arg-type]
     with pytest.raises(Refusal, match="step must be above 0, not 0"):
         SimHash(64, "quantised", 0.0)
+    with pytest.raises(Refusal, match="stop_words is ignore or hash, not 'keep'"):
+        SimHash(stop_words="keep")  # type: ignore[arg-type]
 
 
 def test_a_form_that_does_not_fit_the_samples_is_refused():

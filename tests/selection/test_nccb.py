@@ -815,6 +815,7 @@ def test_a_million_clients_are_chosen_from_in_a_second_with_a_few_bytes_each():
         ({"bits": 63}, "selector.bits must be a multiple of 8 from 8 to 256, not 63."),
         ({"form": "words"}, "selector.form is auto, tokens, quantised or projection, not 'words'."),
         ({"quantisation": 0.0}, "selector.quantisation must be above 0, not 0."),
+        ({"stop_words": "keep"}, "selector.stop_words is ignore or hash, not 'keep'."),
         ({"reward": "loss"}, "selector.reward is per-sample or total, not 'loss'."),
         ({"clusters": 0}, "selector.clusters must be at least 1, not 0."),
         ({"threshold": -1}, "selector.threshold is a number of invitations, 0 or more, not -1."),
@@ -835,6 +836,15 @@ def test_a_million_clients_are_chosen_from_in_a_second_with_a_few_bytes_each():
 def test_impossible_options_are_refused(options, sentence):
     with pytest.raises(Refusal, match=sentence):
         NCCB(**options)
+
+
+@pytest.mark.parametrize("name", ["nccb", "k-linucb"])
+def test_folders_from_before_the_option_hash_stop_words(name):
+    given = Config.of({**SMALL, "selector": name}).as_mapping()
+    del given["selector"]["stop_words"]
+    stored, fresh = Config.stored(given).selector, Config.of({**SMALL, "selector": name}).selector
+    assert stored is not None and fresh is not None
+    assert (stored.options["stop_words"], fresh.options["stop_words"]) == ("hash", "ignore")
 
 
 def test_an_odd_width_suits_the_authors_network():

@@ -44,6 +44,7 @@ class Learner:
         self.layout = Layout.of(module)
         self.classes = dataset.classes
         self.never = torch.tensor(dataset.never, dtype=torch.int64, device=self.device)
+        self.stop_words = dataset.stop_words
         self.stacks = self.device.type == "cuda"
         self.chunk = 500 if self.device.type == "cpu" else 5_000
         self._bf16 = precision == "bf16"

@@ -56,6 +56,8 @@ class Dataset:
     """Names of the natural clients."""
     never: tuple[int, ...] = ()
     """Classes that are never a right answer (padding, unknown words); evaluation rules them out."""
+    stop_words: tuple[int, ...] = ()
+    """Classes that are stop words. They are learned as any other; fingerprints of texts leave them out."""
     blank: bool = False
     """True if the training samples are placeholders for those that clients hold."""
     untested: bool = False

@@ -191,6 +191,7 @@ def from_writings(name: str, source: Path, read: Callable[[], Iterator[Writing]]
         groups=torch.repeat_interleave(torch.arange(len(train)), sizes),
         group_names=tuple(training),
         never=(PADDING, UNKNOWN),
+        stop_words=tuple(place for place, word in enumerate(known, start=len(SPECIAL)) if is_stop_word(word)),
     )
 
 

@@ -50,6 +50,7 @@ def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, p
         "mean": list(dataset.mean),
         "deviation": list(dataset.deviation),
         "never": list(dataset.never),
+        "stop_words": list(dataset.stop_words),
         "model": model,
         "options": dict(options),
         "seed": seed,
@@ -88,6 +89,7 @@ def prepared(context: Context, part: str) -> Client:
         tuple(run["mean"]),
         tuple(run["deviation"]),
         never=tuple(run["never"]),
+        stop_words=tuple(run.get("stop_words", ())),
     )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in run["options"].items()}
     module = build_model(name, options, dataset.shape, dataset.classes, run["seed"])

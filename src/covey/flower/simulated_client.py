@@ -38,6 +38,7 @@ class SimulationFolder:
             "mean": dataset.mean,
             "deviation": dataset.deviation,
             "never": dataset.never,
+            "stop_words": dataset.stop_words,
             "model": config.model.name,
             "options": dict(config.model.options),
             "seed": config.seed,
@@ -78,6 +79,7 @@ def _learner(folder: str, like: int) -> Learner:
         tuple(about["mean"]),
         tuple(about["deviation"]),
         never=tuple(about["never"]),
+        stop_words=tuple(about["stop_words"]),
     )
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in about["options"].items()}
     module = build_model(about["model"], options, dataset.shape, dataset.classes, about["seed"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from covey.data.dataset import Samples
 
 Form = Literal["auto", "tokens", "quantised", "projection"]
+StopWordHash = Literal["ignore", "hash"]
 Bits = NDArray[np.bool_]
 Packed = NDArray[np.uint8]
 
@@ -46,11 +47,17 @@ class SimHash(Probe):
         projection take the mean of the normalised samples: quantised hashes some of its values, projection all. auto
         is tokens for texts (samples of integers) and projection otherwise.
     step: η of the quantised form (equation 5), in standard deviations of the data set.
+    stop_words: ignore leaves the stop words of a text out of its fingerprint, as the paper does, whether or not models
+        are trained on them: they are the same in all texts, and hide what a text is about. hash counts them as any
+        other word. A client knows stop words by their numbers, which the data set names (`Dataset.stop_words`; those
+        in `covey.data.text` do) and a simulation or a fleet's server tells it. Where nobody names them, as in a Flower
+        client app of your own, all words are hashed.
     """
 
     bits: int = 64
     form: Form = "auto"
     step: float = 1.0
+    stop_words: StopWordHash = "ignore"
 
     name = "simhash"
     uses_model = False
@@ -62,6 +69,7 @@ class SimHash(Probe):
         )
         require(self.form in FORMS, f"form is auto, tokens, quantised or projection, not '{self.form}'.")
         require(self.step > 0, f"step must be above 0, not {self.step:g}.")
+        require(self.stop_words in ("ignore", "hash"), f"stop_words is ignore or hash, not '{self.stop_words}'.")
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {"bits": (self.bits // 8,)}
@@ -78,7 +86,8 @@ class SimHash(Probe):
             have, can = ("words", "auto or tokens") if texts else ("no words", "auto, quantised or projection")
             raise Refusal(f"The samples are {have}, for which the form is {can}, not {form}.")
         if form == "tokens":
-            return of_tokens(samples.x, self.bits, ignored=learner.never.tolist())
+            stopped = learner.stop_words if self.stop_words == "ignore" else ()
+            return of_tokens(samples.x, self.bits, ignored=[*learner.never.tolist(), *stopped])
         mean = mean_input(learner, samples.x)
         return projected(mean, self.bits) if form == "projection" else quantised(mean, self.bits, self.step)
 

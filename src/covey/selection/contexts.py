@@ -14,7 +14,7 @@ from covey.core.interfaces import Probe, Selector, Setting
 from covey.core.replies import Replies
 from covey.errors import require
 from covey.probe.losses import Utility
-from covey.probe.simhash import Form, Packed, SimHash, unpacked
+from covey.probe.simhash import Form, Packed, SimHash, StopWordHash, unpacked
 
 Reward = Literal["per-sample", "total"]
 
@@ -36,7 +36,16 @@ class ContextSelector(Selector):
     their utility in every round; only the records use it.
     """
 
-    def __init__(self, *, bits: int, form: Form, quantisation: float, reward: Reward, regret: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        bits: int,
+        form: Form,
+        quantisation: float,
+        reward: Reward,
+        regret: bool = False,
+        stop_words: StopWordHash = "ignore",
+    ) -> None:
         require(8 <= bits <= 256 and bits % 8 == 0, f"selector.bits must be a multiple of 8 from 8 to 256, not {bits}.")
         require(
             form in ("auto", "tokens", "quantised", "projection"),
@@ -44,10 +53,11 @@ class ContextSelector(Selector):
         )
         require(quantisation > 0, f"selector.quantisation must be above 0, not {quantisation:g}.")
         require(reward in ("per-sample", "total"), f"selector.reward is per-sample or total, not '{reward}'.")
+        require(stop_words in ("ignore", "hash"), f"selector.stop_words is ignore or hash, not '{stop_words}'.")
         self.bits = bits
         self.reward = reward
         self.records_regret = regret
-        self.probe = SimHash(bits, form, quantisation)
+        self.probe = SimHash(bits, form, quantisation, stop_words)
 
     def begin(self, setting: Setting) -> None:
         super().begin(setting)

@@ -10,13 +10,13 @@ import numpy as np
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Setting
 from covey.errors import require
-from covey.probe.simhash import Form
+from covey.probe.simhash import Form, StopWordHash
 from covey.randomness import generator
 from covey.registries import selectors
 from covey.selection.contexts import ContextSelector, Reward, highest, normalised, one_blas_thread
 
 
-@selectors.add("k-linucb")
+@selectors.add("k-linucb", earlier={"stop_words": "hash"})
 class KLinUCB(ContextSelector):
     """Invites clients with the highest upper confidence bounds of a reward linear in their context (k-LinUCB).
 
@@ -26,6 +26,8 @@ class KLinUCB(ContextSelector):
     bits: length of a context, a multiple of 8 from 8 to 256.
     form: what is hashed: tokens for texts; projection or quantised for images and measurements; auto decides.
     quantisation: η of the quantised form, in standard deviations of the data.
+    stop_words: ignore leaves stop words out of the hash of a text (not out of the data), as the paper does; hash
+        counts them. Contexts then tell topics apart less well.
     reward: per-sample is √(mean loss²), total multiplies it by the client's samples.
     model: disjoint has an A and b for each client, as the authors of NCCB ran it; since a client's context never
         changes, that is a mean reward per client, and says nothing of others. shared has one A and b for all clients;
@@ -47,6 +49,7 @@ class KLinUCB(ContextSelector):
         bits: int = 64,
         form: Form = "auto",
         quantisation: float = 1.0,
+        stop_words: StopWordHash = "ignore",
         reward: Reward = "per-sample",
         model: Literal["disjoint", "shared"] = "disjoint",
         alpha: float | None = None,
@@ -55,7 +58,9 @@ class KLinUCB(ContextSelector):
         normalise: bool = False,
         regret: bool = False,
     ) -> None:
-        super().__init__(bits=bits, form=form, quantisation=quantisation, reward=reward, regret=regret)
+        super().__init__(
+            bits=bits, form=form, quantisation=quantisation, reward=reward, regret=regret, stop_words=stop_words
+        )
         require(model in ("disjoint", "shared"), f"selector.model is disjoint or shared, not '{model}'.")
         require(alpha is None or alpha >= 0, f"selector.alpha must not be negative, not {alpha}.")
         require(0 < delta < 1, f"selector.delta is a probability in (0, 1), not {delta:g}.")

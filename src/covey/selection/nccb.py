@@ -17,7 +17,7 @@ from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import JointWork, Setting
 from covey.core.replies import Replies
 from covey.errors import require
-from covey.probe.simhash import Form
+from covey.probe.simhash import Form, StopWordHash
 from covey.randomness import generator, key
 from covey.registries import selectors
 from covey.selection.context_clusters import cluster_centres, distinct_contexts, nearest_centre
@@ -35,7 +35,7 @@ _GRADIENTS = 1 << 10
 """Gradients of the whole estimator that are held at once."""
 
 
-@selectors.add("nccb")
+@selectors.add("nccb", earlier={"stop_words": "hash"})
 class NCCB(ContextSelector):
     """Explores clusters of clients with similar data, then invites clients with the highest reward bounds (NCCB).
 
@@ -45,18 +45,22 @@ class NCCB(ContextSelector):
         U_i = f(x_i; θ) + γ·√(g_iᵀ Z⁻¹ g_i / w),    g_i = ∇f(x_i; θ),
 
     among the others, ties broken at random. The last `window` rewards train f, from the present θ and with a pull
-    towards θ⁰ (equation 10), and Z grows by g gᵀ/w for each new reward (equation 14, read as an outer product). By
-    default every client has a Z of its own, as in the authors' code.
+    towards θ⁰ (equation 10), and Z grows by g gᵀ/w for each new reward (equation 14, read as an outer product).
 
     So a cluster is explored `threshold` + 1 times, and exploration takes at least clusters·(threshold + 1)/cohort
     rounds: 44 for the defaults and the paper's cohort of 5. Invitations count, answered or not, so that a cluster of
     clients that never answer does not block its place. Clients whose context arrives later join the nearest cluster,
-    and once twice as many are known as were clustered, all are clustered again. If there are fewer different contexts
-    than clusters, there are as many clusters as contexts.
+    and once twice as many are known as were clustered, all are clustered again. There are never more clusters than
+    different contexts.
+
+    The authors' code has other values than the paper: estimator = authors, schedule = authors, window = 11, ridge = 1,
+    train = reward, reward = total.
 
     bits: length of a context, a multiple of 8 from 8 to 256. The paper loses 3, 5 and 12 % accuracy at 32, 16 and 8.
     form: what is hashed: tokens for texts; projection or quantised for images and measurements; auto decides.
     quantisation: η of the quantised form (equation 5), in standard deviations of the data.
+    stop_words: ignore leaves stop words out of the hash of a text (not out of the data), as the paper does; hash
+        counts them. Contexts then tell topics apart less well.
     clusters: c of Algorithm 1. The paper does not say; 20 is the value for Yelp in the authors' code.
     threshold: k of Algorithm 1; the best of the paper's values for Yelp. High values never reach exploitation.
     reward: per-sample is √(mean loss²), total multiplies it by the client's samples (equation 2). The paper gives all
@@ -66,28 +70,25 @@ class NCCB(ContextSelector):
         biases, no factor, plain contexts, random start. linear is f(x) = θᵀx on contexts at length 1, solved exactly:
         enough if there are fewer kinds of clients than bits.
     width: w, the number of hidden units; even for paper.
-    gamma: γ, the weight of the uncertainty; rewards are in [0, 1]. With a Z for each client, 0.3 to 1 work alike. With
-        one shared Z smaller values are better: in a simulation of 300 clients in six topics with constant utilities,
-        0, 0.1, 0.3 and 1 reached 99, 98, 94 and 86 % of the best utility in 200 rounds.
+    gamma: γ, the weight of the uncertainty; rewards are in [0, 1]. With a Z for each client, 0.3 and 1 work alike; one
+        shared Z needs less: 0.1 reached 98 % of the best utility in a simulation with constant utilities, 1 reached 86.
     schedule: constant, or authors: γ_t = gamma·√(p·ln(1 + t·B²/(λp)) + 2·ln(1/delta)) after t rewards, with p the
         number of parameters and B the length of the longest input, which stays far above rewards in [0, 1] for long.
     delta: δ of that schedule.
     ridge: λ: Z starts at λ·1, and the pull towards θ⁰ is λw/2·‖θ - θ⁰‖².
     covariance: own is a Z for each client, as in the authors' code: a reward reduces the uncertainty of this client
-        alone, so that it is not invited again soon. For a client invited n times it is λ·1 + n·g gᵀ/w, with the present
-        g for all of them, so that n alone is stored. diagonal and full are one Z for all clients, as equation 14 reads:
-        full keeps all of Z⁻¹ (34 MB for the default estimator, in every checkpoint), at clients·p² operations a round;
-        diagonal keeps Z's diagonal, as NeuralUCB does. One shared Z does not spread invitations: a client shares its
-        uncertainty with all that resemble it, and with the diagonal alone the bonus even grows for clients invited
-        often, as training makes their gradients longer. So cohorts return to the same clients, and their losses end
-        below those of the others, against the aim. Choose it to see what equation 14 does.
+        alone, so that it is not invited again soon. It is λ·1 + n·g gᵀ/w after n invitations, with the present g, so
+        that n alone is stored. diagonal and full are one Z for all clients, as equation 14 reads; full keeps all of
+        Z⁻¹ (34 MB for the default estimator, in every checkpoint), at clients·p² operations a round, diagonal Z's
+        diagonal, as NeuralUCB does. One shared Z does not spread invitations: clients that are alike share their
+        uncertainty, and with the diagonal alone the bonus even grows for clients invited often, as training makes
+        their gradients longer. So cohorts return to the same clients, and have lower losses than the others.
     steps: J, steps of Adam on the whole window.
     rate: Adam's rate.
     window: number of the latest rewards to train on; 0 is all, as in the paper; the authors' code has 11. Losses fall
         as the model learns, and old rewards mislead.
-    train: after every round (round), or after every reward of a round (reward), as in the paper; that is slower by a
-        factor of the cohort, and no better in that simulation. After a round, a GPU trains the estimators of all runs
-        in lockstep together.
+    train: after every round (round), or after every reward (reward), as in the paper and slower by a factor of the
+        cohort. After a round, a GPU trains the estimators of all runs in lockstep together.
     regret: also record by how much the cohorts fall short of the best ones. For experiments: every client then
         evaluates every model.
     """
@@ -98,6 +99,7 @@ class NCCB(ContextSelector):
         bits: int = 64,
         form: Form = "auto",
         quantisation: float = 1.0,
+        stop_words: StopWordHash = "ignore",
         clusters: int = 20,
         threshold: int = 10,
         reward: Reward = "per-sample",
@@ -114,7 +116,9 @@ class NCCB(ContextSelector):
         train: Literal["round", "reward"] = "round",
         regret: bool = False,
     ) -> None:
-        super().__init__(bits=bits, form=form, quantisation=quantisation, reward=reward, regret=regret)
+        super().__init__(
+            bits=bits, form=form, quantisation=quantisation, reward=reward, regret=regret, stop_words=stop_words
+        )
         require(clusters >= 1, f"selector.clusters must be at least 1, not {clusters}.")
         require(threshold >= 0, f"selector.threshold is a number of invitations, 0 or more, not {threshold}.")
         require(
@@ -122,18 +126,14 @@ class NCCB(ContextSelector):
             f"selector.estimator is paper, authors or linear, not '{estimator}'.",
         )
         require(width >= 1, f"selector.width must be at least 1, not {width}.")
-        require(
-            estimator != "paper" or width % 2 == 0,
-            f"selector.width must be even for the paper's symmetric start, not {width}.",
-        )
+        fits = estimator != "paper" or width % 2 == 0
+        require(fits, f"selector.width must be even for the paper's symmetric start, not {width}.")
         require(gamma >= 0, f"selector.gamma must not be negative, not {gamma:g}.")
         require(schedule in ("constant", "authors"), f"selector.schedule is constant or authors, not '{schedule}'.")
         require(0 < delta < 1, f"selector.delta is a probability in (0, 1), not {delta:g}.")
         require(ridge > 0, f"selector.ridge must be above 0, not {ridge:g}.")
-        require(
-            covariance in ("own", "diagonal", "full"),
-            f"selector.covariance is own, diagonal or full, not '{covariance}'.",
-        )
+        known = covariance in ("own", "diagonal", "full")
+        require(known, f"selector.covariance is own, diagonal or full, not '{covariance}'.")
         require(steps >= 1, f"selector.steps must be at least 1, not {steps}.")
         require(rate > 0, f"selector.rate must be above 0, not {rate:g}.")
         require(window >= 0, f"selector.window must be at least 1, or 0 for all rewards, not {window}.")
