@@ -124,6 +124,6 @@ def _runs(results: Results) -> Part:
     rows = []
     for environment, method, variant in places:
         line = results.store.line(environment, method, variant)
-        seeds, run = ", ".join(map(str, line)), rounds_text(line, results.planned(method))
+        seeds, run = ", ".join(map(str, line)), rounds_text(line, results.planned_rounds(environment, method))
         rows.append([environment, method, variant or "-", seeds, run, *origin(list(line.values()))])
     return Table(("environment", "method", "variant", "seeds", "rounds", *ORIGIN), rows)

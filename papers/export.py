@@ -85,6 +85,7 @@ def result_of(paper: str, run: PlannedRun, folder: Path, skew: Sequence[float] |
         targets={target: _all_rounded(_on_target(scored, target, config), 4) for target in run.targets},
         branch=_read_json(folder / BRANCH) if (folder / BRANCH).is_file() else None,
         client_loss=_client_loss(rows),
+        regret=_regret(rows),
         impact=_impact(rows, len(truth)),
         agent=rows[0].get("figures", {}).get("agent", {}) if rows else {},
     )
@@ -101,6 +102,24 @@ def _client_loss(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | No
         if "accuracy" in row:
             for name, column in columns.items():
                 column.append(float(f"{np.mean([one[name] for one in since]):.4g}") if since else None)
+            since = []
+    return columns
+
+
+def _regret(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Return losses of cohorts and of all clients, means over the rounds since the last evaluation, and the regret."""
+    if not any("regret" in row.get("figures", {}) for row in rows):
+        return {}
+    losses = ("cohort_loss", "population_loss")
+    columns: dict[str, list[float | None]] = {name: [] for name in (*losses, "regret")}
+    since: list[Mapping[str, float]] = []
+    for row in rows:
+        figures = row["figures"]
+        since += [figures] if figures["cohort_loss"] is not None else []
+        if "accuracy" in row:
+            for name in losses:
+                columns[name].append(float(f"{np.mean([one[name] for one in since]):.5g}") if since else None)
+            columns["regret"].append(float(f"{figures['regret']:.5g}"))
             since = []
     return columns
 

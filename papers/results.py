@@ -48,13 +48,17 @@ class Results:
         """Return the planned rounds of a method's runs."""
         return self.rounds
 
+    def planned_rounds(self, environment: str, method: str) -> int:
+        """Return the planned rounds of a method's runs in an environment."""
+        return self.planned(method)
+
     def title(self, method: str) -> str:
         """Return a method's name in tables."""
         return self.titles.get(method, method)
 
     def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
         """Return the shown runs of a line: the complete ones if there are two or more, else all."""
-        return shown_runs(self.store.line(environment, method, variant), self.planned(method))
+        return shown_runs(self.store.line(environment, method, variant), self.planned_rounds(environment, method))
 
     def shown(self, environment: str, always: Sequence[str]) -> list[str]:
         """Return the methods of an environment's tables: those always shown, and any others that were run."""
@@ -78,7 +82,7 @@ class Results:
         if first is None:
             return "0"
         everything = evaluated_runs(self.store.line(first.environment, first.method, first.variant))
-        return seeds_text(line, everything, self.planned(first.method))
+        return seeds_text(line, everything, self.planned_rounds(first.environment, first.method))
 
     def rounds_run(self, line: Line) -> str:
         """Cell: rounds of a line's runs."""
@@ -90,7 +94,7 @@ class Results:
 
     def _planned_of(self, line: Line) -> int:
         first = next(iter(line.values()), None)
-        return self.rounds if first is None else self.planned(first.method)
+        return self.rounds if first is None else self.planned_rounds(first.environment, first.method)
 
     def terminal(self, line: Line) -> str:
         """Cell: terminal accuracy."""

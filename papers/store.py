@@ -33,7 +33,7 @@ LISTED_CLASSES = 10
 """Most classes of which the store keeps every class's accuracy."""
 
 COLUMNS = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes")
-_OPTIONAL = ("class_accuracy", "shares", "targets", "branch", "client_loss", "impact", "agent")
+_OPTIONAL = ("class_accuracy", "shares", "targets", "branch", "client_loss", "impact", "agent", "regret")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +85,9 @@ class Result:
     client_loss: Mapping[str, list[float | None]] = field(default_factory=dict)
     """`mean`, `variance` and `gap` over a round's clients of the loss of the model that they received
     `[evaluations]`, means over the rounds since the last evaluation; if clients reported it."""
+    regret: Mapping[str, list[float | None]] = field(default_factory=dict)
+    """`cohort_loss` and `population_loss`: mean loss of the cohort and of all clients `[evaluations]`, means over the
+    rounds since the last evaluation; and the `regret` so far; if the run records it."""
     impact: list[float | None] = field(default_factory=list)
     """Mean impact factor over the rounds that a client took part in `[clients]`, if the method sets them."""
     agent: Mapping[str, Any] = field(default_factory=dict)
@@ -229,6 +232,8 @@ def _check(result: Result) -> None:
             require(fits, f"the {name} after round {one['round']} are not of {clients} clients")
     for name, figures in result.client_loss.items():
         require(len(figures) == len(at), f"it has {len(at)} evaluations but {len(figures)} of clients' {name} loss")
+    for name, figures in result.regret.items():
+        require(len(figures) == len(at), f"it has {len(at)} evaluations but {len(figures)} of {name}")
     require(len(result.impact) in (0, clients), f"it has {clients} clients but the impact of {len(result.impact)}")
     for target, accuracies in result.targets.items():
         require(len(accuracies) == len(at), f"it has {len(at)} evaluations but {len(accuracies)} on {target}")

@@ -3,12 +3,13 @@ Learning", AAAI workshop 2022.
 """
 
 from papers.grid import Paper
-from papers.nccb.corpora import made_up
+from papers.nccb.corpora import made_up, topics
 from papers.nccb.experiments import groups
 from papers.nccb.page import make_page
+from papers.nccb.random_cohorts import RandomCohorts
 from papers.nccb.scales import NAMES, SCALES
 
-__all__ = ["PAPER", "made_up"]
+__all__ = ["PAPER", "RandomCohorts", "made_up", "topics"]
 
 PAPER = Paper(
     name="nccb",

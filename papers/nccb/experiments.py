@@ -6,21 +6,42 @@ from typing import Any
 
 from papers.grid import Group, PlannedRun, Request, Scale
 from papers.nccb.corpora import Corpus
-from papers.nccb.scales import BASELINE, BITS, CORE, METHODS, OTHER_WAY, OURS, OWN, REFERENCE, TABLES, NCCBScale
+from papers.nccb.scales import (
+    AUTHORS,
+    BASELINE,
+    BITS,
+    CORE,
+    DEFAULTS,
+    HASHED,
+    LINEAR,
+    METHODS,
+    OTHER_WAY,
+    OURS,
+    REFERENCE,
+    REGRET,
+    SHARED,
+    NCCBScale,
+)
+from papers.nccb.uneven import UnevenFederation
+
+_RANDOM = {"name": "papers.nccb:RandomCohorts"}
+"""The selector of random runs that record their regret."""
 
 
 def groups(scale: Scale, request: Request) -> list[Group]:
     """Return all runs of the paper's tables and figures, the most valuable first."""
     assert isinstance(scale, NCCBScale)
-    plan = _NCCBRuns(scale, request.rounds or scale.rounds)
+    plan = _NCCBRuns(scale, request.rounds)
     seeds = request.seeds or tuple(range(scale.seeds))
     few = request.seeds or tuple(range(min(scale.seeds, scale.figure_seeds)))
+    many = request.seeds or tuple(range(scale.uneven_seeds))
     methods = request.methods or METHODS
-    printed = tuple(name for name in TABLES if name in methods)
-    others = tuple(name for name in methods if name not in TABLES)
+    printed = tuple(name for name in METHODS if name in methods)
+    others = tuple(name for name in methods if name not in METHODS)
     everything = [group for corpus in scale.corpora for group in _tables(plan, corpus, corpus.title, printed, seeds)]
-    everything += [group for corpus in scale.corpora for group in _own(plan, corpus, seeds)]
-    for make in (_thresholds, _bits, _clients, _rates, _stop_words):
+    everything += [group for corpus in scale.corpora for group in _variants(plan, corpus, seeds)]
+    everything += [_something_to_win(plan, one, many) for one in scale.uneven]
+    for make in (_regret, _thresholds, _bits, _clients, _rates, _stop_words):
         everything += [group for corpus in scale.corpora for group in make(plan, corpus, few)]
     for corpus in scale.corpora:
         everything += _tables(plan, corpus, f"{corpus.title}, others", others, seeds)
@@ -35,9 +56,32 @@ def _tables(
         yield Group(title, ("table-1", "table-2"), runs)
 
 
-def _own(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
-    runs = tuple(plan.run(corpus, OURS, seed, OWN, selector={"covariance": OWN}) for seed in seeds)
-    yield Group(f"{corpus.title}: a confidence for each client", ("confidence",), runs)
+def _variants(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+    shared = [plan.run(corpus, method, seed, "shared", selector=SHARED[method]) for seed in seeds for method in SHARED]
+    yield Group(f"{corpus.title}: one confidence for all clients", ("shared",), tuple(shared))
+    authors = [plan.run(corpus, OURS, seed, "authors", selector=AUTHORS) for seed in seeds]
+    yield Group(f"{corpus.title}: the authors' values", ("authors",), tuple(authors))
+
+
+def _something_to_win(plan: "_NCCBRuns", federation: UnevenFederation, seeds: Sequence[int]) -> Group:
+    runs = []
+    for seed in seeds:
+        runs.append(plan.uneven(federation, BASELINE, seed, selector=_RANDOM))
+        runs.append(plan.uneven(federation, OURS, seed, selector={REGRET: True}))
+        runs.append(plan.uneven(federation, OURS, seed, "shared", selector={**SHARED[OURS], REGRET: True}))
+        runs += [plan.uneven(federation, method, seed) for method in ("oort-simple", "oort", REFERENCE)]
+    return Group(f"{federation.title}: something to win", ("something-to-win",), tuple(runs))
+
+
+def _regret(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+    runs = []
+    for seed in seeds:
+        runs.append(plan.run(corpus, BASELINE, seed, REGRET, selector=_RANDOM))
+        for method in (OURS, LINEAR):
+            runs.append(plan.run(corpus, method, seed, REGRET, selector={REGRET: True}))
+            shared = {**SHARED[method], REGRET: True}
+            runs.append(plan.run(corpus, method, seed, f"shared-{REGRET}", selector=shared))
+    yield Group(f"{corpus.title}: regret", ("regret",), tuple(runs))
 
 
 def _rates(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
@@ -79,12 +123,12 @@ def _clients(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterato
 
 def _stop_words(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
     if corpus is plan.scale.corpora[0]:
-        runs = [
-            plan.run(corpus, method, seed, OTHER_WAY, dataset={"stop_words": OTHER_WAY})
-            for seed in seeds
-            for method in (*CORE, REFERENCE)
-        ]
-        yield Group(f"{corpus.title}: stop words removed", ("stop-words",), tuple(runs))
+        runs = []
+        for seed in seeds:
+            runs.append(plan.run(corpus, OURS, seed, HASHED, selector={"stop_words": "hash"}))
+            for method in (*CORE, REFERENCE):
+                runs.append(plan.run(corpus, method, seed, OTHER_WAY, dataset={"stop_words": OTHER_WAY}))
+        yield Group(f"{corpus.title}: stop words hashed, or removed", ("stop-words",), tuple(runs))
 
 
 @dataclass(frozen=True)
@@ -92,7 +136,8 @@ class _NCCBRuns:
     """Makes planned runs of one scale."""
 
     scale: NCCBScale
-    rounds: int
+    rounds: int | None
+    """Rounds that a user asks for."""
 
     def run(
         self,
@@ -109,18 +154,48 @@ class _NCCBRuns:
         """Return a run with the settings of the tables, changed as given."""
         scale = self.scale
         settings: dict[str, Any] = {
-            "method": method,
             "dataset": {**corpus.dataset, **(dataset or {})},
             "environment": "natural",
             "model": dict(scale.model),
             "clients": clients or corpus.clients,
             "cohort": scale.cohort,
-            "rounds": self.rounds,
+            "rounds": self.rounds or scale.rounds,
             "seed": seed,
             "evaluate_every": scale.evaluate_every,
             "local": {**scale.local, **(local or {})},
+            **_parts(method, scale.clusters, scale.threshold, selector),
         }
-        if method == OURS:
-            bandit = {"bits": BITS, "clusters": scale.clusters, "threshold": scale.threshold}
-            settings["selector"] = {**bandit, **(selector or {})}
         return PlannedRun(corpus.name, method, seed, settings, variant, samples=int(corpus.dataset["samples"]))
+
+    def uneven(
+        self,
+        federation: UnevenFederation,
+        method: str,
+        seed: int,
+        variant: str = "",
+        *,
+        selector: Mapping[str, Any] | None = None,
+    ) -> PlannedRun:
+        """Return a run on a federation of clients that differ much."""
+        settings: dict[str, Any] = {
+            "dataset": dict(federation.dataset),
+            "environment": dict(federation.environment),
+            "model": dict(federation.model),
+            "clients": federation.clients,
+            "cohort": federation.cohort,
+            "rounds": self.rounds or federation.rounds,
+            "seed": seed,
+            "evaluate_every": self.scale.evaluate_every,
+            "local": dict(federation.local),
+            **_parts(method, federation.clusters, federation.threshold, selector),
+        }
+        return PlannedRun(federation.name, method, seed, settings, variant, samples=federation.samples)
+
+
+def _parts(method: str, clusters: int, threshold: int, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings of a run's method, with the options of its selector that the plan prescribes."""
+    if given is _RANDOM:
+        return {"selector": dict(_RANDOM), "aggregator": "average"}
+    own = {"bits": BITS, "clusters": clusters, "threshold": threshold} if method == OURS else {}
+    options = {**own, **DEFAULTS.get(method, {}), **(given or {})}
+    return {"method": method, **({"selector": options} if options else {})}

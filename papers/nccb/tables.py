@@ -1,17 +1,15 @@
-"""NCCB's tables, the paper's numbers (on other data) beside ours; invited clients; and the effect of our choices."""
+"""NCCB's tables, the paper's numbers (on other data) beside ours, and the effect of our choices."""
 
 from collections.abc import Iterator
 
 from covey.job.comparison.statistics import Estimate, common_seeds
-from papers.curves import Line, numbers
+from papers.curves import Line
 from papers.nccb.corpora import Corpus
 from papers.nccb.results import NCCBResults, rounds_saved, rounds_to_best
-from papers.nccb.scales import BASELINE, CORE, METHODS, OTHER_WAY, OURS, OWN, REFERENCE, TITLES
+from papers.nccb.scales import BASELINE, CORE, HASHED, METHODS, OTHER_WAY, OURS, REFERENCE, TITLES
 from papers.nccb.text import PROSE
 from papers.page import Part, Table
 from papers.wording import MISSING, cell, spread
-
-_OWN_TITLE = "NCCB, a confidence for each client"
 
 
 def table_1(results: NCCBResults) -> list[Part]:
@@ -23,6 +21,7 @@ def table_1(results: NCCBResults) -> list[Part]:
         "ours",
         "median",
         "points against random",
+        "test loss against random",
         "improvement, paper (%)",
         "ours (%)",
         "seeds",
@@ -34,7 +33,7 @@ def table_1(results: NCCBResults) -> list[Part]:
         paper = "-" if printed is None else cell(printed.accuracy.get(method), "{:.2f}")
         theirs = "-" if printed is None else cell(printed.improvement.get(method), "{:+.1f}")
         if not line:
-            rows.append([corpus.title, results.title(method), paper, MISSING, "-", "-", theirs, "-", "0", "0"])
+            rows.append([corpus.title, results.title(method), paper, MISSING, "-", "-", "-", theirs, "-", "0", "0"])
             continue
         rows.append(
             [
@@ -44,6 +43,7 @@ def table_1(results: NCCBResults) -> list[Part]:
                 results.terminal(line),
                 f"{100 * results.estimate(line).median:.2f}",
                 "-" if method == BASELINE else results.difference(line, base),
+                "-" if method == BASELINE else results.loss_difference(line, base),
                 theirs,
                 "-" if method == BASELINE else cell(results.improvement(line, base), "{:+.1f}"),
                 results.seeds(line),
@@ -119,41 +119,6 @@ def _to_best_of(results: NCCBResults, line: Line, base: Line) -> list[str]:
     return [spread(estimate, "{:.0f}", 1.0), f"{estimate.median:.0f}"]
 
 
-def coverage(results: NCCBResults) -> list[Part]:
-    """Number of clients that each method invites."""
-    rows = []
-    for corpus in results.scale.corpora:
-        base = results.line(corpus.name, BASELINE)
-        lines = {method: results.line(corpus.name, method) for method in results.shown(corpus.name, METHODS)}
-        named = [(results.title(method), line if method != BASELINE else base) for method, line in lines.items()]
-        named.insert(2, (_OWN_TITLE, results.line(corpus.name, OURS, OWN)))
-        for title, line in named:
-            if line:
-                hits = [numbers(result.hits) for result in line.values()]
-                invited = Estimate.of([float((one > 0).sum()) for one in hits])
-                evenly = Estimate.of([float(one.sum() ** 2 / (one**2).sum()) for one in hits])
-                counts = [spread(figure, "{:.0f}", 1.0) for figure in (invited, evenly)]
-                rows.append([corpus.title, title, str(corpus.clients), *counts, *results.compared(line, base)])
-    counted_as = ("invited at least once", "as if evenly among")
-    columns = (
-        "data",
-        "method",
-        "clients",
-        *counted_as,
-        "terminal accuracy",
-        "points against random",
-        "seeds",
-        "rounds",
-    )
-    parts: list[Part] = [
-        *PROSE.parts("coverage", own=_OWN_TITLE),
-        Table(columns, rows) if rows else results.missing("Table 1", "table-1"),
-    ]
-    if not all(results.line(corpus.name, OURS, OWN) for corpus in results.scale.corpora):
-        parts.append(results.missing(_OWN_TITLE, "confidence"))
-    return parts
-
-
 def rates(results: NCCBResults) -> list[Part]:
     """Accuracy of random selection at other rates."""
     corpus, chosen = results.scale.corpora[0], float(results.scale.local["rate"])
@@ -172,18 +137,21 @@ def rates(results: NCCBResults) -> list[Part]:
 
 
 def stop_words(results: NCCBResults) -> list[Part]:
-    """Accuracy with stop words kept and removed."""
+    """Accuracy with stop words left out of the hash, hashed, and removed from the data."""
     corpus = results.scale.corpora[0]
     rows = []
-    for title, variant in (("kept", ""), ("removed", OTHER_WAY)):
-        base = results.line(corpus.name, BASELINE, variant)
-        for method in (*CORE, REFERENCE):
+    for data, hashed, variant, methods in (
+        ("kept", "no", "", (*CORE, REFERENCE)),
+        ("kept", "yes", HASHED, (OURS,)),
+        ("removed", "no", OTHER_WAY, (*CORE, REFERENCE)),
+    ):
+        base = results.line(corpus.name, BASELINE, "" if variant == HASHED else variant)
+        for method in methods:
             line = results.line(corpus.name, method, variant)
-            rows.append([title, TITLES[method], *results.compared(line, base if method != BASELINE else line)])
-    parts: list[Part] = [
-        PROSE("stop-words", corpus=corpus.title),
-        Table(("stop words", "method", "terminal accuracy", "points against random", "seeds", "rounds"), rows),
-    ]
-    if not results.line(corpus.name, BASELINE, OTHER_WAY):
-        parts.append(results.missing("Stop words removed", "stop-words"))
+            compared = results.compared(line, base if method != BASELINE else line)
+            rows.append([data, hashed, TITLES[method], *compared])
+    columns = ("in the data", "in the hash", "method", "terminal accuracy", "points against random", "seeds", "rounds")
+    parts: list[Part] = [PROSE("stop-words", corpus=corpus.title), Table(columns, rows)]
+    if not all(results.line(corpus.name, OURS, variant) for variant in (HASHED, OTHER_WAY)):
+        parts.append(results.missing("Stop words hashed, or removed", "stop-words"))
     return parts

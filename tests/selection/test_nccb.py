@@ -183,6 +183,9 @@ def test_regret_is_what_cohorts_fall_short_of_the_best_of_their_size():
         selector.observe(t, trained(cohort, utilities[cohort] * t, samples=[10, 10]))
         figures = selector.figures()
         assert figures["best_utility"] == pytest.approx(10 * t * best)
+        invited = utilities[cohort[cohort <= told.clients.max()]]
+        assert figures["cohort_loss"] == pytest.approx(t * invited.mean())
+        assert figures["population_loss"] == pytest.approx(t * utilities[: len(told.clients)].mean())
         assert figures["regret"] == pytest.approx(total)
         assert survey_of(selector, t + 1, np.arange(5)) == ([0, 1, 2, 3, 4], ["utility"])
     assert total > 0

@@ -32,8 +32,9 @@ class ContextSelector(Selector):
     so far, hence in [0, 1]. A client whose measurement was lost has no reward in that round.
 
     Records show the utility of the clients that replied (equation 3). With `regret` they also show by how much the
-    cohorts so far fell short of the best ones, Σ U(B*) - U(B) (equation 4). All reachable clients are then asked for
-    their utility in every round; only the records use it.
+    cohorts so far fell short of the best ones, Σ U(B*) - U(B) (equation 4), the utility of the round's best cohort, and
+    the mean √(mean loss²) over the cohort and over all clients. All reachable clients are then asked for their losses
+    in every round; only the records use them.
     """
 
     def __init__(
@@ -71,8 +72,12 @@ class ContextSelector(Selector):
         """By how much the cohorts so far fell short of the best ones, if that is recorded."""
         self._utility: float | None = None
         self._best: float | None = None
+        self._mean_losses: tuple[float, float] | None = None
+        """Of the cohort, and of all clients that reported."""
         self._utilities: FloatArray = np.full(setting.clients if self.records_regret else 0, np.nan)
         """`[clients]`: U(i) of the current model; NaN where unknown."""
+        self._losses = self._utilities.copy()
+        """`[clients]`: √(mean loss²) of the current model; NaN where unknown."""
 
     def survey(self, t: int, candidates: IntArray) -> tuple[IntArray, tuple[Probe, ...]] | None:
         unknown = candidates[~self.known[candidates]]
@@ -91,7 +96,8 @@ class ContextSelector(Selector):
             self.known[clients] = True
         if self.records_regret:
             rows, losses = _losses(replies)
-            self._utilities[:] = np.nan
+            self._losses[:] = self._utilities[:] = np.nan
+            self._losses[replies.clients[rows]] = losses
             self._utilities[replies.clients[rows]] = replies.samples.double().numpy()[rows] * losses
 
     def probes(self, t: int) -> tuple[Probe, ...]:
@@ -117,8 +123,11 @@ class ContextSelector(Selector):
         return rewards / (self.greatest or 1.0)
 
     def figures(self) -> dict[str, object]:
-        regret = {"best_utility": self._best, "regret": self.regret} if self.records_regret else {}
-        return {"utility": self._utility, **regret}
+        if not self.records_regret:
+            return {"utility": self._utility}
+        ours, everyone = self._mean_losses or (None, None)
+        losses = {"cohort_loss": ours, "population_loss": everyone}
+        return {"utility": self._utility, "best_utility": self._best, "regret": self.regret, **losses}
 
     def state_dict(self) -> State:
         return {
@@ -159,6 +168,9 @@ class ContextSelector(Selector):
         known = np.sort(self._utilities[np.isfinite(self._utilities)])
         self._best = cohort_utility(known[max(0, len(known) - len(cohort)) :])
         self.regret += self._best - cohort_utility(np.nan_to_num(self._utilities[cohort]))
+        invited = self._losses[cohort]
+        invited, everyone = (some[np.isfinite(some)] for some in (invited, self._losses))
+        self._mean_losses = (float(invited.mean()), float(everyone.mean())) if len(invited) else None
 
 
 def cohort_utility(utilities: FloatArray) -> float:
