@@ -38,8 +38,12 @@ class NCCBResults(Results):
 
     def loss_difference(self, line: Line, base: Line) -> str:
         """Cell: terminal test loss above another line's, seed by seed."""
-        found = paired_difference(self._loss, line, base)
+        found = self.loss_gain(line, base)
         return "-" if found is None else spread(found, "{:+.3f}", 1.0)
+
+    def loss_gain(self, line: Line, base: Line) -> Estimate | None:
+        """Return the terminal test loss of `line` less that of `base`, seed by seed; None without common seeds."""
+        return paired_difference(self._loss, line, base)
 
     def _loss(self, run: Result, until: int | None = None) -> float:
         """Return the mean test loss over the rounds of terminal accuracy; NaN where a loss was not finite."""

@@ -19,7 +19,10 @@ def opening(results: NCCBResults) -> list[Part]:
     corpora = results.scale.corpora
     gains = gains_by_place(results, OURS, BASELINE, {one.title: one.name for one in corpora})
     better = verdict("NCCB", "random selection", gains, "on {}")
-    sentences = [sentence for corpus in corpora if (sentence := _gain(results, corpus))]
+    places = [(one.name, one.title, _printed_on(one)) for one in corpora]
+    places += [(one.name, one.title, "") for one in results.scale.uneven]
+    sentences = [sentence for place in places if (sentence := _gain(results, *place))]
+    sentences += [sentence for corpus in corpora if (sentence := _lower_loss(results, corpus))]
     return [
         *([PROSE("answer", better=better)] if better else []),
         *_claims(results),
@@ -35,19 +38,31 @@ def deviations(results: NCCBResults) -> list[Part]:
     return list(PROSE.parts("deviations", scale=results.scale, local=results.scale.local))
 
 
-def _gain(results: NCCBResults, corpus: Corpus) -> str:
-    """Say how NCCB does against random selection."""
-    ours, base = (results.line(corpus.name, method) for method in (OURS, BASELINE))
+def _gain(results: NCCBResults, place: str, title: str, paper: str) -> str:
+    """Say how NCCB does against random selection; `paper` is the paper's figure."""
+    ours, base = (results.line(place, method) for method in (OURS, BASELINE))
     gain = results.gain(ours, base)
     if gain is None:
         return ""
-    paper = "" if corpus.printed is None else f"{_printed_gain(corpus.printed, BASELINE)} on {corpus.printed.name}"
     return PROSE(
         "gain",
-        corpus=corpus.title,
-        ends=ends(common_rounds(ours, base), results.scale.rounds),
+        corpus=title,
+        ends=ends(common_rounds(ours, base), results.planned_rounds(place, OURS)),
         distance=from_random(results, gain, len(common_seeds(ours, base)), paper),
     )
+
+
+def _printed_on(corpus: Corpus) -> str:
+    return "" if corpus.printed is None else f"{_printed_gain(corpus.printed, BASELINE)} on {corpus.printed.name}"
+
+
+def _lower_loss(results: NCCBResults, corpus: Corpus) -> str:
+    """Say that Oort ends with a lower test loss than random selection, if it clearly does."""
+    lines = (results.line(corpus.name, method) for method in ("oort-simple", BASELINE))
+    lower = results.loss_gain(*lines)
+    if lower is None or not lower.clear_of_zero or lower.mean > 0:
+        return ""
+    return PROSE("lower-loss", corpus=corpus.title, difference=spread(lower, "{:+.3f}", 1.0))
 
 
 def _other_data(results: NCCBResults) -> list[str]:

@@ -230,6 +230,21 @@ def test_the_page_tells_if_cohorts_have_the_losses_that_the_method_is_after():
     assert claims["cohort's loss over all clients', above 1 (eqs. 2, 3)"][0] == "holds in part"
 
 
+def test_the_page_says_where_oort_ends_with_a_lower_test_loss():
+    def lost(method: str, seed: int, loss: float) -> Result:
+        plain = made(0.1, method, seed=seed)
+        return replace(plain, evaluated={**plain.evaluated, "loss": [loss] * len(plain.evaluations)})
+
+    levels = (("fedavg", 6.0), ("oort-simple", 5.8))
+    apart = [lost(method, seed, level + seed) for method, level in levels for seed in (0, 1)]
+    text = markdown(NCCB.page(FULL, stored(*apart)))
+    assert "tweets: selection has something to win there" in text
+    assert "the test loss of Oort (as compared) ends -0.200 ± 0.000 from random selection's (clear of zero)" in text
+    assert rows_of(section(text, "Table 1"), "tweets", "Oort (as compared)")[0][6] == "-0.200 ± 0.000"
+    same = [lost(method, seed, 6 + seed) for method in ("fedavg", "oort-simple") for seed in (0, 1)]
+    assert "something to win there" not in markdown(NCCB.page(FULL, stored(*same)))
+
+
 def test_runs_on_uneven_clients_have_rounds_of_their_own():
     runs = [made(0.9, "fedavg", "digits", rounds=60, rise=20), made(0.93, "nccb", "digits", rounds=60, rise=20)]
     text = markdown(NCCB.page(FULL, stored(*runs)))
@@ -237,6 +252,7 @@ def test_runs_on_uneven_clients_have_rounds_of_their_own():
         "93.00", "+3.00", "-", "-", "1", "60"
     ]  # fmt: skip
     assert rows_of(section(text, "Runs"), "digits", "nccb")[0][4] == "60"
+    assert "digits: NCCB ends +3.00 points from random selection (one seed, no interval; 1 seed)." in text
     group = NCCB.plan(FULL, Request(only=("something-to-win",)))
     assert [(one.title, len(one.runs)) for one in group] == [
         ("digits: something to win", 60), ("made-up topics: something to win", 60)
