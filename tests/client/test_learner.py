@@ -1,4 +1,4 @@
-"""Local SGD against PyTorch's own optimiser, in float64."""
+"""Local training against PyTorch's own optimisers, in float64."""
 
 from typing import Any
 
@@ -26,13 +26,16 @@ def mlp() -> nn.Module:
 
 
 def reference(start: torch.Tensor, samples: Samples, work: Local, t: int, key: int) -> torch.Tensor:
-    """The same training written with nn.Module, torch.optim.SGD and the textbook proximal term."""
+    """The same training written with nn.Module, torch.optim and the textbook proximal term."""
     module = mlp().double()
     layout = Layout.of(module)
     module.load_state_dict(layout.named(start.double()))
     received = [parameter.detach().clone() for parameter in module.parameters()]
-    optimiser = torch.optim.SGD(
-        module.parameters(), lr=work.rate, momentum=work.momentum, weight_decay=work.weight_decay
+    given: dict[str, Any] = {"lr": work.rate, "weight_decay": work.weight_decay}
+    optimiser: torch.optim.Optimizer = (
+        torch.optim.Adam(module.parameters(), **given)
+        if work.optimizer == "adam"
+        else torch.optim.SGD(module.parameters(), momentum=work.momentum, **given)
     )
     mean, deviation = DATA.mean[0], DATA.deviation[0]
     for epoch in range(work.epochs):
@@ -44,6 +47,8 @@ def reference(start: torch.Tensor, samples: Samples, work: Local, t: int, key: i
                 loss = loss + work.proximal / 2 * ((parameter - before) ** 2).sum()
             optimiser.zero_grad()
             loss.backward()
+            if work.clip:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), work.clip)
             optimiser.step()
     return layout.read(module)
 
@@ -71,6 +76,52 @@ def test_local_sgd_equals_torch_sgd(options):
     expected = reference(start, SAMPLES, work, t=3, key=11)
     assert torch.allclose(trained, expected, rtol=1e-12, atol=1e-13)
     assert not torch.allclose(trained, start)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_decay": 0.01},
+        {"proximal": 0.5},
+        {"decay": 0.9},
+        {"batch": 0},
+        {"clip": 0.3},
+        {"weight_decay": 0.005, "proximal": 0.1, "decay": 0.99, "clip": 0.5},
+    ],
+    ids=str,
+)
+def test_local_adam_equals_torch_adam(options):
+    work = Local(**{"epochs": 4, "batch": 10, "rate": 0.002, "optimizer": "adam", **options})
+    learner = Learner(mlp(), DATA, "fp64")
+    start = learner.layout.read(learner.module).clone()
+    trained, _ = learner.fit(start, SAMPLES, work, t=3, key=11)
+    expected = reference(start, SAMPLES, work, t=3, key=11)
+    assert torch.allclose(trained, expected, rtol=1e-12, atol=1e-13)
+    # Moments are forgotten between trainings.
+    again, _ = learner.fit(start, SAMPLES, work, t=3, key=11)
+    assert torch.equal(again, trained)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"proximal": 0.5, "weight_decay": 0.01}], ids=str)
+def test_gradients_are_clipped_as_torch_clips_them(options):
+    learner = Learner(mlp(), DATA, "fp64")
+    start = learner.layout.read(learner.module).clone()
+    trained = {}
+    for clip in (0.0, 0.3, 1e6):
+        work = Local(**{"epochs": 2, "batch": 10, "rate": 0.1, "clip": clip, **options})
+        trained[clip], _ = learner.fit(start, SAMPLES, work, t=1, key=11)
+        expected = reference(start, SAMPLES, work, t=1, key=11)
+        assert torch.allclose(trained[clip], expected, rtol=1e-12, atol=1e-13)
+    assert torch.allclose(trained[0.0], trained[1e6], rtol=1e-12)
+    assert (trained[0.0] - trained[0.3]).norm() > 0.01
+
+
+def test_a_clipped_step_of_sgd_is_as_long_as_the_rate_times_the_norm():
+    learner = Learner(mlp(), DATA, "fp64")
+    start = learner.layout.read(learner.module).clone()
+    trained, _ = learner.fit(start, SAMPLES, Local(epochs=1, batch=0, rate=2.0, clip=0.25), t=1, key=1)
+    assert (trained - start).norm().item() == pytest.approx(0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("option", ["momentum", "weight_decay", "proximal"])

@@ -113,6 +113,12 @@ def test_naming_another_part_drops_the_options_of_the_old_one():
         ({"local": {"rate": 0}}, "local.rate must be above 0, not 0."),
         ({"local": {"rate": "nan"}}, "local.rate must be a number, not 'nan'."),
         ({"local": {"momentum": 1.0}}, "local.momentum must be in [0, 1), not 1."),
+        ({"local": {"optimizer": "rmsprop"}}, "local.optimizer must be one of sgd, adam, not 'rmsprop'."),
+        ({"local": {"clip": -1}}, "local.clip must not be negative, not -1; 0 switches clipping off."),
+        (
+            {"local": {"optimizer": "adam", "momentum": 0.9}},
+            "local.momentum belongs to SGD: with local.optimizer=adam it must be 0, not 0.9.",
+        ),
         ({"local": {"decay": 1.1}}, "local.decay is a fraction in (0, 1], not 1.1."),
         ({"local": {"epochs": 0}}, "local.epochs must be at least 1, not 0."),
         ({"local": {"batch": -1}}, "local.batch must be at least 1"),
@@ -141,3 +147,10 @@ def test_broken_toml_is_refused(tmp_path):
         read_toml(tmp_path / "broken.toml")
     with pytest.raises(Refusal, match="cannot be read"):
         read_toml(tmp_path / "absent.toml")
+
+
+def test_folders_from_before_there_was_adam_mean_sgd_without_clipping():
+    mapping = Config.of({"local": {"momentum": 0.5}}).as_mapping()
+    del mapping["local"]["optimizer"], mapping["local"]["clip"]
+    local = Config.stored(mapping).local
+    assert (local.optimizer, local.clip, local.momentum) == ("sgd", 0.0, 0.5)

@@ -574,6 +574,30 @@ def test_the_strategy_is_the_local_run_to_the_bit(method):
         assert torch.equal(strategy.method.models(), experiment.method.models())
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_nodes_train_by_adam_as_the_local_runtime_does(method):
+    work = {"epochs": 2, "rate": 0.002, "optimizer": "adam", "clip": 0.5}
+    strategy = Strategy(method, model=net(), clients=3, cohort=3, local=work)
+    strategy.start(InProcessGrid(an_app(), 3), ArrayRecord(net().state_dict()), num_rounds=2)
+    assert [entry["faults"] for entry in strategy.history] == [[], []]
+    assert strategy.method is not None
+    assert torch.equal(strategy.method.models(), a_local_experiment(method, 2, local=work).method.models())
+
+
+def test_settings_that_older_clients_do_not_know_are_sent_only_if_they_are_used():
+    """An order by SGD has the settings of earlier versions, in their order, and an order without the others is SGD."""
+    earlier = ["epochs", "batch", "rate", "decay", "momentum", "weight_decay", "proximal", "crop", "flip"]
+    sent = Local(epochs=2).as_message()
+    assert list(sent) == earlier
+    assert Local(**sent) == Local(epochs=2, optimizer="sgd", clip=0.0)
+    for work in (Local(optimizer="adam"), Local(clip=5.0), Local(optimizer="adam", clip=5.0)):
+        assert len(work.as_message()) > len(earlier)
+        assert Local(**work.as_message()) == work
+        described = describe(work, "work", lambda name, numbers: {})
+        assert rebuild(described, lambda reference: torch.empty(0), ()) == work
+    assert list(describe(Local(), "work", lambda name, numbers: {})["options"]) == earlier
+
+
 def test_nodes_that_are_left_out_are_named_once(flower_log):
     strategy = Strategy("fedavg", model=net(), clients=2, cohort=2)
     strategy.start(InProcessGrid(an_app(), 4), ArrayRecord(net().state_dict()), num_rounds=2)
@@ -606,6 +630,7 @@ def test_a_users_own_training_and_settings_for_single_clients():
 
     def train(model: nn.Module, data: Any, settings: dict[str, Any]) -> float:
         seen.append((len(data[1]), settings["lr"], settings["epochs"], settings["site"]))
+        assert (settings["optimizer"], settings["clip"]) == ("sgd", 0.0)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(float(settings["value"]))

@@ -8,7 +8,7 @@ from covey.core.progress import listening
 from covey.model import build_model
 from covey.runtime.stacked.engine import Engine
 from covey.runtime.stacked.graph_capture import GraphSteps
-from covey.runtime.stacked.sgd_step import Lanes, SgdTerms
+from covey.runtime.stacked.lane_step import Lanes, StepTerms
 from tests.conftest import SMALL
 
 
@@ -17,7 +17,7 @@ def test_compiling_a_stack_is_announced(monkeypatch):
     federation = build_federation(config)
     data = federation.dataset
     engine = Engine(build_model("mlp", {}, data.shape, data.classes, 0), data, "fp32", torch.device("cpu"))
-    terms = SgdTerms(False, False, False, 0, False)
+    terms = StepTerms(False, False, False, 0, False)
     lanes = Lanes.of(engine.layout, 7, terms, engine.dtype, engine.dtype, engine.device)
     steps, heard = GraphSteps(engine, lanes, terms, 10), []
     monkeypatch.setattr(steps, "_record_fastest", lambda: heard.append("compiled"))

@@ -209,6 +209,18 @@ def test_both_runtimes_train_alike(federation, options):
     assert not mine.correct[:, :2].any()
 
 
+def test_five_layers_train_by_adam_alike_on_both_runtimes(federation):
+    dataset = federation.dataset
+    module = build_model("lstm", {**TINY, "layers": 5}, dataset.shape, dataset.classes, seed=0)
+    start = Layout.of(module).read(module).double()
+    order = Order(1, np.array([0, 3, 5]), start, Local(epochs=2, batch=7, rate=0.002, optimizer="adam", clip=5.0))
+    local = LocalRuntime(federation, copy.deepcopy(module), seed=3, workers=1, precision="fp64")
+    stacked = StackedRuntime(federation, copy.deepcopy(module), seed=3, precision="fp64")
+    one, other = local.execute(order), stacked.execute(order)
+    local.close()
+    assert (one.states - other.states).norm() <= 1e-9 * (one.states - start).norm()
+
+
 @pytest.mark.slow
 def test_rounds_of_averaging_lower_the_loss_and_are_the_same_stacked(tmp_path):
     given = setup(tmp_path, precision="fp64", rounds=4)

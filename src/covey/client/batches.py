@@ -1,4 +1,4 @@
-"""Mini-batches of local SGD: their order, augmentation and memory layout."""
+"""Mini-batches of local training: their order, augmentation and memory layout."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Local SGD, losses and scores of models given as flat states."""
+"""Local training, losses and scores of models given as flat states."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covey import randomness
 from covey.client.batches import batches, channels_last, steps_of
+from covey.client.optimizer import LocalOptimizer
 from covey.config.sections import Local
 from covey.data.dataset import Dataset, Samples
 from covey.errors import require
@@ -27,7 +28,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 class Learner:
     """Trains and evaluates a model from flat states, one client after another.
 
-    The module's tensors are views of the current state, so an SGD step is a few operations on one vector.
+    The module's tensors are views of the current state, so a step writes to that state.
     """
 
     def __init__(
@@ -82,11 +83,10 @@ class Learner:
         anchor: Tensor | None = None,
         on_step: Callable[[Sequence[Tensor], Tensor], None] | None = None,
     ) -> tuple[Tensor, float]:
-        """Train with local SGD; return the trained state `[d]` and the mean training loss over all steps.
+        """Train on a client's samples; return the trained state `[d]` and the mean training loss over all steps.
 
-        One step on batch b from parameters w, with w⁰ the parameters received (or those of `anchor`):
-        g = ∇loss_b(w) + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v.
-        `on_step` is called with ∇loss_b(w), one tensor for each parameter, and the labels of b.
+        `LocalOptimizer` has the equations of a step; w⁰ is the model received, or `anchor`. `on_step` is called with
+        ∇loss(w) on a batch, one tensor for each parameter, and the labels of the batch.
         """
         state = start.to(self.dtype, copy=True)
         self.layout.bind(self.module, state)
@@ -94,7 +94,7 @@ class Learner:
         parameters = [slot.of(state) for slot in self.layout.parameters]
         pulled_to = start if anchor is None else anchor
         received = [slot.of(pulled_to.to(self.dtype)) for slot in self.layout.parameters] if work.proximal else None
-        velocity = [torch.zeros_like(parameter) for parameter in parameters] if work.momentum else None
+        optimizer = LocalOptimizer(work, parameters, received)
         total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         # Crops and flips apply to stored images, which are then normalised batch by batch.
         ready = not (work.crop or work.flip) and samples.x.numel() * self.dtype.itemsize <= _PREPARED_BYTES
@@ -109,19 +109,10 @@ class Learner:
                     set_dropout_key(self.module, masks[step])
                 loss = self._loss(x if ready else self.inputs(x), y)
                 # Never written to: parameters that are added to each other share one gradient tensor.
-                gradients: tuple[Tensor, ...] | list[Tensor] = torch.autograd.grad(loss, self._parameters)
+                gradients = torch.autograd.grad(loss, self._parameters)
                 if on_step is not None:
                     on_step(gradients, y)
-                if work.weight_decay:
-                    gradients = torch._foreach_add(gradients, parameters, alpha=work.weight_decay)
-                if received is not None:
-                    away = torch._foreach_sub(parameters, received)
-                    gradients = torch._foreach_add(gradients, away, alpha=work.proximal)
-                if velocity is not None:
-                    torch._foreach_mul_(velocity, work.momentum)
-                    torch._foreach_add_(velocity, gradients)
-                    gradients = velocity
-                torch._foreach_add_(parameters, gradients, alpha=-rate)
+                optimizer.step(gradients, rate)
                 total_loss += loss.detach() * len(y)
         return state, float(total_loss) / (len(samples) * work.epochs)
 

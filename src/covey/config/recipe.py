@@ -21,7 +21,7 @@ class Recipe:
     weighing: Mapping[str, Any] = field(default_factory=dict)
     """Options of the aggregator that differ from its defaults."""
     local: Mapping[str, Any] = field(default_factory=dict)
-    """Values of local SGD that differ from the defaults."""
+    """Values of local training that differ from the defaults."""
     reshape: Callable[["Federation", int], "Federation"] | None = None
     """Replaces the federation, given the seed; for references such as IID."""
     resident: bool = False

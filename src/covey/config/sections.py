@@ -1,13 +1,14 @@
-"""Sections of a configuration: local SGD, the clients' devices, alterations of their data."""
+"""Sections of a configuration: local training, the clients' devices, alterations of their data."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from covey.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Local SGD, as every client of a round runs it."""
+    """Local training, as every client of a round runs it."""
 
     epochs: int = 5
     """Passes over the client's samples."""
@@ -27,6 +28,10 @@ class Local:
     """Random crop after padding by this many pixels; 0 switches it off."""
     flip: bool = False
     """Random horizontal flip."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """SGD, or Adam as in `torch.optim.Adam`; Adam's moments start from zero in every round."""
+    clip: float = 0.0
+    """Greatest norm of a step's gradient over all parameters; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"local.epochs must be at least 1, not {self.epochs}.")
@@ -37,10 +42,24 @@ class Local:
         require(self.weight_decay >= 0, f"local.weight_decay must not be negative, not {self.weight_decay:g}.")
         require(self.proximal >= 0, f"local.proximal must not be negative, not {self.proximal:g}.")
         require(self.crop >= 0, f"local.crop must not be negative, not {self.crop}.")
+        require(self.optimizer in ("sgd", "adam"), f"local.optimizer is sgd or adam, not '{self.optimizer}'.")
+        require(
+            self.optimizer == "sgd" or self.momentum == 0,
+            f"local.momentum belongs to SGD: with local.optimizer=adam it must be 0, not {self.momentum:g}.",
+        )
+        require(self.clip >= 0, f"local.clip must not be negative, not {self.clip:g}; 0 switches clipping off.")
 
     def rate_at(self, t: int, epoch: int) -> float:
         """Return the learning rate in local epoch `epoch` (from 0) of round `t` (from 1)."""
         return self.rate * self.decay ** ((t - 1) * self.epochs + epoch)
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the settings as they are sent to clients; those in `_ADDED` only if they are used."""
+        return {name: value for name, value in asdict(self).items() if name not in _ADDED or value != _ADDED[name]}
+
+
+_ADDED = {"optimizer": "sgd", "clip": 0.0}
+"""Settings of `Local` that clients of earlier versions do not know, and what these clients do."""
 
 
 @dataclass(frozen=True, kw_only=True)

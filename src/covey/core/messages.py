@@ -6,7 +6,7 @@ safetensors.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,7 +106,7 @@ class Order:
     def bytes_down(self) -> int:
         """Return the bytes that the server sends, over all clients of the round."""
         # Sizes are cached by content; all rounds with as many digits take the same number of bytes.
-        about = {"round": "0" * len(str(self.round)), "work": json.dumps(asdict(self.work))}
+        about = {"round": "0" * len(str(self.round)), "work": json.dumps(self.work.as_message())}
         about["probes"] = ",".join(probe.name for probe in self.probes)
         if self.holdout:
             about["holdout"] = str(self.holdout)

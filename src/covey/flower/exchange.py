@@ -35,12 +35,11 @@ from covey.flower.wire import (
     digest,
     pack_order,
     unpack_answer,
-    work_as_json,
 )
 
 Configure = Callable[[int, str], Mapping[str, Any]]
-"""`configure(round, client's name)`: settings for one client. Those of local SGD (`epochs`, `rate`, …) override the
-method's; all of them are passed to a training function of the user's own."""
+"""`configure(round, client's name)`: settings for one client. Those of local training (`epochs`, `rate`, …) override
+the method's; all of them are passed to a training function of the user's own."""
 
 LACKING = "covey.lacking"
 """A record in the reply of a client that lost arrays of earlier rounds; the order is sent again, in full."""
@@ -130,7 +129,7 @@ class Exchange:
             "start": start,
             "own": own,
             "anchor": None if anchor is None else attached.refer("anchor", anchor),
-            "work": work_as_json(work),
+            "work": work.as_message(),
             "probes": [self._described(probe, attached) for probe in probes],
             "train": order.train,
             "gate": None if order.gate is None else asdict(order.gate),

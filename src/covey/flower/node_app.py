@@ -153,6 +153,8 @@ def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[NodeTask, 
             "momentum": work.momentum,
             "weight_decay": work.weight_decay,
             "proximal": work.proximal,
+            "optimizer": work.optimizer,
+            "clip": work.clip,
             **task.settings,
         }
         module = cast(ModelWithHead, learner.module)

@@ -75,7 +75,7 @@ class Strategy(FlowerStrategy):
         independently of the others connected.
     cohort: clients invited each round, a count or a fraction.
     selector, aggregator, many: parts or their options, as in `covey.run`.
-    local: local SGD, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
+    local: local training, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
     head: name of the model's last layer; by default the last linear layer.
     evaluate: share of the clients that evaluate their model after each round; 0 is none.
     configure: `configure(round, name)`, settings for single clients.

@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -174,6 +174,8 @@ def describe(value: Any, where: str, refer: Callable[[str, Numbers], Reference])
         return {"~tensor": refer(where, value)}
     if isinstance(value, np.ndarray):
         return {"~ndarray": refer(where, value)}
+    if isinstance(value, Local):
+        return {"~part": _name_of(Local), "options": value.as_message()}
     if is_dataclass(value) and not isinstance(value, type):
         options = {
             spec.name: describe(getattr(value, spec.name), f"{where}.{spec.name}", refer)
@@ -360,8 +362,3 @@ def fields_of(content: RecordDict) -> set[str]:
         label = "" if name == f"{REPLY}.arrays" else f"{name}:"
         names |= {f"{label}{key}" for key in record}
     return names
-
-
-def work_as_json(work: Local) -> dict[str, Any]:
-    """Return the settings of local SGD for an order's instructions."""
-    return asdict(work)

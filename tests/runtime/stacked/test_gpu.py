@@ -69,6 +69,40 @@ def test_five_rounds_in_double_precision_are_those_of_the_local_runtime(tmp_path
     assert (one - other).norm() <= 1e-9 * one.norm()
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "dataset"),
+    [("fedavg", "mlp", "digits"), ("fedprox", "tutorial-cnn", COLOUR), ("fedavg", {**SMALL_LSTM, "layers": 5}, WORDS)],
+)
+def test_rounds_by_adam_in_double_precision_are_those_of_the_local_runtime(tmp_path, method, model, dataset):
+    given = {
+        "method": method,
+        "dataset": dataset,
+        "model": model,
+        "environment": {"name": "dirichlet", "alpha": 0.5},
+        "clients": 20,
+        "cohort": 5,
+        "rounds": 3,
+        "precision": "fp64",
+        "local": {"epochs": 2, "batch": 8, "rate": 0.002, "optimizer": "adam", "clip": 1.0, "weight_decay": 1e-3},
+    }
+    local = covey.run(given, workers=1, out=tmp_path / "local")
+    stacked = covey.run(given, runtime="stacked", device="cuda", out=tmp_path / "stacked")
+    one, other = (Layout.of(result.model()).read(result.model()).cpu() for result in (local, stacked))
+    assert (one - other).norm() <= 1e-9 * one.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("model", "dataset"), [("mobilenetv2", COLOUR), ({**SMALL_LSTM, "layers": 5}, WORDS)])
+def test_adam_lowers_the_loss_in_every_precision_and_repeats_its_bits(tmp_path, model, dataset, precision):
+    given = {"dataset": dataset, "model": model, "environment": "iid", "clients": 10, "cohort": 10, "rounds": 4}
+    work = {"epochs": 2, "batch": 10, "rate": 0.002, "optimizer": "adam", "clip": 5.0}
+    where = {"runtime": "stacked", "device": "cuda", "precision": precision, "local": work}
+    one, other = (covey.run({**given, **where}, out=tmp_path / name) for name in ("one", "other"))
+    losses = [row["train_loss"] for row in one.metrics]
+    assert losses[-1] < losses[0]
+    assert losses == [row["train_loss"] for row in other.metrics]
+
+
 @pytest.mark.parametrize(("model", "shape"), [("tutorial-cnn", (3, 32, 32)), ("mcmahan-cnn", (1, 28, 28))])
 def test_one_step_in_single_precision_has_the_same_gradient(model, shape):
     # Few images: among many, rounding may change which of two nearly equal values a pool takes.

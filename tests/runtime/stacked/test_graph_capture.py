@@ -77,8 +77,9 @@ def test_every_trial_is_the_first_step(monkeypatch):
     assert int(graphs.steps.counter) == 0
 
 
-def test_recording_leaves_lanes_as_they_were_and_happens_once(monkeypatch):
-    launcher = trained()
+@pytest.mark.parametrize("work", [{}, {"optimizer": "adam", "rate": 0.002}], ids=str)
+def test_recording_leaves_lanes_as_they_were_and_happens_once(monkeypatch, work):
+    launcher = trained(**work)
     graphs = FakeGraphs(launcher, monkeypatch)
     before = [value.clone() for value in held(launcher)]
     recorded = graphs.steps.captured()
@@ -189,8 +190,9 @@ def test_replayed_steps_train_the_same_models_as_eager_ones(monkeypatch):
     assert all(map(torch.equal, states[EagerSteps], states[graph_steps]))
 
 
-def test_timing_leaves_lanes_as_they_were(monkeypatch):
-    launcher = trained()
+@pytest.mark.parametrize("work", [{}, {"optimizer": "adam", "rate": 0.002}], ids=str)
+def test_timing_leaves_lanes_as_they_were(monkeypatch, work):
+    launcher = trained(**work)
     graphs = FakeGraphs(launcher, monkeypatch)
     replays = []
 

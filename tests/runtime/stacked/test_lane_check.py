@@ -59,6 +59,8 @@ def held(launcher):
         ("mlp", "fp32", {}),
         ("mlp", "bf16", {"momentum": 0.9, "weight_decay": 1e-3, "proximal": 0.1}),
         ("mobilenetv2", "fp32", {"momentum": 0.9}),
+        ("mlp", "bf16", {"optimizer": "adam", "rate": 0.002, "clip": 0.1, "weight_decay": 1e-3}),
+        ("mobilenetv2", "fp32", {"optimizer": "adam", "rate": 0.002}),
     ],
 )
 def test_sound_lanes_agree_and_are_left_as_they_were(model, precision, work):

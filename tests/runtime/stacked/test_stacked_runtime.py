@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +23,12 @@ from covey.registries import models
 from covey.runtime import LocalRuntime, StackedRuntime
 from covey.runtime.devices import OnDevices
 from covey.runtime.stacked.convolution import candidate_algorithms, with_kernels
-from covey.runtime.stacked.engine import Engine, LaunchKind, _terms
+from covey.runtime.stacked.engine import COPIES, Engine, LaunchKind, _terms
 from covey.runtime.stacked.lane_schedule import COMPILING, LaunchShape
+from covey.runtime.stacked.launcher import EagerSteps
 from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, without_timings
+from tests.equal_runs import ends_the_same
 from tests.runtime.stacked.test_lane_schedule import of_steps
 
 STACKED: dict[str, Any] = {"runtime": "stacked", "device": "cpu"}
@@ -137,6 +140,8 @@ def test_gradients_of_one_step_agree_in_float32(model):
         {"crop": 2},
         {"flip": True},
         {"crop": 1, "flip": True, "momentum": 0.5, "weight_decay": 0.01, "proximal": 0.1},
+        {"clip": 0.3},
+        {"clip": 0.3, "momentum": 0.5, "weight_decay": 0.01, "proximal": 0.1},
     ],
     ids=str,
 )
@@ -146,6 +151,87 @@ def test_every_option_of_local_training_has_the_same_result(options):
     assert (local.states - stacked.states).norm() <= 1e-12 * (local.states - start).norm()
     plain = both(SKEWED, Local(epochs=2, batch=7, rate=0.05), [0, 1, 3, 6, 7])[2]
     assert not torch.equal(plain.states, stacked.states)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip": 0.3},
+        {"batch": 0},
+        {"decay": 0.9, "crop": 1, "flip": True},
+        {"weight_decay": 0.01, "proximal": 0.1},
+        {"weight_decay": 0.01, "proximal": 0.1, "clip": 0.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lanes", [3, 512])
+def test_adam_has_the_same_result_in_every_round(options, lanes):
+    """Clients of different sizes, incomplete last batches; lanes that are taken again, and lanes that end early."""
+    local, stacked, module = pair(SKEWED)
+    stacked.engine.most_lanes = lanes
+    start = Layout.of(module()).read(module()).double()
+    work = Local(**{"epochs": 2, "batch": 7, "rate": 0.002, "optimizer": "adam", **options})
+    assert len(set(local.federation.sizes % 7)) > 1
+    for t in (1, 2):
+        order = Order(t, np.arange(8), start, work)
+        one, other = local.execute(order), stacked.execute(order)
+        assert (one.states - other.states).norm() <= 1e-9 * (one.states - start).norm()
+        assert torch.allclose(one.losses, other.losses, rtol=1e-9)
+        start = one.states.mean(dim=0)
+    local.close()
+
+
+def test_idle_lanes_keep_their_model_and_adams_moments():
+    _, stacked, module = pair(SKEWED)
+    start = Layout.of(module()).read(module()).double()
+    work = Local(epochs=1, batch=4, rate=0.002, optimizer="adam", weight_decay=0.1, clip=1.0)
+    stacked.execute(Order(1, np.arange(8), start, work))
+    (launcher,) = stacked.engine._launchers.values()
+    lanes = launcher.lanes
+    before = [value.clone() for value in lanes.tensors()]
+    assert isinstance(launcher.steps, EagerSteps)
+    launcher.steps.schedule["rate"].zero_()
+    launcher.steps.schedule["weight"].zero_()
+    launcher.steps.schedule["count"].zero_()
+    launcher.steps.advance(0, 2)
+    assert all(map(torch.equal, before, lanes.tensors()))
+    # Some lanes took a second client, and counted its steps alone.
+    assert len(lanes.taken) < 8
+    assert set(lanes.taken.tolist()) < set((-(-stacked.federation.sizes // 4)).tolist())
+
+
+def test_a_sweep_over_optimizers_has_the_runs_of_each():
+    given = {**SKEWED, "rounds": 2, "precision": "fp64", **STACKED}
+    works: list[dict[str, Any]] = [{"rate": 0.05, "clip": 0.5}, {"rate": 0.05}, {"rate": 0.002, "optimizer": "adam"}]
+    configs = [Config.of({**given, "local": {**SMALL["local"], **work}}) for work in works]
+    experiments = [Experiment.of(config) for config in configs]
+    assert len({one.runtime.group for one in experiments}) == 1
+    orders = [(one.runtime, one.method.order(1, np.arange(8))) for one in experiments]
+    together = experiments[0].runtime.execute_many(orders)
+    for (runtime, order), replies in zip(orders, together, strict=True):
+        assert torch.allclose(runtime.execute(order).states, replies.states, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_runs_by_adam_end_the_same_on_every_runtime_and_when_they_are_resumed(method, tmp_path):
+    work = {"epochs": 2, "batch": 7, "rate": 0.002, "optimizer": "adam", "clip": 1.0}
+    ends_the_same({**SKEWED, "method": method, "rounds": 5, "precision": "fp64", "local": work}, tmp_path)
+
+
+def test_adam_takes_fewer_lanes_where_memory_is_short(monkeypatch):
+    """A GPU is faked: the memory of 50 lanes with SGD."""
+    _, stacked, _ = pair(SKEWED)
+    engine = stacked.engine
+    monkeypatch.setattr(engine, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", False)
+    engine.memory = 50 * 12 * 8 * engine.layout.size
+    engine.most_lanes = engine._lanes_in_memory(COPIES)
+    used = {}
+    for work in (Local(), Local(optimizer="adam")):
+        segments = [replace(one, work=work) for one in of_steps(*[100] * 60)]
+        used[work.optimizer] = engine._lanes_for(LaunchShape(10, optimizer=work.optimizer), segments, [])
+    assert used == {"sgd": 50, "adam": 50 * 12 // 14}
 
 
 def test_altered_clients_and_probes_agree():

@@ -17,6 +17,6 @@ Glossary:
 Modules, from the outside in: `stacked_runtime` turns orders into replies; `engine` cuts requests into launches;
 `lane_schedule` packs clients into lanes, and `batch_schedule` draws their batches; `launcher` fills, advances and
 empties lanes; `graph_capture` records a step as a CUDA graph, `lane_check` checks it, and `autotune` times candidates
-and caches the fastest; `sgd_step` is the step itself; `stack_module`, `convolution`, `batch_norm` and their kernels are
-the layers; `device_data` holds samples on the device; `stack_scores` evaluates.
+and caches the fastest; `lane_step` is the step itself; `stack_module`, `convolution`, `batch_norm` and their kernels
+are the layers; `device_data` holds samples on the device; `stack_scores` evaluates.
 """

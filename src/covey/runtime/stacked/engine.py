@@ -17,20 +17,23 @@ from covey.runtime.stacked.autotune import FEW_LANES, Signature, fastest_lanes
 from covey.runtime.stacked.convolution import ConvAlgorithm, has_many_channels, with_kernels
 from covey.runtime.stacked.device_data import DeviceDataset
 from covey.runtime.stacked.lane_schedule import LaunchShape, Segment, pack, suitable_lanes, without_giants
+from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Step, StepTerms, make_step
 from covey.runtime.stacked.launcher import Launcher, TrainRequest, TrainResult
-from covey.runtime.stacked.sgd_step import COMPUTE_DTYPES, SgdTerms, Step, make_step
 from covey.runtime.stacked.stack_module import stack_module
 from covey.runtime.stacked.triton_support import available
 
 MOST_LANES = 512
 """More lanes than this make no step faster, and each takes memory."""
 
+COPIES = 6
+"""Copies of the model in a lane: parameters, gradients, momentum, the received model, and those of the step."""
+
 
 class LaunchKind(NamedTuple):
     """Launches of one kind differ only in their clients and their number of lanes."""
 
     shape: LaunchShape
-    terms: SgdTerms
+    terms: StepTerms
 
 
 class Engine:
@@ -64,13 +67,24 @@ class Engine:
         return self.device.type == "cuda" and self.precision != "fp64"
 
     def _first_guess(self) -> int:
-        """Return lanes that may fit: parameters, gradients, momentum, received models and copies in half the memory."""
+        """Return lanes that may fit into the memory; limit what the process takes, if there is a limit."""
         if self.device.type != "cuda":
             return MOST_LANES
-        total = torch.cuda.get_device_properties(self.device).total_memory
         if self.memory:
+            total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total))
-        return max(1, min(MOST_LANES, (self.memory or total) // (12 * self.layout.size * self.dtype.itemsize)))
+        return self._lanes_in_memory(COPIES)
+
+    def _lanes_in_memory(self, copies: int) -> int:
+        """Return lanes of so many copies of the model each that fit into half the device's memory."""
+        memory = self.memory or torch.cuda.get_device_properties(self.device).total_memory
+        return max(1, min(MOST_LANES, memory // (2 * copies * self.layout.size * self.dtype.itemsize)))
+
+    def _most_lanes(self, terms: StepTerms) -> int:
+        """Return the most lanes of a launch: Adam has a moment more than SGD, which has momentum alone."""
+        if not terms.adam or self.device.type != "cuda":
+            return self.most_lanes
+        return min(self.most_lanes, self._lanes_in_memory(COPIES + 1))
 
     def execute(self, requests: Sequence[TrainRequest]) -> list[TrainResult]:
         """Train every client of every request."""
@@ -96,8 +110,8 @@ class Engine:
                 self._launch(shape, part, requests, results)
         return results
 
-    def make_step(self, terms: SgdTerms, algorithms: Mapping[str, ConvAlgorithm]) -> Step:
-        """Return the SGD step with the given convolution algorithms, to be compiled at first use on a GPU."""
+    def make_step(self, terms: StepTerms, algorithms: Mapping[str, ConvAlgorithm]) -> Step:
+        """Return the step with the given convolution algorithms, to be compiled at first use on a GPU."""
         module = stack_module(self.module, algorithms).to(self.device, self.dtype).train()
         learner, compute = self.learner, COMPUTE_DTYPES[self.precision]
         step = make_step(module, terms, learner.scale, learner.shift, self.dtype, compute)
@@ -159,7 +173,8 @@ class Engine:
         kind = LaunchKind(shape, _terms(segments))
         compiled = self.device.type == "cuda"
         made = [lanes for made_kind, lanes in self._launchers if compiled and made_kind == kind]
-        lanes, self._lost[kind] = suitable_lanes(segments, self.most_lanes, made, self._lost.get(kind, 0.0))
+        most = self._most_lanes(kind.terms)
+        lanes, self._lost[kind] = suitable_lanes(segments, most, made, self._lost.get(kind, 0.0))
         # With many channels a step is matrix products, which are as fast in any number.
         splits = self.for_speed and lanes not in made and lanes > FEW_LANES and not has_many_channels(self.module)
         return self._fastest_lanes(shape, segments, requests, lanes) if splits else lanes
@@ -194,13 +209,15 @@ class Engine:
         return self._launchers[key]
 
 
-def _terms(segments: list[Segment]) -> SgdTerms:
+def _terms(segments: list[Segment]) -> StepTerms:
     """Return the terms that any of these clients needs."""
     works = [one.work for one in segments]
-    return SgdTerms(
+    return StepTerms(
         momentum=any(work.momentum for work in works),
         weight_decay=any(work.weight_decay for work in works),
         proximal=any(work.proximal for work in works),
+        adam=works[0].optimizer == "adam",
+        clip=any(work.clip for work in works),
         crop=works[0].crop,
         flip=works[0].flip,
     )

@@ -21,7 +21,7 @@ from covey.runtime.stacked.autotune import (
 from covey.runtime.stacked.batch_schedule import Schedule
 from covey.runtime.stacked.convolution import ConvAlgorithm, candidate_algorithms, convolutions
 from covey.runtime.stacked.lane_check import LaneMismatch, check_lanes, mismatch_message
-from covey.runtime.stacked.sgd_step import Lanes, SgdTerms, Step
+from covey.runtime.stacked.lane_step import Lanes, Step, StepTerms
 
 if TYPE_CHECKING:
     from covey.runtime.stacked.engine import Engine
@@ -46,7 +46,7 @@ class GraphSteps:
     replay increments it, so the host sends nothing between steps.
     """
 
-    def __init__(self, engine: "Engine", lanes: Lanes, terms: SgdTerms, batch: int) -> None:
+    def __init__(self, engine: "Engine", lanes: Lanes, terms: StepTerms, batch: int) -> None:
         self.engine = engine
         self.lanes = lanes
         self.buffers: dict[str, Tensor] = {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covey.runtime.stacked.sgd_step import Lanes
+from covey.runtime.stacked.lane_step import Lanes
 
 TRIALS = 3
 """Steps that are tried: races do not err every time."""
@@ -72,11 +72,14 @@ def check_lanes(
 
 
 def _reset(lanes: Lanes, state: Mapping[str, Tensor]) -> None:
-    """Give all lanes the same model, without momentum."""
+    """Give all lanes the same model, without momentum or moments."""
     for values in (lanes.parameters, lanes.working, lanes.received, lanes.buffers):
         for name, value in values.items():
             value.copy_(state[name].to(value.device).expand_as(value))
-    for value in (*lanes.velocity.values(), lanes.settings, lanes.loss):
+    for values in (lanes.velocity, lanes.first_moment, lanes.second_moment):
+        for value in values.values():
+            value.zero_()
+    for value in (lanes.taken, lanes.settings, lanes.loss):
         value.zero_()
 
 

@@ -26,6 +26,7 @@ class LaunchShape:
     """Pixels of padding for random crops; 0: none."""
     flip: bool = False
     """True if images are flipped at random."""
+    optimizer: str = "sgd"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,8 @@ class Segment:
 
     @property
     def shape(self) -> LaunchShape:
-        return LaunchShape(self.work.batch or self.samples, self.work.crop, self.work.flip)
+        work = self.work
+        return LaunchShape(work.batch or self.samples, work.crop, work.flip, work.optimizer)
 
 
 class Visit(NamedTuple):

@@ -14,7 +14,7 @@ from covey.runtime.stacked.batch_schedule import Schedule, schedule
 from covey.runtime.stacked.device_data import ClientTables
 from covey.runtime.stacked.graph_capture import GraphSteps
 from covey.runtime.stacked.lane_schedule import Segment, Visit
-from covey.runtime.stacked.sgd_step import COMPUTE_DTYPES, Lanes, SgdTerms
+from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, StepTerms
 
 if TYPE_CHECKING:
     from covey.runtime.stacked.engine import Engine
@@ -45,7 +45,7 @@ class TrainResult:
 class EagerSteps:
     """Steps of a stack on a CPU: calls of the step, one after another."""
 
-    def __init__(self, engine: "Engine", lanes: Lanes, terms: SgdTerms) -> None:
+    def __init__(self, engine: "Engine", lanes: Lanes, terms: StepTerms) -> None:
         self.engine = engine
         self.lanes = lanes
         self.step = engine.make_step(terms, {})
@@ -63,9 +63,9 @@ class EagerSteps:
 
 
 class Launcher:
-    """A fixed number of lanes with the step that moves them, for one batch size and one set of SGD terms."""
+    """A fixed number of lanes with the step that moves them, for one batch size and one set of terms."""
 
-    def __init__(self, engine: "Engine", terms: SgdTerms, lanes: int, batch: int) -> None:
+    def __init__(self, engine: "Engine", terms: StepTerms, lanes: int, batch: int) -> None:
         self.engine = engine
         self.batch = batch
         self.count = lanes
@@ -134,13 +134,15 @@ class Launcher:
                 stack.working[name][place] = stack.parameters[name][place].to(stack.working[name].dtype)
             if name in stack.received:
                 stack.received[name][place] = slot.of(anchors.rows).index_select(0, anchor)
-            if name in stack.velocity:
-                stack.velocity[name].index_fill_(0, lanes, 0.0)
+            for history in (stack.velocity, stack.first_moment, stack.second_moment):
+                if name in history:
+                    history[name].index_fill_(0, lanes, 0.0)
         for slot in layout.buffers:
             stack.buffers[slot.name][place] = slot.of(starts.rows).index_select(0, start)
         works = [one.work for one in segments]
-        settings = [[work.momentum, work.weight_decay, work.proximal] for work in works]
+        settings = [[work.momentum, work.weight_decay, work.proximal, work.clip] for work in works]
         stack.settings[place] = self._tensor(settings, self.engine.dtype)
+        stack.taken.index_fill_(0, lanes, 0)
         stack.loss.index_fill_(0, lanes, 0.0)
 
     def _empty(self, numbers: list[int], visits: list[Visit], results: list[TrainResult], losses: Tensor) -> None:

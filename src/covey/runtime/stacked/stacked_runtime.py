@@ -1,6 +1,6 @@
 """The stacked runtime: a whole cohort, or the cohorts of a whole sweep, trained at once on one device.
 
-The cohort's models are one stack. A step of local SGD is one vmapped, compiled operation on it, replayed as a CUDA
+The cohort's models are one stack. A step of local training is one vmapped, compiled operation on it, replayed as a CUDA
 graph. A client computes the same as on the local runtime: same batches, augmentation and dropout masks, from the same
 keys. The package's docstring explains the terms.
 """

@@ -1,6 +1,6 @@
-"""One step of local SGD for every lane of a stack at once."""
+"""One step of local training, by SGD or Adam, for every lane of a stack at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from covey.client.batches import crop_and_flip
+from covey.client.optimizer import BETAS, EPSILON, NORM_EPSILON
 from covey.model.dropout import dropout_layers
 from covey.model.layout import Layout
 from covey.runtime.stacked.batch_norm import SampleWeights
@@ -23,14 +24,17 @@ Step = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class SgdTerms:
-    """Optional terms of the SGD step; disabled ones are compiled out."""
+class StepTerms:
+    """Optional terms of the step; disabled ones are compiled out."""
 
     momentum: bool
     weight_decay: bool
     proximal: bool
     crop: int
     flip: bool
+    adam: bool = False
+    """Adam in place of SGD."""
+    clip: bool = False
 
 
 @dataclass(eq=False)
@@ -42,11 +46,17 @@ class Lanes:
     """The parameters in the dtype of the forward pass: a bf16 copy, or the same tensors."""
     velocity: Named
     """Empty without momentum."""
+    first_moment: Named
+    """Adam's mean of gradients; empty with SGD."""
+    second_moment: Named
+    """Adam's mean of squared gradients; empty with SGD."""
+    taken: Tensor
+    """`[lanes]`, int64: Adam's steps of the current segment."""
     received: Named
     """The model that the proximal term pulls to; empty without that term."""
     buffers: Named
     settings: Tensor
-    """`[lanes, 3]`: momentum, weight decay, proximal term."""
+    """`[lanes, 4]`: momentum, weight decay, proximal term, greatest norm of the gradient (0: any)."""
     loss: Tensor
     """`[lanes]`, float64: summed over the samples of the current segment."""
 
@@ -55,7 +65,7 @@ class Lanes:
         cls,
         layout: Layout,
         count: int,
-        terms: SgdTerms,
+        terms: StepTerms,
         dtype: torch.dtype,
         compute: torch.dtype,
         device: torch.device,
@@ -75,16 +85,20 @@ class Lanes:
             parameters=parameters,
             working={name: value.to(compute) for name, value in parameters.items()},
             velocity=zeros(terms.momentum),
+            first_moment=zeros(terms.adam),
+            second_moment=zeros(terms.adam),
+            taken=torch.zeros(count, dtype=torch.int64, device=device),
             received=zeros(terms.proximal),
             buffers=buffers,
-            settings=torch.zeros(count, 3, dtype=dtype, device=device),
+            settings=torch.zeros(count, 4, dtype=dtype, device=device),
             loss=torch.zeros(count, dtype=torch.float64, device=device),
         )
 
     def changed_by_a_step(self) -> list[Tensor]:
         """Return the tensors that a step writes to, each once."""
-        named = (self.parameters, self.working, self.velocity, self.buffers)
-        return _unique([self.loss, *(value for values in named for value in values.values())])
+        moments = (self.first_moment, self.second_moment)
+        named = (self.parameters, self.working, self.velocity, *moments, self.buffers)
+        return _unique([self.loss, self.taken, *(value for values in named for value in values.values())])
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, each once."""
@@ -98,7 +112,7 @@ def _unique(tensors: list[Tensor]) -> list[Tensor]:
 
 def make_step(
     module: nn.Module,
-    terms: SgdTerms,
+    terms: StepTerms,
     scale: Tensor,
     shift: Tensor,
     dtype: torch.dtype,
@@ -106,8 +120,8 @@ def make_step(
 ) -> Step:
     """Return the step of a module whose layers are those of `stack_module`.
 
-    g = ∇loss + weight_decay·w + proximal·(w - w⁰);  v ← momentum·v + g;  w ← w - rate·v, lane by lane. A lane's
-    gradient depends on its own batch only: padding has weight 0, and an idle lane has rate 0.
+    The equations are those of `LocalOptimizer`, lane by lane. A lane's gradient depends on its own batch only: padding
+    has weight 0, and an idle lane has rate 0.
     """
     drops = [f"{name}.key" for name in dropout_layers(module)]
 
@@ -142,25 +156,68 @@ def make_step(
         if x.dtype == torch.uint8 or x.is_floating_point():
             x = torch.addcmul(shift, x.to(dtype), scale).to(compute)
         gradients, (loss, statistics) = differentiate(lanes.working, lanes.buffers, x, label, weight, key)
-        momentum, weight_decay, proximal = lanes.settings.unbind(dim=1)
-        for name, parameter in lanes.parameters.items():
-            gradient = gradients[name].to(dtype)
-            if terms.weight_decay:
-                gradient = gradient + _broad(weight_decay, parameter) * parameter
-            if terms.proximal:
-                gradient = gradient + _broad(proximal, parameter) * (parameter - lanes.received[name])
-            if terms.momentum:
-                gradient = _broad(momentum, parameter) * lanes.velocity[name] + gradient
-                lanes.velocity[name].copy_(gradient)
-            parameter.sub_(_broad(rate, parameter) * gradient)
-            if compute != dtype:
-                lanes.working[name].copy_(parameter)
         busy = rate > 0
+        _move(lanes, gradients, rate, busy, terms)
         for name, buffer in lanes.buffers.items():
             buffer.copy_(torch.where(_broad(busy, buffer), statistics[name].to(dtype), buffer))
         lanes.loss.add_(loss.double() * count)
 
     return step
+
+
+def _move(lanes: Lanes, gradients: Named, rate: Tensor, busy: Tensor, terms: StepTerms) -> None:
+    """Move the parameters of all lanes, given ∇loss, and the working copies."""
+    momentum, weight_decay, proximal, clip = lanes.settings.unbind(dim=1)
+
+    def of_loss(name: str) -> Tensor:
+        return gradients[name].to(lanes.parameters[name].dtype)
+
+    def pulled(name: str, gradient: Tensor) -> Tensor:
+        """Add the gradient of the proximal term."""
+        parameter = lanes.parameters[name]
+        return gradient + _broad(proximal, parameter) * (parameter - lanes.received[name])
+
+    def of_objective(name: str) -> Tensor:
+        return pulled(name, of_loss(name)) if terms.proximal else of_loss(name)
+
+    factors = _clip_factors([of_objective(name) for name in gradients], clip) if terms.clip else None
+    if terms.adam:
+        lanes.taken.add_(busy)
+    for name, parameter in lanes.parameters.items():
+        gradient = of_loss(name) if factors is None else _broad(factors, parameter) * of_objective(name)
+        if terms.weight_decay:
+            gradient = gradient + _broad(weight_decay, parameter) * parameter
+        if terms.proximal and factors is None:
+            gradient = pulled(name, gradient)
+        if terms.adam:
+            gradient = _adam_direction(lanes, name, gradient, busy)
+        if terms.momentum:
+            gradient = _broad(momentum, parameter) * lanes.velocity[name] + gradient
+            lanes.velocity[name].copy_(gradient)
+        parameter.sub_(_broad(rate, parameter) * gradient)
+        if lanes.working[name].dtype != parameter.dtype:
+            lanes.working[name].copy_(parameter)
+
+
+def _clip_factors(gradients: Sequence[Tensor], most: Tensor) -> Tensor:
+    """Return the factors `[lanes]` that bring a lane's norm over all gradients down to `most`; 1 where `most` is 0."""
+    squares = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients])
+    factors = (most / (squares.sum(dim=0).sqrt() + NORM_EPSILON)).clamp(max=1.0)
+    return torch.where(most > 0, factors, 1.0)
+
+
+def _adam_direction(lanes: Lanes, name: str, gradient: Tensor, busy: Tensor) -> Tensor:
+    """Return Adam's m̂ / (√ŝ + ε) of a parameter; change the moments of busy lanes."""
+    mean, square = lanes.first_moment[name], lanes.second_moment[name]
+    first = torch.lerp(mean, gradient, 1 - BETAS[0])
+    second = BETAS[1] * square + (1 - BETAS[1]) * gradient.square()
+    mean.copy_(torch.where(_broad(busy, mean), first, mean))
+    square.copy_(torch.where(_broad(busy, square), second, square))
+    # In float64: in float32, 1 - β₂ of the first step would have four digits.
+    steps = lanes.taken.clamp_min(1).double()
+    start, root = 1 - BETAS[0] ** steps, (1 - BETAS[1] ** steps).sqrt()
+    mean_now = first / _broad(start.to(gradient.dtype), gradient)
+    return mean_now / (second.sqrt() / _broad(root.to(gradient.dtype), gradient) + EPSILON)
 
 
 def _broad(values: Tensor, like: Tensor) -> Tensor:
