@@ -8,7 +8,7 @@ from papers.nccb.results import NCCBResults
 from papers.nccb.scales import BASELINE, LINEAR, METHODS, OURS, REFERENCE, REGRET, TITLES
 from papers.nccb.text import PROSE
 from papers.page import Part, Table
-from papers.wording import MISSING, spread
+from papers.wording import MISSING, joined, spread
 
 VARIANTS = {
     (OURS, "shared"): "NCCB, one shared Z",
@@ -78,13 +78,14 @@ def regret_cells(results: NCCBResults, line: Line, base: Line) -> list[str]:
 
 def something_to_win(results: NCCBResults) -> list[Part]:
     """Terminal accuracy and regret on federations of clients that differ much."""
-    rows, missing = [], False
+    rows = []
+    missing: dict[str, str] = {}
     shown = [(BASELINE, ""), (OURS, ""), (OURS, "shared"), ("oort-simple", ""), ("oort", ""), (REFERENCE, "")]
     for one in results.scale.uneven:
         base = results.line(one.name, BASELINE)
         for method, variant in shown:
             line = results.line(one.name, method, variant)
-            missing |= not line
+            missing |= {} if line else {one.title: one.name}
             title = VARIANTS.get((method, variant), TITLES[method])
             accuracy, *more = results.compared(line, line if method == BASELINE else base)
             rows.append([one.title, title, accuracy, more[0], *regret_cells(results, line, base), *more[1:]])
@@ -99,5 +100,7 @@ def something_to_win(results: NCCBResults) -> list[Part]:
         "rounds",
     )
     about = "; ".join(f"{one.title}: {one.about}, {one.rounds} rounds" for one in results.scale.uneven)
-    asked = [results.missing("Something to win", "something-to-win")] if missing else []
-    return [*PROSE.parts("something-to-win", about=about), Table(columns, rows), *asked]
+    which = f"something-to-win --environments {','.join(missing.values())}"
+    asked = [results.missing(joined(list(missing)), which)] if missing else []
+    first = results.scale.uneven[0]
+    return [*PROSE.parts("something-to-win", about=about, first=first), Table(columns, rows), *asked]
