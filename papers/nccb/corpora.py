@@ -68,10 +68,12 @@ class Corpus:
     """All users but those held back for testing."""
     fewer_clients: tuple[int, ...]
     """Other numbers of clients in Fig. 4."""
+    layers: int
+    """Layers of the paper's model for the data set that this corpus stands in for."""
     printed: PrintedCorpus | None = None
 
 
-def _corpus(name: str, title: str, about: str, clients: int, printed: PrintedCorpus) -> Corpus:
+def _corpus(name: str, title: str, about: str, clients: int, layers: int, printed: PrintedCorpus) -> Corpus:
     dataset = {
         "name": name,
         "minimum": 150,
@@ -90,13 +92,14 @@ def _corpus(name: str, title: str, about: str, clients: int, printed: PrintedCor
         dataset=dataset,
         clients=clients,
         fewer_clients=fewer,
+        layers=layers,
         printed=printed,
     )
 
 
 CORPORA = (
-    _corpus("tweets", "tweets", "tweets of accounts of the US Congress", 535, _printed("super-user")),
-    _corpus("blogs", "blogs", "posts of the Blog Authorship Corpus", 466, _printed("yelp")),
+    _corpus("tweets", "tweets", "tweets of accounts of the US Congress", 535, 2, _printed("super-user")),
+    _corpus("blogs", "blogs", "posts of the Blog Authorship Corpus", 466, 5, _printed("yelp")),
 )
 
 MADE_UP = Corpus(
@@ -106,6 +109,7 @@ MADE_UP = Corpus(
     dataset={"name": "papers.nccb:made_up", "samples": 20, "test_users": 4, "test_samples": 10, "stop_words": "keep"},
     clients=16,
     fewer_clients=(8,),
+    layers=1,
 )
 
 

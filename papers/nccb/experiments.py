@@ -7,6 +7,7 @@ from typing import Any
 from papers.grid import Group, PlannedRun, Request, Scale
 from papers.nccb.corpora import Corpus
 from papers.nccb.scales import (
+    ADAM,
     AUTHORS,
     BASELINE,
     BITS,
@@ -21,6 +22,7 @@ from papers.nccb.scales import (
     REGRET,
     SHARED,
     NCCBScale,
+    adam_exists,
 )
 from papers.nccb.uneven import UnevenFederation
 
@@ -41,7 +43,7 @@ def groups(scale: Scale, request: Request) -> list[Group]:
     everything = [group for corpus in scale.corpora for group in _tables(plan, corpus, corpus.title, printed, seeds)]
     everything += [group for corpus in scale.corpora for group in _variants(plan, corpus, seeds)]
     everything += [_something_to_win(plan, one, many) for one in scale.uneven]
-    for make in (_regret, _thresholds, _bits, _clients, _rates, _stop_words):
+    for make in (_regret, _adam, _thresholds, _bits, _clients, _rates, _stop_words):
         everything += [group for corpus in scale.corpora for group in make(plan, corpus, few)]
     for corpus in scale.corpora:
         everything += _tables(plan, corpus, f"{corpus.title}, others", others, seeds)
@@ -82,6 +84,16 @@ def _regret(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator
             shared = {**SHARED[method], REGRET: True}
             runs.append(plan.run(corpus, method, seed, f"shared-{REGRET}", selector=shared))
     yield Group(f"{corpus.title}: regret", ("regret",), tuple(runs))
+
+
+def _adam(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
+    if adam_exists():
+        runs = [
+            plan.run(corpus, method, seed, "adam", local=ADAM, layers=corpus.layers)
+            for seed in seeds
+            for method in (*CORE, LINEAR)
+        ]
+        yield Group(f"{corpus.title}: Adam and the paper's layers", ("adam",), tuple(runs))
 
 
 def _rates(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
@@ -150,13 +162,14 @@ class _NCCBRuns:
         local: Mapping[str, Any] | None = None,
         selector: Mapping[str, Any] | None = None,
         clients: int | None = None,
+        layers: int | None = None,
     ) -> PlannedRun:
         """Return a run with the settings of the tables, changed as given."""
         scale = self.scale
         settings: dict[str, Any] = {
             "dataset": {**corpus.dataset, **(dataset or {})},
             "environment": "natural",
-            "model": dict(scale.model),
+            "model": {**scale.model, **({"layers": layers} if layers else {})},
             "clients": clients or corpus.clients,
             "cohort": scale.cohort,
             "rounds": self.rounds or scale.rounds,

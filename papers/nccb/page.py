@@ -5,8 +5,8 @@ from papers.grid import Paper, Scale
 from papers.nccb.cohorts import coverage, regret, something_to_win
 from papers.nccb.figures import figure_3, figure_4, figure_5
 from papers.nccb.results import NCCBResults
-from papers.nccb.scales import METHODS, NCCBScale
-from papers.nccb.tables import rates, stop_words, table_1, table_2
+from papers.nccb.scales import METHODS, NCCBScale, adam_exists
+from papers.nccb.tables import adam, rates, stop_words, table_1, table_2
 from papers.nccb.text import deviations, opening
 from papers.page import Page
 from papers.store import Store
@@ -21,6 +21,7 @@ _SECTIONS: Sections[NCCBResults] = {
     "Figure 4: number of clients": figure_4,
     "Figure 5: bits of a context": figure_5,
     "Learning rate": rates,
+    **({"Adam": adam} if adam_exists() else {}),
     "Stop words": stop_words,
     "Deviations from the paper": deviations,
 }

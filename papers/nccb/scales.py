@@ -10,13 +10,15 @@ The rate is for plain SGD; the paper's 0.002 is for Adam. It was chosen with ran
 NCCB keeps a confidence and k-LinUCB a model for each client, as in the authors' code. `shared` runs both with one for
 all clients, as the paper's equations read; `authors` runs NCCB with all values of the authors' code; `regret` records
 how far cohorts are from the best ones; `stop-words` hashes stop words, or removes them from the data;
-`something-to-win` runs on federations of clients that differ much.
+`something-to-win` runs on federations of clients that differ much; `adam` trains with Adam, the paper's rate and its
+layers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from covey.config.sections import Local
 from covey.data.text import StopWords
 from papers.grid import Scale
 from papers.nccb.corpora import CORPORA, MADE_UP, Corpus
@@ -75,6 +77,15 @@ Its rewards are not scaled, and reach about 80 (batches times the root of the lo
 far, so γ is 1/80 of theirs. Three things cannot be set: the loss is not squared there, the estimator has dropout of 0.2
 and no pull towards its start, and places beyond exploration go to the lowest of the highest bounds.
 """
+
+ADAM: Mapping[str, Any] = {"optimizer": "adam", "rate": 0.002, "decay": 0.9993}
+"""Variant `adam`: the paper's local training, with the layers of its models."""
+
+
+def adam_exists() -> bool:
+    """True if clients can train with Adam."""
+    return any(one.name == "optimizer" for one in fields(Local))
+
 
 HASHED = "hashed"
 """Variant with stop words in the hash."""

@@ -6,7 +6,7 @@ from covey.job.comparison.statistics import Estimate, common_seeds
 from papers.curves import Line
 from papers.nccb.corpora import Corpus
 from papers.nccb.results import NCCBResults, rounds_saved, rounds_to_best
-from papers.nccb.scales import BASELINE, CORE, HASHED, METHODS, OTHER_WAY, OURS, REFERENCE, TITLES
+from papers.nccb.scales import BASELINE, CORE, HASHED, LINEAR, METHODS, OTHER_WAY, OURS, REFERENCE, TITLES
 from papers.nccb.text import PROSE
 from papers.page import Part, Table
 from papers.wording import MISSING, cell, spread
@@ -134,6 +134,20 @@ def rates(results: NCCBResults) -> list[Part]:
         Table(columns, rows),
         *([results.missing("Other rates", "rate")] if absent else []),
     ]
+
+
+def adam(results: NCCBResults) -> list[Part]:
+    """Accuracy with the paper's local training and layers."""
+    rows, missing = [], False
+    for corpus in results.scale.corpora:
+        base = results.line(corpus.name, BASELINE, "adam")
+        for method in (*CORE, LINEAR):
+            line = results.line(corpus.name, method, "adam")
+            missing |= not line
+            rows.append([corpus.title, str(corpus.layers), TITLES[method], *results.compared(line, base)])
+    columns = ("data", "layers", "method", "terminal accuracy", "points against random", "seeds", "rounds")
+    asked = [results.missing("Adam", "adam")] if missing else []
+    return [PROSE("adam"), Table(columns, rows), *asked]
 
 
 def stop_words(results: NCCBResults) -> list[Part]:

@@ -15,7 +15,7 @@ from papers.export import result_of as export
 from papers.grid import PlannedRun
 from papers.nccb import made_up as made_up_texts
 from papers.nccb import topics as topic_texts
-from papers.nccb.scales import METHODS, SCALES
+from papers.nccb.scales import METHODS, SCALES, adam_exists
 from papers.page import markdown
 from papers.store import Result
 from tests.papers.small_papers import called, made_up, planned_run, result_of, rising, rows_of, section, stored
@@ -46,7 +46,8 @@ def test_everything_runs_at_the_smoke_scale_and_ends_in_a_page_without_gaps(tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("papers.page.can_draw", lambda: False)
     answer = json.loads(called("nccb", "--scale", "smoke", "--seeds", 1, "--json").stdout)
-    assert answer["finished"] == answer["runs"] == 31
+    planned_runs = sum(len(group.runs) for group in NCCB.plan(SMOKE, Request(seeds=(0,))))
+    assert answer["finished"] == answer["runs"] == planned_runs >= 31
     page = Path(answer["page"]).read_text()
     assert "not run yet" not in page
     for number in (3, 4, 5):
@@ -299,6 +300,23 @@ def test_the_page_tells_how_widely_invitations_were_spread():
     assert shared[4:7] == ["14", "11.00", "+1.00"]
     # On the other corpus it has not been run.
     assert "--only shared" in text and "--only authors" in text
+
+
+@pytest.mark.skipif(not adam_exists(), reason="local training has no Adam")
+def test_adam_runs_have_the_papers_rate_and_layers():
+    for corpus, layers in (("tweets", 2), ("blogs", 5)):
+        config = planned(corpus, "nccb", "adam").config({})
+        assert config.model.options["layers"] == layers
+        assert (config.local.rate, config.local.decay, getattr(config.local, "optimizer", "")) == (
+            0.002,
+            0.9993,
+            "adam",
+        )
+    text = section(
+        markdown(NCCB.page(FULL, stored(made(0.1, variant="adam"), made(0.12, "nccb", variant="adam")))), "Adam"
+    )
+    assert rows_of(text, "tweets", "2", "NCCB")[0][3:5] == ["12.00", "+2.00"]
+    assert "--only adam" in text
 
 
 def test_a_sweep_is_over_the_seeds_that_all_of_its_values_have():
