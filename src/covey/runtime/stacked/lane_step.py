@@ -201,7 +201,7 @@ def _move(lanes: Lanes, gradients: Named, rate: Tensor, busy: Tensor, terms: Ste
 
 def _clip_factors(gradients: Sequence[Tensor], most: Tensor) -> Tensor:
     """Return the factors `[lanes]` that bring a lane's norm over all gradients down to `most`; 1 where `most` is 0."""
-    squares = torch.stack([gradient.flatten(1).square().sum(dim=1) for gradient in gradients])
+    squares = torch.stack([gradient.reshape(len(most), -1).square().sum(dim=1) for gradient in gradients])
     factors = (most / (squares.sum(dim=0).sqrt() + NORM_EPSILON)).clamp(max=1.0)
     return torch.where(most > 0, factors, 1.0)
 
