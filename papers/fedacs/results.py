@@ -11,7 +11,7 @@ from covey.environment.partition import client_order
 from covey.job.comparison.statistics import Estimate
 from covey.randomness import generator
 from papers.curves import Line, numbers
-from papers.fedacs.scales import METHODS, POOL, REFERENCE, TITLES, Environment, FedACSScale
+from papers.fedacs.scales import CLUSTERED, METHODS, POOL, REFERENCE, TITLES, Environment, FedACSScale
 from papers.grid import ANY
 from papers.results import Results
 from papers.store import Result, Store
@@ -23,6 +23,9 @@ class FedACSResults(Results):
     def __init__(self, scale: FedACSScale, store: Store, command: str, methods: Sequence[str]) -> None:
         super().__init__(store, scale.rounds, command, methods, TITLES)
         self.scale = scale
+
+    def planned_rounds(self, environment: str, method: str) -> int:
+        return min(self.rounds, self.scale.cluster_rounds) if environment == CLUSTERED else self.rounds
 
     def line(self, environment: str, method: str, variant: str = "") -> dict[int, Result]:
         """Return the shown runs of a line; IID has one line for all environments."""
