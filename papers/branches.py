@@ -2,7 +2,8 @@
 
 The base run keeps its model at the rounds where branches start (`keep_model`), and its estimates of clients' class
 shares at the rounds where it is measured (`papers.measurements`). From these a branch is composed as `covey ondemand`
-composes it, by the paper's equations 7 and 8, and written as a run folder that any runtime can resume.
+composes it, by the paper's equations 7 and 8, and written as a run folder that any runtime can resume. Other runs use
+the features of a kept model (`features_file`).
 """
 
 from pathlib import Path
@@ -14,15 +15,17 @@ from torch import Tensor
 
 from covey.arrays import FloatArray
 from covey.config.schema import Config
+from covey.core.build import build_module, dataset_of
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
 from covey.core.records import Records
 from covey.data.paper_targets import target as class_mix
 from covey.errors import Refusal, require
 from covey.job.on_demand.composition import compose
 from covey.job.settings import as_config
+from covey.model.layout import Layout
 from covey.storage import write_json
 from papers.export import BRANCH, truth_of
-from papers.grid import Branch
+from papers.grid import Branch, Features, PlannedRun
 from papers.measurements import estimates_file, read_estimates
 
 
@@ -39,10 +42,11 @@ def model_file(folder: Path, t: int) -> Path:
     return folder / f"model-{t}.safetensors"
 
 
-def missing_rounds(branch: Branch, base: Path) -> list[int]:
-    """Return the rounds of the base run whose model or estimates a branch needs and its folder lacks."""
-    needed = [(branch.at, model_file(base, branch.at))]
-    if branch.estimator != "ground-truth":
+def missing_rounds(run: PlannedRun, base: Path) -> list[int]:
+    """Return the rounds of the base run whose model or estimates a run needs and its folder lacks."""
+    source, branch = run.branch or run.features, run.branch
+    needed = [] if source is None else [(source.at, model_file(base, source.at))]
+    if branch is not None and branch.estimator != "ground-truth":
         needed.append((branch.estimated, estimates_file(base, branch.estimated)))
     return [t for t, path in needed if not path.is_file()]
 
@@ -56,20 +60,17 @@ def create_branch(branch: Branch, config: Config, folder: Path, base: Path) -> C
     mix = class_mix(branch.target, shares.shape[1], shares)
     composition = compose(_class_shares(branch, base, shares), mix, at_least=config.cohort)
     clients, ratios = composition.clients.tolist(), composition.ratios.tolist()
-    config = as_config(
-        config,
-        {
-            "selector": {"name": "composed", "clients": clients},
-            "aggregator": {"name": "ratios", "clients": clients, "ratios": ratios},
-        },
-    )
+    chosen: dict[str, object] = {"selector": {"name": "composed", "clients": clients}}
+    if config.aggregator is not None and config.aggregator.name == "ratios":
+        chosen["aggregator"] = {"name": "ratios", "clients": clients, "ratios": ratios}
+    config = as_config(config, chosen)
     about = {
         **branch.as_mapping(),
         "clients": len(clients),
         "distance": round(composition.distance, 4),
         "true_distance": round(float(np.abs(composition.made_of(shares) - mix).sum()), 4),
     }
-    model = _model(branch, base)
+    model = _model(base, branch.at)
     try:
         Records.create(folder, config).close()
         write_json(folder / BRANCH, about)
@@ -88,8 +89,19 @@ def _class_shares(branch: Branch, base: Path, truth: FloatArray) -> FloatArray:
     return found.shares
 
 
-def _model(branch: Branch, base: Path) -> Tensor:
-    path = model_file(base, branch.at)
+def features_file(features: Features, config: Config, base: Path) -> Path:
+    """Return the file of a kept model's tensors by name, as a run's `features`; written now if there is none."""
+    path = base / f"features-{features.at}.safetensors"
+    if not path.is_file():
+        layout = Layout.of(build_module(config, dataset_of(config)))
+        save_file(layout.named(_model(base, features.at)), str(path.with_suffix(".part")))
+        path.with_suffix(".part").replace(path)
+    return path
+
+
+def _model(base: Path, at: int) -> Tensor:
+    """Return the model that a run kept after round `at`."""
+    path = model_file(base, at)
     try:
         return load_file(str(path))["model"]
     except (OSError, KeyError, SafetensorError) as error:

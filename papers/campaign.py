@@ -28,7 +28,7 @@ from covey.job.runs import run_together
 from covey.job.settings import as_config
 from covey.storage import write_json
 from papers.agents import agent_file, missing_agents, train
-from papers.branches import create_branch, keep_model, missing_rounds, model_file
+from papers.branches import create_branch, features_file, keep_model, missing_rounds, model_file
 from papers.export import BRANCH, result_of
 from papers.grid import Group, Paper, PlannedRun, Request, Scale, run_differences
 from papers.measurements import measure, measured_rounds
@@ -176,21 +176,23 @@ class _Campaign:
         return ""
 
     def _prepare(self, group: Group, runs: Sequence[PlannedRun]) -> Stop:
-        """Make sure that the models and estimates that branches start from are there, repeating base runs if need be.
+        """Make sure that the models and estimates that runs start from are there, repeating base runs if need be.
 
         Base runs of the plan are complete by then, so this only happens on another machine.
         """
         bases: dict[str, PlannedRun] = {}
         until = 0
-        for branch in (run.branch for run in runs if run.branch and not self._begun(run)):
-            folder = self.work / branch.base.name
-            for t in missing_rounds(branch, folder):
+        for base, run in ((run.base, run) for run in runs if not self._begun(run)):
+            if base is None:
+                continue
+            folder = self.work / base.name
+            for t in missing_rounds(run, folder):
                 require(
-                    self._done(branch.base) <= t,
+                    self._done(base) <= t,
                     f"The folder {folder} is past round {t} but lacks the model or estimates other runs start from; "
                     "move it away, and it is run again.",
                 )
-                bases[branch.base.name], until = branch.base, max(until, t)
+                bases[base.name], until = base, max(until, t)
         return self._advance(f"{group.title}, base runs", list(bases.values()), until) if bases else ""
 
     def _train(self, group: Group, runs: Sequence[PlannedRun]) -> Stop:
@@ -265,14 +267,17 @@ class _Campaign:
         return read_checkpoint(self.work / run.name)[0] if self._begun(run) else 0
 
     def _config(self, run: PlannedRun) -> Config:
-        """Return the configuration to resume with: precision and a branch's clients stay as they were."""
+        """Return the configuration to resume with: precision, features and a branch's clients stay as they were."""
         config = self.configs[run.name]
         if run.agent is not None:
             config = as_config(config, {"aggregator": {"agent": str(agent_file(self.work, run.agent))}})
         if not self._begun(run):
-            return config
+            if run.features is None:
+                return config
+            file = features_file(run.features, config, self.work / run.features.base.name)
+            return as_config(config, {"many": {"features": str(file)}})
         found = read_config(self.work / run.name)
-        config = replace(config, precision=found.precision)
+        config = replace(config, precision=found.precision, many=found.many)
         return config if run.branch is None else replace(config, selector=found.selector, aggregator=found.aggregator)
 
     def _opened(self, run: PlannedRun, rounds: int) -> tuple[Config, Path]:
@@ -305,7 +310,7 @@ def _is_stacked(config: Config) -> bool:
 
 def _bases(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the base runs of these runs, each once."""
-    return list({run.branch.base.name: run.branch.base for run in runs if run.branch}.values())
+    return list({run.base.name: run.base for run in runs if run.base}.values())
 
 
 def _share_steps(one: Config, other: Config) -> bool:

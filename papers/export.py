@@ -51,6 +51,8 @@ def result_of(paper: str, run: PlannedRun, folder: Path, skew: Sequence[float] |
     settings.pop("data_dir", None)
     if run.agent is not None:
         settings["aggregator"]["agent"] = run.agent.name
+    if run.features is not None:
+        settings["many"]["features"] = run.features.name
     scored = [row for row in rows if "accuracy" in row]
     truth = true_skew(folder) if skew is None else skew
     listed = run.by_class and all(len(row.get("class_accuracy", ())) in range(1, LISTED_CLASSES + 1) for row in scored)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from covey.config.schema import Config
+from covey.config.schema import EARLIER, Config
 from covey.config.values import chosen
 from covey.errors import require
 from covey.job.settings import as_config
@@ -26,7 +26,7 @@ PAGES_ONLY = "tables"
 _MACHINE = ("rounds", "seed", "runtime", "workers", "precision", "device", "memory_limit", "data_dir")
 """Settings in which two sessions of one run may differ."""
 
-_COMPOSED = ("selector.clients", "aggregator.clients", "aggregator.ratios", "aggregator.agent")
+_COMPOSED = ("selector.clients", "aggregator.clients", "aggregator.ratios", "aggregator.agent", "many.features")
 """Settings that no grid prescribes: derived from a base run's estimates, or the path of a file on one machine."""
 
 _PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
@@ -59,6 +59,8 @@ class PlannedRun:
     """Start of the run, if not an initial model."""
     agent: "AgentPlan | None" = None
     """Agent that decides in the run, if one is trained beforehand."""
+    features: "Features | None" = None
+    """Trained model whose features the run uses, if any (convex MOCHA)."""
     by_class: bool = False
     """True if the store keeps the accuracy of every class and the clients' true class shares."""
     targets: tuple[str, ...] = ()
@@ -80,6 +82,12 @@ class PlannedRun:
         """Samples that clients train on: rounds x cohort x samples x epochs."""
         samples = self.settings["environment"]["samples"] if self.samples is None else self.samples
         return int(self.rounds * self.settings["cohort"] * samples * self.settings["local"]["epochs"])
+
+    @property
+    def base(self) -> "PlannedRun | None":
+        """The run whose model this one needs, if any."""
+        source = self.branch or self.features
+        return None if source is None else source.base
 
     def config(self, machine: Mapping[str, Any]) -> Config:
         """Return the configuration on this machine; refuse an impossible one."""
@@ -107,6 +115,20 @@ class Branch:
             "estimator": self.estimator,
             "estimated": self.estimated,
         }
+
+
+@dataclass(frozen=True)
+class Features:
+    """The model of another run, whose layers below the last one turn samples into features."""
+
+    base: PlannedRun
+    at: int
+    """Round of the base run whose model is used; one of `base.kept`."""
+
+    @property
+    def name(self) -> str:
+        """What a result says of it."""
+        return f"{self.base.name} after round {self.at}"
 
 
 @dataclass(frozen=True)
@@ -249,8 +271,9 @@ def differences(planned: Mapping[str, Any], found: Mapping[str, Any], *, common:
     """Return the settings that differ from the planned ones, in words; settings of the machine are ignored.
 
     With `common`, only settings that both have are compared, so that a new option does not make old runs invalid.
+    Runs from before a setting existed have the value that it had then.
     """
-    ours, theirs = _flat(planned), _flat(found)
+    ours, theirs = _flat(planned), {**EARLIER, **_flat(found)}
     return [
         f"{key} is {theirs.get(key)!r} and not {value!r}"
         for key, value in ours.items()

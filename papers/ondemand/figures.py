@@ -3,16 +3,19 @@
 from covey.job.comparison.statistics import Estimate
 from papers.curves import thinned
 from papers.measurements import GUESS
-from papers.ondemand.results import NAMES, ByTarget, OnDemandResults, mean_over_targets
-from papers.ondemand.scales import BASELINE, LATE, OURS, TITLES, TRUE
+from papers.ondemand.results import NAMES, TUNED, ByTarget, OnDemandResults, mean_over_targets
+from papers.ondemand.scales import BASELINE, LATE, MEAN, MEAN_BASE, OURS, SAME, TITLES, TRUE
 from papers.ondemand.tables import methods_at
 from papers.ondemand.text import PROSE
 from papers.page import ROUND, Chart, Part, Series, accuracy_series
 from papers.store import OWN_MIX
 
-_PLACES = {BASELINE: 0, "cfl": 1, "mocha-deep": 2, "fedfomo": 3, OURS: 4, TRUE: 5, "mocha": 8, LATE: 10}
-"""Method → index of its colour. There are six colours; from the seventh on they repeat with another stroke. So the two
-forms of MOCHA share a colour, and so do models on demand by early and by late estimates."""
+_PLACES = {
+    BASELINE: 0, "cfl": 1, "mocha-deep": 2, "fedfomo": 3, OURS: 4, TRUE: 5,
+    SAME: 6, "mocha": 8, "fedfomo-weighted": 9, LATE: 10, "mocha-trained": 14, MEAN: 16,
+}  # fmt: skip
+"""Method → index of its colour. There are six colours; from the seventh on they repeat with another stroke, which forms
+of one method use."""
 
 
 def figure_4(results: OnDemandResults) -> list[Part]:
@@ -24,7 +27,7 @@ def figure_4(results: OnDemandResults) -> list[Part]:
             for method in methods_at(results, place):
                 curve = _mean_curve(results.curves(place, method, column))
                 if curve is not None:
-                    shift = place.task.branch if method in (OURS, LATE, TRUE) else 0
+                    shift = place.task.branch if method in TUNED else 0
                     rounds, estimates = curve
                     at = [t + shift for t in rounds]
                     series.append(accuracy_series(TITLES[method], at, estimates, _PLACES[method]))
@@ -52,8 +55,9 @@ def figure_5(results: OnDemandResults) -> list[Part]:
     """Errors of clients' estimates."""
     parts: list[Part] = [PROSE("figure-5")]
     for place in results.drawn:
-        runs = results.measured(place)
+        runs = results.measured(place) or results.measured(place, MEAN_BASE)
         task = place.task
+        shown = "" if not runs or runs[0].method == BASELINE else ", inference from the mean gradient"
         asked = (
             ("after one round", "surveyed", 1),
             (f"round {task.estimated}", "learned", task.estimated),
@@ -67,7 +71,7 @@ def figure_5(results: OnDemandResults) -> list[Part]:
                     errors = sorted(error for error in one["errors"].get(estimator, ()) if error is not None)
                     series.append(Series(label, list(range(1, len(errors) + 1)), errors))
         if series:
-            title = f"Fig. 5: {place.title}, error of each client's estimate"
+            title = f"Fig. 5: {place.title}, error of each client's estimate{shown}"
             parts.append(Chart(f"figure-5-{place.name}", title, "clients by error", "n·MAE", series))
         else:
             parts.append(results.missing(f"Figure 5, {place.title}", "figure-5", place))

@@ -2,11 +2,12 @@
 
 from papers.assembly import ORIGIN, Sections, assembled, origin, page_command, usable_results
 from papers.grid import Paper, Scale
+from papers.ondemand.claims import claims
 from papers.ondemand.figures import figure_4, figure_5
 from papers.ondemand.results import OnDemandResults
 from papers.ondemand.scales import OnDemandScale
 from papers.ondemand.tables import all_local, table_2, table_3, table_4, table_5
-from papers.ondemand.text import opening
+from papers.ondemand.text import deviations, introduction, setup
 from papers.page import Page, Part, Table
 from papers.store import Store
 
@@ -18,6 +19,8 @@ _SECTIONS: Sections[OnDemandResults] = {
     "Table 5: composed mixes and number of clients": table_5,
     "Figure 4: learning curves": figure_4,
     "Figure 5: errors by client": figure_5,
+    "Differences from the paper": deviations,
+    "Setup": setup,
 }
 
 
@@ -27,7 +30,8 @@ def make_page(paper: Paper, scale: Scale, store: Store) -> Page:
     usable, notes = usable_results(paper, scale, store)
     results = OnDemandResults(scale, usable, page_command(paper, scale))
     title = "On-Demand FL, a trial run" if scale.local_only else "On-Demand FL, reproduced"
-    return assembled(paper, scale, title, results, opening(results), _SECTIONS, usable, _runs(results), notes)
+    opening = [*claims(results), *introduction(results)]
+    return assembled(paper, scale, title, results, opening, _SECTIONS, usable, _runs(results), notes)
 
 
 def _runs(results: OnDemandResults) -> Part:

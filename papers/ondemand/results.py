@@ -1,8 +1,9 @@
 """On-Demand FL's results: accuracy on targets, gains over FedAvg, and errors of estimates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,11 @@ from papers.ondemand.scales import (
     BASELINE,
     LATE,
     MANY,
+    MEAN,
+    MEAN_BASE,
     OURS,
+    RECIPES,
+    SAME,
     TARGETS,
     TRUE,
     OnDemandScale,
@@ -26,7 +31,8 @@ from papers.wording import MISSING, not_yet, spread
 
 UNDER_WAY = "under way"
 
-_TUNED = (OURS, LATE, TRUE)
+TUNED = (OURS, LATE, MEAN, SAME, TRUE)
+"""Methods with a run for each target, from the branch of a base run on."""
 
 NAMES = {"td1": "TD 1", "td2": "TD 2", "td3": "TD 3", OWN_MIX: "Local"}
 """Target → its column in the tables."""
@@ -92,8 +98,8 @@ class Place:
         return self.task.printed, ALPHAS.index(self.alpha)
 
     def printed_accuracy(self, method: str, column: str) -> float | None:
-        """Return the figure of Table 2 in percent. The paper has one FMTL; here there are two forms of it."""
-        name = "fmtl" if method.startswith("mocha") else method
+        """Return the figure of Table 2 in percent. The paper has one FMTL and one FedFomo; here they have forms."""
+        name = "fmtl" if method.startswith("mocha") else RECIPES.get(method, method)
         if self.printed is None or name not in self.printed[0].accuracy:
             return None
         printed, at = self.printed
@@ -140,20 +146,35 @@ class OnDemandResults:
             if accuracy is not None
         }
 
+    def line(self, place: Place, method: str, target: str = OWN_MIX) -> dict[int, Result]:
+        """Return seed → run that is scored on a target.
+
+        FedAvg's model does not depend on the predictor beside it, so base runs of the other inference stand in for
+        missing ones.
+        """
+        before = self.store.line(place.name, MEAN_BASE) if method == BASELINE else {}
+        return dict(sorted({**before, **self.store.line(place.name, method, _variant(method, target))}.items()))
+
     def complete(self, place: Place, method: str, target: str) -> dict[int, Result]:
         """Return seed → complete run that is scored on a target."""
-        line = self.store.line(place.name, method, _variant(method, target))
-        planned = place.task.tuned if method in _TUNED else place.task.rounds
+        line = self.line(place, method, target)
+        planned = place.task.tuned if method in TUNED else place.task.rounds
         return {seed: result for seed, result in line.items() if last_round(result) >= planned}
 
-    def measured(self, place: Place) -> list[Result]:
-        """Return the base runs whose estimates were compared with the truth."""
-        return [result for result in self.store.line(place.name, BASELINE).values() if result.measurements]
+    def measured(self, place: Place, method: str = BASELINE) -> list[Result]:
+        """Return the base runs, of one inference, whose estimates were compared with the truth."""
+        return [result for result in self.store.line(place.name, method).values() if result.measurements]
+
+    def compositions(self, place: Place, method: str, column: str) -> list[Mapping[str, Any]]:
+        """Return what the runs of a column were composed of."""
+        targets = self.targets(method, column)
+        found = [result.branch for target in targets for result in self.line(place, method, target).values()]
+        return [branch for branch in found if branch]
 
     def begun(self, place: Place, method: str, columns: Sequence[str] = TARGETS) -> bool:
         """True if any run of a method, complete or not, is scored on one of these columns."""
         targets = (target for column in columns for target in self.targets(method, column))
-        return any(self.store.line(place.name, method, _variant(method, target)) for target in targets)
+        return any(self.line(place, method, target) for target in targets)
 
     def targets(self, method: str, column: str, locals_: Sequence[str] = ()) -> Sequence[str]:
         """Return the targets of a column."""
@@ -164,9 +185,9 @@ class OnDemandResults:
         where = "" if place is None else f" --environments {place.name}"
         return not_yet(what, f"{self.command} --only {group}{where}")
 
-    def gain(self, place: Place, method: str, column: str, kind: str) -> Estimate | None:
-        """Return accuracy above FedAvg's at the `peak` or `end`, over the seeds and targets that both have."""
-        own, base = (self.curves(place, one, column) for one in (method, BASELINE))
+    def gain(self, place: Place, method: str, column: str, kind: str, other: str = BASELINE) -> Estimate | None:
+        """Return accuracy above another method's at the `peak` or `end`, over the seeds and targets that both have."""
+        own, base = (self.curves(place, one, column) for one in (method, other))
         values = []
         for seed in sorted(set(own) & set(base)):
             common = sorted(set(own[seed]) & set(base[seed]))
@@ -175,12 +196,13 @@ class OnDemandResults:
                 values.append(ours.at(kind) - theirs.at(kind))
         return Estimate.of(values) if values else None
 
-    def accuracy(self, place: Place, method: str, column: str, kind: str) -> str:
+    def accuracy(self, place: Place, method: str, column: str, kind: str, *, everyone: bool = True) -> str:
         """Cell: accuracy over seeds, mean over targets first; with their number if some are missing.
 
-        FedAvg's model is the same for all clients, so its Local is over all of them if that is stored.
+        FedAvg's model is the same for all clients, so its Local is over all of them if that is stored, and over the
+        clients that models on demand are made for if not `everyone` is asked for.
         """
-        found = self.all_clients(place) if (method, column) == (BASELINE, OWN_MIX) else {}
+        found = self.all_clients(place) if (method, column) == (BASELINE, OWN_MIX) and everyone else {}
         everyone = bool(found)
         found = found or self.curves(place, method, column)
         if not found:
@@ -215,11 +237,11 @@ class OnDemandResults:
 
 def _variant(method: str, target: str) -> str:
     """Return the variant of the run that is scored on a target: models on demand have one for each."""
-    return variant_of(target) if method in _TUNED else ""
+    return variant_of(target) if method in TUNED else ""
 
 
-def error_cell(runs: Sequence[Result], estimator: str, at: int) -> str:
-    """Cell: n·MAE over seeds, mean over clients first."""
+def mean_error(runs: Sequence[Result], estimator: str, at: int) -> Estimate | None:
+    """Return n·MAE over seeds, mean over clients first; None if it was not measured."""
     means = []
     for run in runs:
         for one in run.measurements:
@@ -227,4 +249,10 @@ def error_cell(runs: Sequence[Result], estimator: str, at: int) -> str:
                 errors = [error for error in one["errors"][estimator] if error is not None]
                 if errors:
                     means.append(float(np.mean(errors)))
-    return spread(Estimate.of(means), "{:.2f}", 1.0) if means else MISSING
+    return Estimate.of(means) if means else None
+
+
+def error_cell(runs: Sequence[Result], estimator: str, at: int) -> str:
+    """Cell: n·MAE over seeds."""
+    found = mean_error(runs, estimator, at)
+    return MISSING if found is None else spread(found, "{:.2f}", 1.0)

@@ -21,27 +21,50 @@ from papers.store import LISTED_CLASSES, OWN_MIX
 
 BASELINE, OURS, LATE, TRUE = "fedavg", "on-demand", "on-demand-late", "ground-truth"
 
+SAME = "fedavg-same-clients"
+"""FedAvg from the branch on, on the clients that a model on demand is composed of, weighted by samples."""
+
+MEAN_BASE, MEAN = "fedavg-mean-gradient", "on-demand-mean-gradient"
+"""Base runs whose predictor is applied to a client's mean gradient, and models on demand by their estimates."""
+
+INFERENCE = {"sends": "shares", "gradients": "received"}
+"""The predictor is applied to every mini-batch's gradient, and the predictions are averaged (eq. 6)."""
+
+INFERENCE_FROM_MEAN = {"sends": "gradient", "gradients": "received"}
+
 MANY: Mapping[str, Mapping[str, Any]] = {
     "cfl": {"participation": "cohort"},
     "mocha-deep": {"participation": "cohort"},
-    "fedfomo": {"participation": "cohort"},
+    "fedfomo": {"participation": "cohort", "form": "delta"},
+    "fedfomo-weighted": {"participation": "cohort", "form": "weighted"},
     "mocha": {"participation": "cohort"},
+    "mocha-trained": {"participation": "cohort"},
 }
 """Methods with many models that the paper compares with, and their options; a tenth of the clients takes part."""
 
-DEEP, CONVEX = ("cfl", "mocha-deep", "fedfomo"), ("mocha",)
+RECIPES = {"fedfomo-weighted": "fedfomo", "mocha-trained": "mocha"}
+"""Method of the plan → Covey's method, where the names differ."""
 
-METHODS = (BASELINE, OURS, TRUE, *MANY, LATE)
+DEEP, WEIGHTED = ("cfl", "mocha-deep", "fedfomo"), ("fedfomo-weighted",)
+CONVEX, TRAINED = ("mocha",), ("mocha-trained",)
+"""Convex MOCHA on the features of an untrained model, and on those of the base run's model at the branch."""
+
+METHODS = (BASELINE, OURS, TRUE, *MANY, SAME, LATE, MEAN_BASE, MEAN)
 
 TITLES = {
     BASELINE: "FedAvg",
+    SAME: "FedAvg on the composed clients",
     "cfl": "CFL",
     "mocha-deep": "FMTL (MOCHA, deep)",
-    "mocha": "FMTL (MOCHA, convex)",
-    "fedfomo": "FedFomo",
+    "mocha": "FMTL (MOCHA, convex, untrained features)",
+    "mocha-trained": "FMTL (MOCHA, convex, FedAvg's features)",
+    "fedfomo": "FedFomo (delta)",
+    "fedfomo-weighted": "FedFomo (weights)",
     OURS: "on demand",
     LATE: "on demand, estimates at the branch",
+    MEAN: "on demand, inference from the mean gradient",
     TRUE: "on demand, ground truth",
+    MEAN_BASE: "FedAvg, inference from the mean gradient",
 }
 
 PREFIXES = ("td1", "td2", "td3")
@@ -94,7 +117,7 @@ TASKS = (
         dataset={"name": "cifar10", "normalise": "none"},
         classes=10,
         model=_LEAF,
-        predictor={"epochs": 1, "batch": 5},
+        predictor={**INFERENCE, "epochs": 1, "batch": 5},
         samples=500,
         rounds=300,
         branch=150,
@@ -110,7 +133,7 @@ TASKS = (
         dataset={"name": "fashion-mnist", "normalise": "none"},
         classes=10,
         model=_LEAF,
-        predictor={"epochs": 10, "batch": 10},
+        predictor={**INFERENCE, "epochs": 10, "batch": 10},
         samples=600,
         rounds=300,
         branch=100,
@@ -126,7 +149,7 @@ TASKS = (
         dataset={"name": "cifar100", "normalise": "none"},
         classes=100,
         model={"name": "mobilenetv2"},
-        predictor={"epochs": 1, "batch": 5},
+        predictor={**INFERENCE, "epochs": 1, "batch": 5},
         samples=500,
         rounds=2000,
         branch=1200,
@@ -145,7 +168,7 @@ _DIGITS = Task(
     dataset={"name": "digits"},
     classes=10,
     model={"name": "mlp", "hidden": (16,)},
-    predictor={"epochs": 1, "batch": 2, "hidden": 16},
+    predictor={**INFERENCE, "epochs": 1, "batch": 2, "hidden": 16},
     samples=72,
     rounds=6,
     branch=4,

@@ -1,20 +1,33 @@
 """Tables 2 to 5 of On-Demand FL, the paper's numbers beside ours."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from papers.measurements import GUESS
 from papers.ondemand.results import NAMES, UNDER_WAY, OnDemandResults, Place, error_cell, mean_over_targets
-from papers.ondemand.scales import BASELINE, LATE, MANY, OURS, TARGETS, TITLES, TRUE, variant_of
+from papers.ondemand.scales import (
+    BASELINE,
+    LATE,
+    MANY,
+    MEAN,
+    MEAN_BASE,
+    OURS,
+    SAME,
+    TARGETS,
+    TITLES,
+    TRAINED,
+    TRUE,
+    WEIGHTED,
+)
 from papers.ondemand.text import PROSE
 from papers.page import Part, Table
 from papers.store import OWN_MIX
 from papers.wording import MISSING, spread
 
 _POINTS = {"95 %": 0.95, "98 %": 0.98, "peak": 1.0}
-_SHOWN = (BASELINE, *(name for name in TITLES if name in MANY), OURS, LATE, TRUE)
+_SHOWN = (BASELINE, SAME, *(name for name in TITLES if name in MANY), OURS, MEAN, LATE, TRUE)
 """Rows of Table 2."""
+_VARIANTS = (SAME, LATE, *WEIGHTED, *TRAINED)
+"""Rows that are planned at the first α alone."""
 
 
 def table_2(results: OnDemandResults) -> list[Part]:
@@ -26,10 +39,12 @@ def table_2(results: OnDemandResults) -> list[Part]:
         for place in (one for one in results.places if one.task is task):
             for method in methods_at(results, place):
                 rows.append(_accuracy_row(results, place, method))
+                if method == BASELINE and results.curves(place, BASELINE, OWN_MIX):
+                    rows.append(_same_mixes_row(results, place))
         parts += [f"**{task.title}**", Table(columns, rows)]
     rows = []
     for place in results.places:
-        for method in (OURS, LATE, TRUE):
+        for method in (SAME, OURS, MEAN, LATE, TRUE):
             if not results.begun(place, method):
                 continue
             for kind in ("peak", "end"):
@@ -43,9 +58,28 @@ def table_2(results: OnDemandResults) -> list[Part]:
 
 
 def methods_at(results: OnDemandResults, place: Place) -> list[str]:
-    """Return the methods that are shown at a place."""
-    absent = {LATE} if place not in results.drawn else set()
-    return [m for m in _SHOWN if m not in absent and (place.task.convex or m != "mocha")]
+    """Return the methods that are shown at a place: the planned ones, and any others that were run there."""
+
+    def planned(method: str) -> bool:
+        convex = place.task.convex or not method.startswith("mocha") or method == "mocha-deep"
+        first = place in results.drawn or (method == SAME and place.alpha == results.scale.alphas[0])
+        return method != MEAN and convex and (first or method not in _VARIANTS)
+
+    return [method for method in _SHOWN if planned(method) or results.begun(place, method)]
+
+
+def _same_mixes_row(results: OnDemandResults, place: Place) -> list[str]:
+    """FedAvg on the mixes of the same single clients as models on demand."""
+    cells = ["-"] * (2 * len(TARGETS) - 1)
+    count, found = len(results.scale.local_targets), results.curves(place, BASELINE, OWN_MIX)
+    local = results.accuracy(place, BASELINE, OWN_MIX, "peak", everyone=False)
+    return [
+        f"{place.alpha:g}",
+        f"{TITLES[BASELINE]}, Local over the same {count} clients",
+        *cells,
+        local,
+        str(len(found)),
+    ]
 
 
 def _accuracy_row(results: OnDemandResults, place: Place, method: str) -> list[str]:
@@ -94,35 +128,19 @@ def all_local(results: OnDemandResults) -> list[Part]:
 
 
 def table_3(results: OnDemandResults) -> list[Part]:
-    """Errors of all estimators."""
+    """Errors of all estimators, at the round that clients are composed by and at the branch."""
     rows = []
     for place in results.places:
-        task = place.task
-        runs = results.measured(place)
-        cells = [
-            error_cell(runs, name, at)
-            for name, at in (
-                ("learned", task.estimated),
-                ("learned", task.branch),
-                ("surveyed", task.branch),
-                ("analytic", task.branch),
-                ("analytic-as-is", task.branch),
-                (GUESS, task.branch),
-            )
-        ]
-        seen = [one["seen"] for run in runs for one in run.measurements if one["round"] == task.estimated]
-        paper = "-" if place.printed is None else f"{place.printed[0].error[place.printed[1]]:.2f}"
-        share = f"{np.mean(seen):.0f} of {results.scale.clients}" if seen else "-"
-        rows.append([task.title, f"{place.alpha:g}", paper, *cells, share, str(len(runs))])
+        for base, inference in ((BASELINE, "eq. 6"), (MEAN_BASE, "mean gradient")):
+            runs = results.measured(place, base)
+            if runs or base == BASELINE:
+                rows.append(_error_row(results, place, base, inference))
     columns = (
         "data",
         "α",
+        "inference",
         "paper",
-        "predictor, early",
-        "predictor, at the branch",
-        "same, all clients asked",
-        "closed form, zero head",
-        "closed form, as is",
+        *(f"{name}, {when}" for when in ("early", "at the branch") for name in _ESTIMATORS.values()),
         "uniform guess",
         "clients heard of, early",
         "seeds",
@@ -130,25 +148,35 @@ def table_3(results: OnDemandResults) -> list[Part]:
     return [PROSE("table-3"), Table(columns, rows)]
 
 
+_ESTIMATORS = {
+    "learned": "predictor",
+    "surveyed": "all clients asked",
+    "analytic": "closed form, zero head",
+    "analytic-as-is": "closed form, as is",
+}
+
+
+def _error_row(results: OnDemandResults, place: Place, base: str, inference: str) -> list[str]:
+    task, runs = place.task, results.measured(place, base)
+    cells = [error_cell(runs, name, at) for at in (task.estimated, task.branch) for name in _ESTIMATORS]
+    seen = [one["seen"] for run in runs for one in run.measurements if one["round"] == task.estimated]
+    paper = "-" if place.printed is None else f"{place.printed[0].error[place.printed[1]]:.2f}"
+    share = f"{np.mean(seen):.0f} of {results.scale.clients}" if seen else "-"
+    guess = error_cell(runs, GUESS, task.branch)
+    return [task.title, f"{place.alpha:g}", inference, paper, *cells, guess, share, str(len(runs))]
+
+
 def table_4(results: OnDemandResults) -> list[Part]:
     """Rounds of fine-tuning and of FedAvg to shares of the peak."""
     rows = []
     for place in results.places:
-        ours, base = (results.after_branch(place, method) for method in (OURS, BASELINE))
-        # On common targets and seeds, if there are any.
-        base = {one: base[one] for one in ours if one in base} or base
-        for number, (label, share) in enumerate(_POINTS.items()):
-            cells = []
-            for method, curves in ((OURS, ours), (BASELINE, base)):
-                printed = place.printed
-                cells.append("-" if printed is None else printed[0].rounds[method][printed[1]][number])
-                taken = [curve.rounds_to(share) for curve in curves.values()]
-                absent = UNDER_WAY if results.begun(place, method) else MISSING
-                cells.append(f"{np.mean(taken):.2f} ± {np.std(taken):.2f}" if taken else absent)
-            rows.append([place.task.title, f"{place.alpha:g}", label, *cells, str(len(ours) or len(base))])
+        for method, inference in ((OURS, "eq. 6"), (MEAN, "mean gradient")):
+            if method == OURS or results.begun(place, method):
+                rows += _rounds_rows(results, place, method, inference)
     columns = (
         "data",
         "α",
+        "inference",
         "of the peak",
         "on demand, paper",
         "ours",
@@ -159,15 +187,34 @@ def table_4(results: OnDemandResults) -> list[Part]:
     return [PROSE("table-4"), Table(columns, rows)]
 
 
+def _rounds_rows(results: OnDemandResults, place: Place, own: str, inference: str) -> list[list[str]]:
+    ours, base = (results.after_branch(place, method) for method in (own, BASELINE))
+    # On common targets and seeds, if there are any.
+    base = {one: base[one] for one in ours if one in base} or base
+    rows = []
+    for number, (label, share) in enumerate(_POINTS.items()):
+        cells = []
+        for method, printed_as, curves in ((own, OURS, ours), (BASELINE, BASELINE, base)):
+            printed = place.printed
+            cells.append("-" if printed is None else printed[0].rounds[printed_as][printed[1]][number])
+            taken = [curve.rounds_to(share) for curve in curves.values()]
+            absent = UNDER_WAY if results.begun(place, method) else MISSING
+            cells.append(f"{np.mean(taken):.2f} ± {np.std(taken):.2f}" if taken else absent)
+        rows.append([place.task.title, f"{place.alpha:g}", inference, label, *cells, str(len(ours) or len(base))])
+    return rows
+
+
 def table_5(results: OnDemandResults) -> list[Part]:
     """Distance of composed mixes from their targets, and number of clients."""
     columns = ("data", "α", "estimates", *(f"{NAMES[c]}, {who}" for c in TARGETS for who in ("paper", "ours")))
     rows = []
     for place in results.places:
-        for method, name in ((OURS, "predictor"), (TRUE, "ground truth")):
+        for method, name in ((OURS, "predictor"), (MEAN, "predictor, mean gradient"), (TRUE, "ground truth")):
+            if method == MEAN and not results.begun(place, MEAN):
+                continue
             cells = []
             for number, column in enumerate(TARGETS):
-                printed = place.printed if method == OURS else None
+                printed = None if method == TRUE else place.printed
                 paper = "-" if printed is None else printed[0].composed[printed[1]][number]
                 cells += [paper, _composed(results, place, method, column)]
             rows.append([place.task.title, f"{place.alpha:g}", name, *cells])
@@ -175,12 +222,7 @@ def table_5(results: OnDemandResults) -> list[Part]:
 
 
 def _composed(results: OnDemandResults, place: Place, method: str, column: str) -> str:
-    found: list[Mapping[str, float]] = [
-        result.branch
-        for target in results.targets(method, column)
-        for result in results.store.line(place.name, method, variant_of(target)).values()
-        if result.branch
-    ]
+    found = results.compositions(place, method, column)
     if not found:
         return MISSING
     distance, clients = (float(np.mean([one[key] for one in found])) for key in ("true_distance", "clients"))
