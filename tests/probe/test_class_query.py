@@ -316,6 +316,19 @@ def test_the_papers_gradients_are_an_option_that_trains_another_predictor():
     assert torch.equal(model_of(local), model_of(plain))
 
 
+@pytest.mark.parametrize("sends", ["shares", "gradient"])
+@pytest.mark.parametrize("gradients", ["received", "training"])
+def test_the_stack_estimates_what_single_clients_do_in_every_form(sends, gradients):
+    given = {**FEW, "aggregator": {**FEW["aggregator"], "sends": sends, "gradients": gradients}}
+    local, stacked = (experiment(**{**given, **more}) for more in ({}, {"runtime": "stacked", "device": "cpu"}))
+    for one in (local, stacked):
+        play(one, range(1, 4))
+    known, other = (aggregator_of(one).class_estimates() for one in (local, stacked))
+    assert known.seen.tolist() == other.seen.tolist()
+    np.testing.assert_allclose(known.shares, other.shares, atol=1e-5)
+    assert np.abs(known.shares[known.seen > 0] - 0.1).max() > 1e-3
+
+
 def probe_of(one: Experiment, **changes: Any) -> PredictorProbe:
     probe = aggregator_of(one).query(1, 2)
     assert isinstance(probe, PredictorProbe)

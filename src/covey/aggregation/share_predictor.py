@@ -50,8 +50,10 @@ class WithPredictor(Aggregator):
     rate, momentum: of the predictor's SGD.
     hidden: width of the predictor.
     sends: shares: clients apply the predictor that they received to the gradient of each of their mini-batches, and
-        send the mean of its predictions (eq. 6). gradient: clients send their mean gradient, and the server applies its
-        latest predictor to it, which has learned from gradients of single mini-batches: worse with many classes.
+        send the mean of its predictions (eq. 6). Those of clients that took part long ago are by an old predictor; a
+        survey (`covey ondemand --survey`) asks all by the newest. gradient: clients send their mean gradient, and the
+        server applies its latest predictor to it, which has learned from gradients of single mini-batches: worse with
+        many classes.
     gradients: received: they are taken at the model that a client received. training: at every step of local training
         from it, as in the paper. That is a second training, so clients take about twice as long. In a trial (a mixture
         of Gaussians, 20 rounds, three seeds) n·MAE was 0.81 for received and 0.96 for training.
