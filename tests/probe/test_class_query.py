@@ -317,7 +317,7 @@ def test_the_papers_gradients_are_an_option_that_trains_another_predictor():
 
 
 @pytest.mark.parametrize("sends", ["shares", "gradient"])
-@pytest.mark.parametrize("gradients", ["received", "training"])
+@pytest.mark.parametrize("gradients", ["received", "training", "mixed"])
 def test_the_stack_estimates_what_single_clients_do_in_every_form(sends, gradients):
     given = {**FEW, "aggregator": {**FEW["aggregator"], "sends": sends, "gradients": gradients}}
     local, stacked = (experiment(**{**given, **more}) for more in ({}, {"runtime": "stacked", "device": "cpu"}))
@@ -327,6 +327,17 @@ def test_the_stack_estimates_what_single_clients_do_in_every_form(sends, gradien
     assert known.seen.tolist() == other.seen.tolist()
     np.testing.assert_allclose(known.shares, other.shares, atol=1e-5)
     assert np.abs(known.shares[known.seen > 0] - 0.1).max() > 1e-3
+
+
+def test_mixed_gradients_teach_along_training_and_are_read_at_the_model_received():
+    probes = {}
+    for gradients in ("received", "training", "mixed"):
+        one = experiment(**{**FEW, "aggregator": {**FEW["aggregator"], "gradients": gradients}})
+        learner, samples, state = learner_of(one), one.federation.samples(3), model_of(one)
+        probes[gradients] = probe_of(one).measure(learner, state, state, samples, 0)
+    assert torch.equal(probes["mixed"]["predictor"], probes["training"]["predictor"])
+    assert torch.equal(probes["mixed"]["shares"], probes["received"]["shares"])
+    assert not torch.equal(probes["mixed"]["shares"], probes["training"]["shares"])
 
 
 def probe_of(one: Experiment, **changes: Any) -> PredictorProbe:
@@ -556,7 +567,7 @@ def test_the_predictor_travels_both_ways_and_is_counted():
         ({"clip": 0.0}, "clip must be above 0"),
         ({"inner": "ondemand"}, "another aggregator"),
         ({"inner": "mean"}, "There is no aggregator 'mean'"),
-        ({"gradients": "all"}, "gradients is received or training, not 'all'"),
+        ({"gradients": "all"}, "gradients is received, training or mixed, not 'all'"),
         ({"gradients": "training", "insight_dp": "1,1e-5"}, "set aggregator.gradients=received"),
         ({"insight_dp": "1"}, "insight_dp is epsilon and delta, such as 1,1e-5, not '1'"),
         ({"insight_dp": "0,1e-5"}, "epsilon must be above 0"),

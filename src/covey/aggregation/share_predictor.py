@@ -86,7 +86,8 @@ class WithPredictor(Aggregator):
         require(hidden >= 1, f"aggregator.hidden must be at least 1, not {hidden}.")
         require(sends in ("shares", "gradient"), f"aggregator.sends is shares or gradient, not '{sends}'.")
         require(
-            gradients in ("received", "training"), f"aggregator.gradients is received or training, not '{gradients}'."
+            gradients in ("received", "training", "mixed"),
+            f"aggregator.gradients is received, training or mixed, not '{gradients}'.",
         )
         require(
             gradients == "received" or insight_dp is None,
@@ -137,8 +138,9 @@ class WithPredictor(Aggregator):
             momentum=self.momentum,
             sends=self.sends,
             key=randomness.key(self.setting.seed, t, PredictorProbe.name),
-            work=self.setting.work if self.gradients == "training" else None,
+            work=None if self.gradients == "received" else self.setting.work,
             round=t,
+            infers_at_received=self.gradients == "mixed",
         )
         return probe if self.privacy is None else PrivatePredictorProbe(probe, self.privacy, self.clip)
 

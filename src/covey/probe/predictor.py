@@ -6,7 +6,8 @@ class shares.
 
 The paper takes g at every step of local training. Here, unless that is asked for, g comes from a pass over the client's
 mini-batches at the model received, in evaluation mode: measurements then depend on clients' data alone and not on how
-far each has drifted in training, and they need no backward pass.
+far each has drifted in training, and they need no backward pass. The two can be mixed: C_p learns from steps of local
+training, and is applied to gradients at the model received.
 """
 
 import itertools
@@ -35,7 +36,7 @@ from covey.randomness import torch_seed
 from covey.registries import probes
 
 Sends = Literal["shares", "gradient"]
-Taken = Literal["received", "training"]
+Taken = Literal["received", "training", "mixed"]
 
 
 class ClassPredictor(nn.Module):
@@ -209,6 +210,8 @@ class PredictorProbe(CohortProbe):
     work: Local | None = None
     """Local training from which gradients are taken; None takes them at the model received."""
     round: int = 0
+    infers_at_received: bool = False
+    """True if the predictor learns from local training but is applied to gradients at the model received."""
 
     name = "predictor"
     on_device = ("predictor",)
@@ -222,23 +225,31 @@ class PredictorProbe(CohortProbe):
     def measure_cohort(
         self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
     ) -> dict[str, Tensor]:
-        if self.work is None:
-            pairs = Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
-        else:
-            pairs = Pairs.along(learner, received, samples, counts, self.work, self.round, self.key)
+        at_received = self.work is None or self.infers_at_received
+        asked = self._pairs(learner, received, samples, counts, at_received)
         if self.sends == "gradient":
-            fields = {"gradient": pairs.mean(pairs.gradients)}
+            fields = {"gradient": asked.mean(asked.gradients)}
             estimates = predicted(self.predictor, fields["gradient"], learner.classes, self.hidden)
         else:
-            estimates = pairs.mean(predicted(self.predictor, pairs.gradients, learner.classes, self.hidden))
+            estimates = asked.mean(predicted(self.predictor, asked.gradients, learner.classes, self.hidden))
             fields = {"shares": estimates}
         # The only evidence a server has of how good its estimates are.
-        fields["error"] = (estimates - pairs.mean(pairs.shares)).abs().sum(dim=1)
+        fields["error"] = (estimates - asked.mean(asked.shares)).abs().sum(dim=1)
         if self.epochs:
+            mixed = self.work is not None and self.infers_at_received
+            pairs = self._pairs(learner, received, samples, counts, at_received=False) if mixed else asked
             used = [count if count >= self.batch else 0 for count in pairs.counts]
             steps = learner.kept.setdefault(self.name, RecordedSteps())
             fields |= {"predictor": self.trained(pairs, steps), "gradients": torch.tensor(used)}
         return fields
+
+    def _pairs(
+        self, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], at_received: bool
+    ) -> Pairs:
+        """Take pairs at the model received, or along local training from it."""
+        if at_received or self.work is None:
+            return Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
+        return Pairs.along(learner, received, samples, counts, self.work, self.round, self.key)
 
     def trained(self, pairs: Pairs, steps: RecordedSteps) -> Tensor:
         """Return each client's predictor after E_p epochs, `[k, d_p]`; unchanged for clients without a whole batch."""
