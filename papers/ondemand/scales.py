@@ -27,8 +27,9 @@ SAME = "fedavg-same-clients"
 MEAN_BASE, MEAN = "fedavg-mean-gradient", "on-demand-mean-gradient"
 """Base runs whose predictor is applied to a client's mean gradient, and models on demand by their estimates."""
 
-INFERENCE = {"sends": "shares", "gradients": "received"}
-"""The predictor is applied to every mini-batch's gradient, and the predictions are averaged (eq. 6)."""
+INFERENCE = {"sends": "shares", "gradients": "mixed"}
+"""The predictor learns along local training. It is applied to every mini-batch's gradient at the model received, and
+the predictions are averaged (eq. 6)."""
 
 INFERENCE_FROM_MEAN = {"sends": "gradient", "gradients": "received"}
 

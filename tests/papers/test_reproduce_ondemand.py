@@ -362,7 +362,8 @@ def test_base_runs_infer_as_in_equation_six_and_those_from_before_are_not_taken_
         new, old = (planned(environment, name).config({}).aggregator for name in ("fedavg", "fedavg-mean-gradient"))
         assert new is not None
         assert old is not None
-        assert all(new.options[name] == defaults[name] for name in ("sends", "gradients"))
+        assert (new.options["sends"], defaults["gradients"]) == (defaults["sends"], None)
+        assert new.options["gradients"] == "mixed"
         assert (new.options["sends"], old.options["sends"]) == ("shares", "gradient")
     before = made(lambda t: 0.5, measurements=[{"round": 50, "seen": 99, "errors": {"learned": [0.7] * 100}}])
     config = {**before.config, "aggregator": {**before.config["aggregator"], "sends": "gradient"}}
@@ -393,7 +394,7 @@ def test_the_papers_settings_are_those_of_section_five():
         assert (local.epochs, local.batch, local.rate, local.momentum) == (1, 10, 0.01, 0.9)
         assert aggregator is not None
         assert (aggregator.options["epochs"], aggregator.options["batch"]) == predictor
-        assert (aggregator.options["sends"], aggregator.options["gradients"]) == ("shares", "received")
+        assert (aggregator.options["sends"], aggregator.options["gradients"]) == ("shares", "mixed")
         assert config.dataset.options["normalise"] == "none"
         assert (config.environment.name, config.environment.options["alpha"]) == ("dirichlet", float(environment[-3:]))
         ours = planned(environment, "on-demand", "td2")

@@ -19,6 +19,7 @@ from covey.aggregation.share_predictor import WithPredictor
 from covey.arrays import FloatArray, IntArray
 from covey.client.batches import batches
 from covey.client.learner import Learner
+from covey.client.step_trace import StepRecorder
 from covey.config.sections import Local
 from covey.core.interfaces import Runtime
 from covey.core.messages import Fault, Order
@@ -47,6 +48,7 @@ from covey.probe.predictor import (
     predicted,
     predictor_size,
 )
+from covey.probe.predictor_fit import RecordedSteps
 from covey.randomness import key, permutation
 from covey.runtime import LocalRuntime
 
@@ -307,7 +309,7 @@ def test_the_papers_gradients_are_an_option_that_trains_another_predictor():
     local, stacked = (
         experiment(**{**FEW, **more, "aggregator": chosen}) for more in ({}, {"runtime": "stacked", "device": "cpu"})
     )
-    plain = experiment(**FEW)
+    plain = experiment(**{**FEW, "aggregator": {**FEW["aggregator"], "gradients": "received"}})
     for one in (local, stacked, plain):
         play(one, range(1, 3))
     predictors = [aggregator_of(one).predictor for one in (local, stacked, plain)]
@@ -338,6 +340,31 @@ def test_mixed_gradients_teach_along_training_and_are_read_at_the_model_received
     assert torch.equal(probes["mixed"]["predictor"], probes["training"]["predictor"])
     assert torch.equal(probes["mixed"]["shares"], probes["received"]["shares"])
     assert not torch.equal(probes["mixed"]["shares"], probes["training"]["shares"])
+
+
+@pytest.mark.parametrize("runtime", [{}, {"runtime": "stacked", "device": "cpu"}], ids=["local", "stacked"])
+def test_by_default_the_predictor_learns_from_the_steps_of_the_clients_own_training(runtime):
+    one = experiment(**{**FEW, **runtime})
+    order = one.method.order(1, np.arange(6))
+    (probe,) = order.probes
+    assert isinstance(probe, PredictorProbe)
+    replies = checked(one.runtime.execute(order))
+    learner = Learner(learner_of(one).module, one.federation.dataset, "fp64")
+    for place, client in enumerate(replies.clients.tolist()):
+        recorder = StepRecorder(learner)
+        samples, own = one.federation.samples(client), key(one.config.seed, 1, client)
+        trained, _ = learner.fit(order.start, samples, one.config.local, 1, own, on_step=recorder)
+        torch.testing.assert_close(replies.states[place], trained)
+        pairs = Pairs.of_steps([recorder.trace()])
+        np.testing.assert_allclose(pairs.mean(pairs.shares)[0], one.federation.truth.shares[client], atol=1e-6)
+        expected = probe.trained(pairs, RecordedSteps())[0]
+        torch.testing.assert_close(replies.probes["predictor"]["predictor"][place], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_with_noise_gradients_are_taken_at_the_model_received():
+    one = experiment(aggregator={"name": "ondemand", "hidden": 4, "insight_dp": "4,1e-5"})
+    assert aggregator_of(one).gradients == "received"
+    assert aggregator_of(experiment(aggregator={"name": "ondemand", "hidden": 4})).gradients == "mixed"
 
 
 def probe_of(one: Experiment, **changes: Any) -> PredictorProbe:

@@ -54,9 +54,12 @@ class WithPredictor(Aggregator):
         survey (`covey ondemand --survey`) asks all by the newest. gradient: clients send their mean gradient, and the
         server applies its latest predictor to it, which has learned from gradients of single mini-batches: worse with
         many classes.
-    gradients: received: they are taken at the model that a client received. training: at every step of local training
-        from it, as in the paper. That is a second training, so clients take about twice as long. In a trial (a mixture
-        of Gaussians, 20 rounds, three seeds) n·MAE was 0.81 for received and 0.96 for training.
+    gradients: where they are taken. received: at the model that a client received. training: at every step of a local
+        training from it, as in the paper (a second one, so clients take about twice as long). mixed: the predictor
+        learns from every step of the client's own training, which costs nothing more, and is applied to gradients at
+        the model received. None is mixed, or received with `insight_dp`. In a trial (100 synthetic classes, 100 clients
+        of a Dirichlet(0.1), 160 rounds, two seeds, a uniform guess off by 1.49) n·MAE was 1.06 for mixed, 1.16 for
+        received and 1.21 for training by `sends=shares`; by `sends=gradient` MIXEDGRAD, 1.31 and 1.44.
     insight_dp: epsilon and delta, such as 1,1e-5: the estimate uses the mean gradient with noise, each sample's
         gradient clipped to `clip`. It protects what is sent for the estimate, each time that a client takes part, but
         neither the model nor the predictor that the client trains. Records show the epsilon spent by the client that
@@ -75,7 +78,7 @@ class WithPredictor(Aggregator):
         momentum: float = 0.5,
         hidden: int = 256,
         sends: Sends = "shares",
-        gradients: Taken = "received",
+        gradients: Taken | None = None,
         insight_dp: str | None = None,
         clip: float = 1.0,
     ) -> None:
@@ -85,6 +88,8 @@ class WithPredictor(Aggregator):
         require(0 <= momentum < 1, f"aggregator.momentum must be in [0, 1), not {momentum:g}.")
         require(hidden >= 1, f"aggregator.hidden must be at least 1, not {hidden}.")
         require(sends in ("shares", "gradient"), f"aggregator.sends is shares or gradient, not '{sends}'.")
+        if gradients is None:
+            gradients = "mixed" if insight_dp is None else "received"
         require(
             gradients in ("received", "training", "mixed"),
             f"aggregator.gradients is received, training or mixed, not '{gradients}'.",

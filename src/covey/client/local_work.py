@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covey.client.holdout import training_part
 from covey.client.learner import Learner
+from covey.client.step_trace import StepRecorder
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
 from covey.core.messages import Gate, Order, gate_opens
@@ -87,14 +88,18 @@ def perform_task(
     """
     client_key = key_of_client(seed, task.round, task.client)
     trained, loss = received, 0.0
+    wanted = task.train and train is None and measure is None and any(probe.wants_steps() for probe in task.probes)
+    recorder = StepRecorder(learner) if wanted else None
     if task.train:
         part = training_part(samples, task.holdout)
         if train is not None:
             trained, loss = train(received, part)
         else:
-            trained, loss = learner.fit(received, part, task.work, task.round, client_key, anchor)
+            trained, loss = learner.fit(received, part, task.work, task.round, client_key, anchor, recorder)
     measured, kept, seconds = {}, {}, {}
     for probe in task.probes:
+        if recorder is not None and probe.wants_steps():
+            probe = probe.with_steps([recorder.trace()])
         begin = time.perf_counter()
         if measure is not None:
             fields = measure(probe, received, trained, key(client_key, probe.name))

@@ -22,6 +22,7 @@ from covey.model.layout import Layout
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
+    from covey.client.step_trace import StepTrace
     from covey.core.round_record import RoundRecord
     from covey.data.dataset import Samples
     from covey.probe.class_query import Privacy
@@ -57,6 +58,14 @@ class Probe(ABC):
 
     def for_client(self, client: int) -> "Probe":
         """Return the probe as one client gets it: itself, unless the payload differs from client to client."""
+        return self
+
+    def wants_steps(self) -> bool:
+        """True if it uses the last layer's gradients along clients' own training (`with_steps`), where it is known."""
+        return False
+
+    def with_steps(self, steps: "Sequence[StepTrace]") -> "Probe":
+        """Return the probe as measured by clients that have taken these steps, one trace for each client."""
         return self
 
 

@@ -4,10 +4,10 @@ A client pairs the gradient g of the last layer's weight on a mini-batch with th
 trains the predictor C_p on these pairs, loss MSE(n·C_p(g), n·d). Applied to a client's gradients, C_p predicts its
 class shares.
 
-The paper takes g at every step of local training. Here, unless that is asked for, g comes from a pass over the client's
-mini-batches at the model received, in evaluation mode: measurements then depend on clients' data alone and not on how
-far each has drifted in training, and they need no backward pass. The two can be mixed: C_p learns from steps of local
-training, and is applied to gradients at the model received.
+The paper takes g at every step of local training. Gradients may also come from a pass over the client's mini-batches at
+the model received, in evaluation mode: these depend on clients' data alone and not on how far each has drifted in
+training, and they need no backward pass. By default the two are mixed: C_p learns from the steps of the client's own
+training, which show it many models, and is applied to gradients at the model received, which tell more of the labels.
 """
 
 import itertools
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from covey import randomness
 from covey.client.learner import Learner
+from covey.client.step_trace import StepTrace
 from covey.config.sections import Local
 from covey.core.interfaces import CohortProbe, Probe
 from covey.data.dataset import Samples
@@ -178,6 +179,15 @@ class Pairs:
         weights = (torch.tensor(sizes) / whole).to(shares.device)
         return cls(torch.stack(gradients), shares, weights, batches)
 
+    @classmethod
+    def of_steps(cls, steps: Sequence[StepTrace]) -> "Pairs":
+        """Take the pairs of clients' own steps of training."""
+        gradients, shares = (
+            torch.cat([getattr(one, name) for one in steps]).float() for name in ("gradients", "shares")
+        )
+        weights = torch.cat([one.sizes / one.sizes.sum() for one in steps]).to(shares.device)
+        return cls(gradients, shares, weights, [len(one.sizes) for one in steps])
+
     def mean(self, values: Tensor) -> Tensor:
         """Return the means over each client's mini-batches, weighted by samples: `[b, ...]` → `[k, ...]`."""
         pieces = zip(torch.split(self.weights, self.counts), torch.split(values, self.counts), strict=True)
@@ -211,7 +221,8 @@ class PredictorProbe(CohortProbe):
     """Local training from which gradients are taken; None takes them at the model received."""
     round: int = 0
     infers_at_received: bool = False
-    """True if the predictor learns from local training but is applied to gradients at the model received."""
+    """True if the predictor learns from local training but is applied to gradients at the model received. It learns
+    from the client's own training where that is known; where not, from one like it."""
 
     name = "predictor"
     on_device = ("predictor",)
@@ -222,9 +233,21 @@ class PredictorProbe(CohortProbe):
     def payload(self) -> dict[str, Tensor]:
         return {"predictor": self.predictor}
 
+    def wants_steps(self) -> bool:
+        return self.infers_at_received and self.epochs > 0
+
+    def with_steps(self, steps: Sequence[StepTrace]) -> Probe:
+        return TracedPredictorProbe(self, tuple(steps))
+
     def measure_cohort(
         self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
     ) -> dict[str, Tensor]:
+        return self.measure_with(learner, received, samples, counts, ())
+
+    def measure_with(
+        self, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], steps: Sequence[StepTrace]
+    ) -> dict[str, Tensor]:
+        """`measure_cohort` of clients whose own `steps` of training are known, if any are given."""
         at_received = self.work is None or self.infers_at_received
         asked = self._pairs(learner, received, samples, counts, at_received)
         if self.sends == "gradient":
@@ -237,16 +260,24 @@ class PredictorProbe(CohortProbe):
         fields["error"] = (estimates - asked.mean(asked.shares)).abs().sum(dim=1)
         if self.epochs:
             mixed = self.work is not None and self.infers_at_received
-            pairs = self._pairs(learner, received, samples, counts, at_received=False) if mixed else asked
+            pairs = self._pairs(learner, received, samples, counts, at_received=False, steps=steps) if mixed else asked
             used = [count if count >= self.batch else 0 for count in pairs.counts]
             steps = learner.kept.setdefault(self.name, RecordedSteps())
             fields |= {"predictor": self.trained(pairs, steps), "gradients": torch.tensor(used)}
         return fields
 
     def _pairs(
-        self, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], at_received: bool
+        self,
+        learner: Learner,
+        received: Tensor,
+        samples: Samples,
+        counts: Sequence[int],
+        at_received: bool,
+        steps: Sequence[StepTrace] = (),
     ) -> Pairs:
-        """Take pairs at the model received, or along local training from it."""
+        """Take pairs at the model received, of the clients' own steps if known, or along another training from it."""
+        if steps:
+            return Pairs.of_steps(steps)
         if at_received or self.work is None:
             return Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
         return Pairs.along(learner, received, samples, counts, self.work, self.round, self.key)
@@ -268,6 +299,22 @@ class PredictorProbe(CohortProbe):
             order = randomness.permutation(randomness.key(self.key, epoch, "pairs"), count)
             steps.extend(order[at : at + self.batch] for at in range(0, count - self.batch + 1, self.batch))
         return steps
+
+
+@dataclass(frozen=True, eq=False)
+class TracedPredictorProbe(CohortProbe):
+    """`PredictorProbe` as measured by clients whose own steps of training are known; it never leaves a client."""
+
+    open: PredictorProbe
+    steps: tuple[StepTrace, ...]
+
+    name = PredictorProbe.name
+    on_device = PredictorProbe.on_device
+
+    def measure_cohort(
+        self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        return self.open.measure_with(learner, received, samples, counts, self.steps)
 
 
 @probes.add("private predictor")

@@ -333,6 +333,23 @@ def test_a_base_run_and_its_predictor_resume_from_a_file(tmp_path):
     assert (stacked - local).norm() <= 0.02 * (local - first).norm()
 
 
+def test_steps_are_recorded_in_graphs_as_the_local_runtime_records_them():
+    given = {"method": "ondemand", "dataset": "digits", "model": "mlp", "clients": 12, "cohort": 6, "precision": "fp64"}
+    given |= {"environment": {"name": "dirichlet", "alpha": 0.5}, "local": {"epochs": 2, "batch": 8, "momentum": 0.5}}
+    machines: tuple[dict[str, object], ...] = ({"workers": 1}, {"runtime": "stacked", "device": "cuda"})
+    for t in (1, 2):
+        found = []
+        for machine in machines:
+            one = Experiment.of(Config.of({**given, **machine}))
+            order = one.method.order(t, np.arange(12))
+            assert order.probes[0].wants_steps()
+            found.append(one.runtime.execute(order).probes["predictor"])
+        local, stacked = found
+        torch.testing.assert_close(stacked["shares"].cpu(), local["shares"], rtol=1e-4, atol=1e-5)
+        assert stacked["gradients"].tolist() == local["gradients"].tolist()
+        torch.testing.assert_close(stacked["predictor"].cpu(), local["predictor"], rtol=1e-3, atol=1e-4)
+
+
 def test_measured_predictors_stay_on_the_device_and_other_fields_do_not():
     given = {"method": "ondemand", "dataset": "digits", "model": "mlp", "environment": "iid", "clients": 8, "cohort": 4}
     one = Experiment.of(Config.of({**given, "runtime": "stacked", "device": "cuda"}))

@@ -101,9 +101,12 @@ class Engine:
             order = request.order
             keys = randomness.keys(request.seed, order.round, order.clients).tolist()
             sizes = request.tables.sizes[order.clients].tolist()
+            traced = any(probe.wants_steps() for probe in order.probes)
             for position, client in enumerate(order.clients.tolist()):
                 held, key = sizes[position], keys[position]
-                one = Segment.of(number, position, client, held, order.work, order.round, key, order.holdout)
+                one = Segment.of(
+                    number, position, client, held, order.work, order.round, key, order.holdout, traced=traced
+                )
                 groups.setdefault(one.shape, []).append(one)
         for shape, segments in groups.items():
             for part in without_giants(segments):
@@ -170,7 +173,7 @@ class Engine:
 
     def _lanes_for(self, shape: LaunchShape, segments: list[Segment], requests: Sequence[TrainRequest]) -> int:
         """Return the number of lanes for a launch; on a GPU, an existing number if it is good enough."""
-        kind = LaunchKind(shape, _terms(segments))
+        kind = LaunchKind(shape, _terms(segments, self.layout.head[0].name))
         compiled = self.device.type == "cuda"
         made = [lanes for made_kind, lanes in self._launchers if compiled and made_kind == kind]
         most = self._most_lanes(kind.terms)
@@ -199,7 +202,7 @@ class Engine:
 
     def _launcher(self, shape: LaunchShape, segments: list[Segment], lanes: int) -> Launcher:
         """Return the launcher for these clients, made now if there is none."""
-        terms = _terms(segments)
+        terms = _terms(segments, self.layout.head[0].name)
         key = LaunchKind(shape, terms), lanes
         if key not in self._launchers:
             if self.device.type != "cuda":
@@ -209,8 +212,8 @@ class Engine:
         return self._launchers[key]
 
 
-def _terms(segments: list[Segment]) -> StepTerms:
-    """Return the terms that any of these clients needs."""
+def _terms(segments: list[Segment], head: str = "") -> StepTerms:
+    """Return the terms that any of these clients needs; `head` is the parameter that is traced if one is."""
     works = [one.work for one in segments]
     return StepTerms(
         momentum=any(work.momentum for work in works),
@@ -220,4 +223,5 @@ def _terms(segments: list[Segment]) -> StepTerms:
         clip=any(work.clip for work in works),
         crop=works[0].crop,
         flip=works[0].flip,
+        traced=head if any(one.traced for one in segments) else "",
     )

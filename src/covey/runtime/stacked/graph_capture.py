@@ -51,6 +51,8 @@ class GraphSteps:
         self.lanes = lanes
         self.buffers: dict[str, Tensor] = {}
         """The schedule, with spare rows at the end."""
+        self.trace: Tensor | None = None
+        """`[steps, lanes, h]`: the traced gradient of every step, if there is one."""
         self.counter = torch.zeros(1, dtype=torch.int64, device=engine.device)
         self.recorded: StepGraph | None = None
         self._terms = terms
@@ -68,6 +70,8 @@ class GraphSteps:
                 name: torch.zeros(room, *value.shape[1:], dtype=value.dtype, device=self.engine.device)
                 for name, value in tensors.items()
             }
+            traced = self.lanes.gradient
+            self.trace = None if traced is None else traced.new_zeros(room, *traced.shape)
             self.recorded = None
         if self.recorded is not None and self.recorded.samples is not self.engine.data.x:
             # Another run has added altered samples, which moved all samples to a new tensor.
@@ -139,6 +143,8 @@ class GraphSteps:
         def once() -> None:
             row = {name: value.index_select(0, self.counter)[0] for name, value in self.buffers.items()}
             step(self.lanes, samples, **row)
+            if self.trace is not None and self.lanes.gradient is not None:
+                self.trace.index_copy_(0, self.counter, self.lanes.gradient[None])
             self.counter.add_(1)
 
         def first_row() -> None:

@@ -49,15 +49,27 @@ class Segment:
     """Round."""
     holdout: int = 0
     """Every `holdout`-th sample is held out; 0: none."""
+    traced: bool = False
+    """True if a probe uses its steps."""
 
     @classmethod
     def of(
-        cls, request: int, position: int, client: int, held: int, work: Local, t: int, key: int, holdout: int = 0
+        cls,
+        request: int,
+        position: int,
+        client: int,
+        held: int,
+        work: Local,
+        t: int,
+        key: int,
+        holdout: int = 0,
+        *,
+        traced: bool = False,
     ) -> "Segment":
         """Return the segment of a client that holds `held` samples."""
         samples = trained_on(held, holdout)
         steps = work.epochs * steps_of(samples, work)
-        return cls(request, position, client, samples, steps, key, work, t, holdout)
+        return cls(request, position, client, samples, steps, key, work, t, holdout, traced)
 
     @property
     def shape(self) -> LaunchShape:

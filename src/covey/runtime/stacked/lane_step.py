@@ -35,6 +35,8 @@ class StepTerms:
     adam: bool = False
     """Adam in place of SGD."""
     clip: bool = False
+    traced: str = ""
+    """Name of the parameter whose gradient is kept at every step (`Lanes.gradient`); empty: none."""
 
 
 @dataclass(eq=False)
@@ -59,6 +61,8 @@ class Lanes:
     """`[lanes, 4]`: momentum, weight decay, proximal term, greatest norm of the gradient (0: any)."""
     loss: Tensor
     """`[lanes]`, float64: summed over the samples of the current segment."""
+    gradient: Tensor | None = None
+    """`[lanes, h]`, float32: gradient of the loss by the traced parameter, of the last step; None if none is traced."""
 
     @classmethod
     def of(
@@ -81,6 +85,7 @@ class Lanes:
 
         buffers = {slot.name: torch.zeros(count, *slot.shape, dtype=dtype, device=device) for slot in layout.buffers}
         parameters = zeros(True)
+        traced = [slot.size for slot in layout.parameters if slot.name == terms.traced]
         return cls(
             parameters=parameters,
             working={name: value.to(compute) for name, value in parameters.items()},
@@ -92,13 +97,15 @@ class Lanes:
             buffers=buffers,
             settings=torch.zeros(count, 4, dtype=dtype, device=device),
             loss=torch.zeros(count, dtype=torch.float64, device=device),
+            gradient=torch.zeros(count, traced[0], device=device) if traced else None,
         )
 
     def changed_by_a_step(self) -> list[Tensor]:
         """Return the tensors that a step writes to, each once."""
         moments = (self.first_moment, self.second_moment)
         named = (self.parameters, self.working, self.velocity, *moments, self.buffers)
-        return _unique([self.loss, self.taken, *(value for values in named for value in values.values())])
+        traced = [] if self.gradient is None else [self.gradient]
+        return _unique([self.loss, self.taken, *traced, *(value for values in named for value in values.values())])
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, each once."""
@@ -156,6 +163,8 @@ def make_step(
         if x.dtype == torch.uint8 or x.is_floating_point():
             x = torch.addcmul(shift, x.to(dtype), scale).to(compute)
         gradients, (loss, statistics) = differentiate(lanes.working, lanes.buffers, x, label, weight, key)
+        if lanes.gradient is not None:
+            lanes.gradient.copy_(gradients[terms.traced].flatten(1))
         busy = rate > 0
         _move(lanes, gradients, rate, busy, terms)
         for name, buffer in lanes.buffers.items():

@@ -1,14 +1,16 @@
 """Launches: lanes filled with the models that clients received, advanced step by step, and emptied."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covey.arrays import FloatArray
+from covey.client.step_trace import StepTrace
 from covey.core.messages import Order
 from covey.runtime.stacked.batch_schedule import Schedule, schedule
 from covey.runtime.stacked.device_data import ClientTables
@@ -40,6 +42,8 @@ class TrainResult:
     """`[cohort, d]`, on the device or, where they are too large for it, on the host."""
     losses: FloatArray
     """`[cohort]`: mean training loss."""
+    traces: dict[int, StepTrace] = field(default_factory=dict)
+    """Position → steps of its training, if a probe uses them."""
 
 
 class EagerSteps:
@@ -50,16 +54,22 @@ class EagerSteps:
         self.lanes = lanes
         self.step = engine.make_step(terms, {})
         self.schedule: dict[str, Tensor] = {}
+        self.trace: Tensor | None = None
+        """`[steps, lanes, h]`: the traced gradient of every step, if there is one."""
 
     def load(self, schedule: Schedule, steps: int) -> None:
         """Take the schedule of the next `steps` steps."""
         self.schedule = schedule.tensors()
+        traced = self.lanes.gradient
+        self.trace = None if traced is None else traced.new_zeros(steps, *traced.shape)
 
     def advance(self, begin: int, end: int) -> None:
         """Take steps `begin` to `end`."""
         for at in range(begin, end):
             row = {name: value[at] for name, value in self.schedule.items()}
             self.step(self.lanes, self.engine.data.x, **row)
+            if self.trace is not None and self.lanes.gradient is not None:
+                self.trace[at] = self.lanes.gradient
 
 
 class Launcher:
@@ -110,7 +120,19 @@ class Launcher:
                 self._empty(ends[stop], visits, results, losses)
             if stop in begins:
                 self._fill(begins[stop], visits, starts, anchors)
+        self._keep_traces(visits, plan, results)
         return losses
+
+    def _keep_traces(self, visits: list[Visit], plan: Schedule, results: list[TrainResult]) -> None:
+        """Copy the steps of traced visits to `results`, before the next launch overwrites them."""
+        trace = self.steps.trace
+        for lane, begin, end, one in visits:
+            if trace is None or not one.traced:
+                continue
+            labels, weights = (values[begin:end, lane].to(trace.device) for values in (plan.label, plan.weight))
+            shares = (F.one_hot(labels, self.engine.learner.classes) * weights[:, :, None]).sum(dim=1).float()
+            sizes = plan.count[begin:end, lane].to(trace.device, torch.float32)
+            results[one.request].traces[one.position] = StepTrace(trace[begin:end, lane].clone(), shares, sizes)
 
     def _schedule(self, visits: list[Visit], requests: Sequence[TrainRequest], steps: int) -> Schedule:
         """Make the schedule; a small one on the host, where it takes no kernel launches."""

@@ -182,6 +182,8 @@ def _measured_group(
     samples, counts = runtime._tables.samples(clients, engine.data)
     received = order.start_of(positions[0]).to(engine.device)
     models = trained.states[positions].to(engine.device) if trained else received.expand(len(positions), -1)
+    if trained and probe.wants_steps():
+        probe = probe.with_steps([trained.traces[position] for position in positions])
     if isinstance(probe, CohortProbe):
         fields = probe.measure_cohort(engine.learner, received, models, samples, counts)
         return {field: values if field in probe.on_device else values.cpu().clone() for field, values in fields.items()}
