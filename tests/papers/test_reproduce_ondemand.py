@@ -20,7 +20,7 @@ from papers.branches import model_file
 from papers.export import truth_of
 from papers.grid import PlannedRun
 from papers.measurements import estimates_file, read_estimates
-from papers.ondemand.scales import METHODS, SCALES, TARGETS, OnDemandScale, Task
+from papers.ondemand.scales import INFERENCE_FROM_MEAN, METHODS, SCALES, TARGETS, OnDemandScale, Task
 from papers.page import markdown
 from papers.store import Result, read_result
 from tests.papers.small_papers import (
@@ -366,7 +366,7 @@ def test_base_runs_infer_as_in_equation_six_and_those_from_before_are_not_taken_
         assert new.options["gradients"] == "mixed"
         assert (new.options["sends"], old.options["sends"]) == ("shares", "gradient")
     before = made(lambda t: 0.5, measurements=[{"round": 50, "seen": 99, "errors": {"learned": [0.7] * 100}}])
-    config = {**before.config, "aggregator": {**before.config["aggregator"], "sends": "gradient"}}
+    config = {**before.config, "aggregator": {**before.config["aggregator"], **INFERENCE_FROM_MEAN}}
     unnumbered = {key: value for key, value in config.items() if key != "numbering"}
     wrong = markdown(ONDEMAND.page(FULL, stored(replace(before, config=config))))
     assert "cifar10-0.1-fedavg-seed0 was made with other settings: aggregator.sends is 'gradient'" in wrong
