@@ -262,8 +262,8 @@ class PredictorProbe(CohortProbe):
             mixed = self.work is not None and self.infers_at_received
             pairs = self._pairs(learner, received, samples, counts, at_received=False, steps=steps) if mixed else asked
             used = [count if count >= self.batch else 0 for count in pairs.counts]
-            steps = learner.kept.setdefault(self.name, RecordedSteps())
-            fields |= {"predictor": self.trained(pairs, steps), "gradients": torch.tensor(used)}
+            recorded = learner.kept.setdefault(self.name, RecordedSteps())
+            fields |= {"predictor": self.trained(pairs, recorded), "gradients": torch.tensor(used)}
         return fields
 
     def _pairs(
