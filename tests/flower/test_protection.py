@@ -343,6 +343,25 @@ def test_a_client_that_protects_insights_applies_the_predictor_to_what_has_noise
     assert not torch.equal(told(probe, OWN, head=1)["shares"], told(probe, OWN, head=1)["shares"])
 
 
+def test_a_client_that_protects_insights_does_not_train_the_predictor_on_its_own_steps_either():
+    learner, samples = a_learner()
+    probe = replace(a_predictor_probe("shares"), work=covey.Local(batch=5), infers_at_received=True)
+    assert probe.wants_steps()
+    task = a_task(learner, start=learner.layout.read(learner.module).clone(), probes=(probe,), train=True)
+    sent = [
+        Client(learner, samples, protection=protection).answer(task, Memory(RecordDict(), "a")).array_records
+        for protection in (None, OWN)
+    ]
+    open_, guarded = (
+        {name: torch.from_numpy(array.numpy().copy()) for name, array in records["covey.reply.arrays"].items()}
+        for records in sent
+    )
+    assert int(open_["predictor.gradients"]) > 0
+    assert not torch.equal(open_["predictor.predictor"], probe.predictor)
+    assert int(guarded["predictor.gradients"]) == 0
+    assert torch.equal(guarded["predictor.predictor"], probe.predictor)
+
+
 def test_ondemand_runs_with_noise_on_what_predictors_are_told_and_the_fields_stay_the_same():
     grid = watched("ondemand", protection=Protection(insight="8,1e-5"))
     sent = {name for answer in grid.seen if answer.metadata.message_type == TRAIN for name in fields_of(answer.content)}

@@ -88,7 +88,7 @@ def perform_task(
     """
     client_key = key_of_client(seed, task.round, task.client)
     trained, loss = received, 0.0
-    wanted = task.train and train is None and measure is None and any(probe.wants_steps() for probe in task.probes)
+    wanted = task.train and train is None and any(probe.wants_steps() for probe in task.probes)
     recorder = StepRecorder(learner) if wanted else None
     if task.train:
         part = training_part(samples, task.holdout)

@@ -14,7 +14,7 @@ from covey.data.dataset import Samples
 from covey.errors import require
 from covey.probe.class_query import ClassQuery, Privacy, finite
 from covey.probe.insight import Insight, sample_gradients
-from covey.probe.predictor import GuardedPredictorProbe, PredictorProbe, PrivatePredictorProbe
+from covey.probe.predictor import GuardedPredictorProbe, PredictorProbe, PrivatePredictorProbe, TracedPredictorProbe
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Protection:
                 f"Noise on class shares is known for the gradient of a bias, not of a {probe.kind}; none are sent.",
             )
             return replace(probe, privacy=_stricter(own, probe.privacy))
+        if isinstance(probe, TracedPredictorProbe):
+            probe = probe.open
         if isinstance(probe, PredictorProbe):
             return GuardedPredictorProbe(probe, own, self.insight_clip, tells_error=True)
         if isinstance(probe, PrivatePredictorProbe):
