@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import covey
-from tests.reference.make import EXTRA, HERE, WAYS, make, processor
+from tests.reference.make import EXTRA, HERE, WAYS, first_settings_of, make, processor, settings_of
 
 REFERENCE = json.loads((HERE / "records.json").read_text(encoding="utf-8"))
 SAME_MACHINE = REFERENCE["processor"] == processor()
+FIRST = json.loads((HERE / "first_records.json").read_text(encoding="utf-8"))
 FOLDERS = HERE / "folders"
 
 
@@ -36,14 +37,29 @@ def test_the_reference_covers_every_method() -> None:
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("name", list(REFERENCE["runs"]))
 def test_a_method_computes_what_it_computed(name: str, way: str, tmp_path: Path) -> None:
+    found = made(settings_of(name), way, tmp_path)
     expected = REFERENCE["runs"][name][way]
-    if not SAME_MACHINE and "fp64" not in way:
-        pytest.skip("single precision is rounded otherwise on another processor")
-    found = json.loads(json.dumps(make(name, way, tmp_path / "run")))
     if SAME_MACHINE:
         assert found == expected
     else:
         assert close(found["metrics"], expected["metrics"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("name", list(FIRST["runs"]))
+def test_with_the_settings_of_the_first_version_it_computes_what_it_did_then(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    found, expected = made(first_settings_of(name), way, tmp_path)["metrics"], FIRST["runs"][name][way]["metrics"]
+    assert close(found, expected) and (found == expected or not SAME_MACHINE)
+
+
+def made(settings: dict[str, Any], way: str, tmp_path: Path) -> dict[str, Any]:
+    if not SAME_MACHINE and "fp64" not in way:
+        pytest.skip("single precision is rounded otherwise on another processor")
+    record: dict[str, Any] = json.loads(json.dumps(make(settings, way, tmp_path / "run")))
+    return record
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Clients' numbers and places carry no information about what the clients hold."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
 
 import covey
@@ -37,7 +39,7 @@ def groups(federation: Federation) -> FloatArray:
     return np.stack([one > np.median(one) for one in known])
 
 
-def area(answers: FloatArray, numbers: FloatArray) -> float:
+def area(answers: NDArray[Any], numbers: IntArray) -> float:
     """Area under the ROC curve of numbers as a predictor of answers; 0.5 says nothing."""
     inside = answers > 0
     if inside.all() or not inside.any():

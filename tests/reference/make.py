@@ -1,9 +1,12 @@
 """Make the reference records: what every method computed when they were made, and folders of every kind.
 
-    python tests/reference/make.py
+    python tests/reference/make.py            # records.json
+    python tests/reference/make.py --folders  # folders
 
 Uses public names alone, so that an older version can make them too; `tests/test_reference.py` compares.
-A change that is meant to change results makes them anew, and the changelog says why.
+A change that is meant to change results makes the records anew, and the changelog says why. The folders stay as they
+are, and so do `first_records.json`: they were made by the first version. Later ones must be able to read and resume
+these folders, and to compute these records with the settings of that time.
 """
 
 import hashlib
@@ -33,6 +36,13 @@ SMALL: dict[str, Any] = {
     "local": {"epochs": 1, "batch": 8, "rate": 0.1},
     "model": {"name": "mlp", "hidden": (16,)},
 }
+FIRST: dict[str, dict[str, Any]] = {
+    "nccb": {"selector": {"covariance": "diagonal", "gamma": 0.1, "stop_words": "hash"}},
+    "nccb+feddrl-set": {"selector": {"name": "nccb", "covariance": "diagonal", "gamma": 0.1, "stop_words": "hash"}},
+    "k-linucb": {"selector": {"model": "shared", "stop_words": "hash"}},
+    "ondemand": {"aggregator": {"sends": "gradient", "gradients": "received"}},
+}
+"""Options of the first version that were defaults then, by the run."""
 TIMINGS = ("seconds", "probe_seconds")
 EXTRA: dict[str, dict[str, Any]] = {
     "fedacs+cmfl": {"selector": "fedacs", "aggregator": "cmfl"},
@@ -63,6 +73,11 @@ def settings_of(name: str) -> dict[str, Any]:
     return {**SMALL, **EXTRA.get(name, {"method": name})}
 
 
+def first_settings_of(name: str) -> dict[str, Any]:
+    """The settings that one reference run had in the first version."""
+    return {**settings_of(name), **FIRST.get(name, {}), "numbering": "environment"}
+
+
 def names() -> list[str]:
     return [*covey.methods.names(), *EXTRA]
 
@@ -84,10 +99,10 @@ def record_of(run: covey.Run) -> dict[str, Any]:
     return {"metrics": rows, "checkpoint": digest}
 
 
-def make(name: str, way: str, folder: Path) -> dict[str, Any]:
+def make(settings: dict[str, Any], way: str, folder: Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return record_of(covey.run(settings_of(name), **WAYS[way], out=folder))
+        return record_of(covey.run(settings, **WAYS[way], out=folder))
 
 
 def make_folders(to: Path) -> None:
@@ -110,17 +125,19 @@ def make_folders(to: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    if "--folders" in sys.argv:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            os.chdir(HERE)
+            make_folders(Path("folders"))
+        return
     records: dict[str, Any] = {"processor": processor(), "runs": {}}
     with tempfile.TemporaryDirectory() as place:
         for name in names():
-            records["runs"][name] = {way: make(name, way, Path(place) / f"{name}-{way}") for way in WAYS}
+            records["runs"][name] = {way: make(settings_of(name), way, Path(place) / f"{name}-{way}") for way in WAYS}
             print(name, file=sys.stderr)
     text = json.dumps(records, allow_nan=False)
     (HERE / "records.json").write_text(text + "\n", encoding="utf-8")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        os.chdir(HERE)
-        make_folders(Path("folders"))
 
 
 if __name__ == "__main__":
