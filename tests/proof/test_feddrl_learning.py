@@ -18,6 +18,7 @@ import torch
 
 import covey
 from covey.aggregation.agent_file import write_agent
+from covey.environment.partition import client_order
 from covey.job.agent_training import Offline, agent_policy, experiences, train_agent, train_offline
 
 SEEDS = (0, 1, 2)
@@ -52,14 +53,20 @@ OFFLINE = {"feddrl": Offline(epochs=30, critic_rate=3e-4), "feddrl-set": Offline
 WORKER_ROUNDS = {"feddrl": 60, "feddrl-set": 40}
 
 
+def in_main_group(seed):
+    """Which clients are in the main group, the environment's first: `[10]`."""
+    return client_order(10, seed, "shuffled") < MAIN
+
+
 def figures(run):
     """Of the last ten rounds: accuracy, mean weight of a client of either group, and what rewards punish."""
     rows = run.metrics[-10:]
     factors = np.array([list(row["figures"]["impact_factors"].values()) for row in rows]).mean(axis=0)
+    main = in_main_group(run.config.seed)
     return SimpleNamespace(
         accuracy=np.mean([row["accuracy"] for row in rows if "accuracy" in row]),
-        main=factors[:MAIN].mean(),
-        minority=factors[MAIN:].mean(),
+        main=factors[main].mean(),
+        minority=factors[~main].mean(),
         cost=np.mean([row["client_loss"]["mean"] + row["client_loss"]["gap"] for row in rows]),
         variance=np.mean([row["client_loss"]["variance"] for row in rows]),
     )
@@ -145,7 +152,8 @@ def test_with_shuffled_rewards_the_advantage_is_gone(agents, earned, plain, fold
                 replay.rewards[:] = some
             agent = train_offline(policy, replays, OFFLINE["feddrl-set"])
             logits = np.stack([agent.act(state) for state in states]).mean(axis=0)
-            advantages[number == 0].append(logits[MAIN:].mean() - logits[:MAIN].mean())
+            main = in_main_group(seed)
+            advantages[number == 0].append(logits[~main].mean() - logits[main].mean())
             if number:
                 file = write_agent(
                     folder / f"shuffled{seed}-{number}.safetensors", agent, policy.kind, policy.encoding, {}
