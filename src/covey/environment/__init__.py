@@ -1,7 +1,8 @@
 """Environments: how a data set's training samples are split among clients.
 
 An environment is a pure function of the labels, the number of classes and clients, a generator and its own options. It
-returns each client's samples, and each client's skew if it controls that.
+returns each client's samples, and each client's skew if it controls that. It may form groups in order: clients are then
+numbered by the seed (`client_order`), so that a client's number says nothing about it.
 """
 
 from covey.config.sections import Alterations
@@ -12,7 +13,7 @@ from covey.environment.dominance import few_class, inverse_pareto, uniform, unif
 from covey.environment.iid import iid
 from covey.environment.natural import natural
 from covey.environment.pareto import pareto
-from covey.environment.partition import Deal, Environment, split_regardless_of_class, split_samples
+from covey.environment.partition import Deal, Environment, client_order, split_regardless_of_class, split_samples
 from covey.environment.shards import shards_equal, shards_unequal
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "alter_images",
     "alter_labels",
     "assign",
+    "client_order",
     "clustered_equal",
     "clustered_unequal",
     "dirichlet",

@@ -27,7 +27,8 @@ def clustered_equal(
 ) -> Deal:
     """FedDRL's CE: a share `delta` of the clients holds the same labels, sizes equal; disjoint samples.
 
-    The first δ·clients clients are the main group and hold the first `labels` labels. With disjoint
+    The first δ·clients clients, as the environment orders them, are the main group and hold the first
+    `labels` labels; the seed then numbers the clients. With disjoint
     groups (the authors' files for 10 clients) the others form equal groups, each with labels of its own:
     {2, 3}, {4, 5}, ...; the last group takes the remaining labels. With overlapping groups (the authors'
     files for 100 clients) each of the others holds labels drawn at random from those the main group does
