@@ -23,9 +23,7 @@ from covey.cli.flags import settings as settings_of
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config, require_same, resolve
 from covey.config.values import overlay
-from covey.core.checkpoint import FORMAT
 from covey.core.client_names import read_names, write_names
-from covey.core.records import folder_format
 from covey.core.runtime_traits import traits_of
 from covey.errors import Refusal, require
 from covey.registry import coerce
@@ -248,6 +246,8 @@ def run_(
     json_: JsonFlag = False,
 ) -> None:
     """Run a fleet's job, or resume it after the last finished round, with the settings that it was begun with."""
+    from covey.core.checkpoint import FORMAT
+    from covey.core.records import folder_format
     from covey.fleet.samples import settings
     from covey.flower.live_method import require_live
 
