@@ -20,6 +20,7 @@ from typing import Any
 
 from covey.config.sections import Local
 from covey.data.text import StopWords
+from covey.recipes import NCCB_AUTHORS
 from papers.grid import Scale
 from papers.nccb.corpora import CORPORA, MADE_UP, Corpus
 from papers.nccb.uneven import SMALL_UNEVEN, UNEVEN, UnevenFederation
@@ -58,25 +59,14 @@ SHARED: Mapping[str, Mapping[str, Any]] = {OURS: {"covariance": "diagonal", "gam
 """Variant `shared`: one Z (equation 14), and one θ, for all clients."""
 
 AUTHORS: Mapping[str, Any] = {
-    "estimator": "authors",
-    "width": 16,
-    "schedule": "authors",
-    "gamma": 0.0125,
-    "delta": 0.1,
-    "ridge": 1.0,
+    **NCCB_AUTHORS,
     "covariance": "own",
+    "width": 16,
+    "delta": 0.1,
     "steps": 100,
     "rate": 0.01,
-    "window": 11,
-    "train": "reward",
-    "reward": "total",
 }
-"""Variant `authors`: the values of the authors' code.
-
-Its rewards are not scaled, and reach about 80 (batches times the root of the loss); Covey's are over the greatest so
-far, so γ is 1/80 of theirs. Three things cannot be set: the loss is not squared there, the estimator has dropout of 0.2
-and no pull towards its start, and places beyond exploration go to the lowest of the highest bounds.
-"""
+"""Variant `authors`: the values of the authors' code (`covey run --method nccb-authors`)."""
 
 ADAM: Mapping[str, Any] = {"optimizer": "adam", "rate": 0.002, "decay": 0.9993}
 """Variant `adam`: the paper's local training, with the layers of its models."""

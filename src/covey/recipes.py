@@ -3,6 +3,22 @@
 from covey.config.recipe import Recipe
 from covey.registries import methods
 
+NCCB_AUTHORS = {
+    "estimator": "authors",
+    "schedule": "authors",
+    "gamma": 0.0125,
+    "ridge": 1.0,
+    "window": 11,
+    "train": "reward",
+    "reward": "total",
+}
+"""Options of NCCB in its authors' code, where they differ from the defaults.
+
+Their rewards are not scaled and reach about 80 (batches times the root of the loss); Covey's are over the greatest so
+far, so γ is 1/80 of theirs. Three things cannot be set: their loss is not squared, their estimator has dropout of 0.2
+and no pull towards its start, and places beyond exploration go to the lowest of the highest bounds.
+"""
+
 for _name, _recipe in {
     "fedavg": Recipe("Invites uniformly and averages models by their samples (McMahan et al. 2017)."),
     "fedprox": Recipe("FedAvg with a proximal term in the local objective (Li et al. 2020).", local={"proximal": 0.01}),
@@ -21,6 +37,11 @@ for _name, _recipe in {
     "nccb": Recipe(
         "Invites useful clients by a neural bandit on contexts, which learns across similar clients (Cao et al. 2022).",
         selector="nccb",
+    ),
+    "nccb-authors": Recipe(
+        "NCCB with the values of its authors' code, which differ from the paper's; it learns after every reward.",
+        selector="nccb",
+        selecting=NCCB_AUTHORS,
     ),
     "k-linucb": Recipe(
         "Invites useful clients by a linear bandit on SimHash contexts (Li et al. 2010).", selector="k-linucb"

@@ -18,6 +18,8 @@ class Recipe:
     """One sentence for `covey list methods`."""
     selector: str | None = "uniform"
     aggregator: str | None = "average"
+    selecting: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the selector that differ from its defaults."""
     weighing: Mapping[str, Any] = field(default_factory=dict)
     """Options of the aggregator that differ from its defaults."""
     local: Mapping[str, Any] = field(default_factory=dict)

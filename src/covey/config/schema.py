@@ -188,7 +188,7 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = F
         dataset=dataset,
         environment=environment,
         model=_choice(models, given.get("model"), "mlp", earlier=earlier),
-        selector=_choice(selectors, given.get("selector"), recipe.selector, stored, earlier=earlier),
+        selector=_choice(selectors, given.get("selector"), recipe.selector, stored, recipe.selecting, earlier=earlier),
         aggregator=_choice(
             aggregators, given.get("aggregator"), recipe.aggregator, stored, recipe.weighing, earlier=earlier
         ),
