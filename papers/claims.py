@@ -34,20 +34,22 @@ class Gain:
 
     place: str
     found: Estimate | None
-    """Measured, as a fraction; None if it was not."""
+    """Measured; None if it was not."""
     claimed: float | None = None
-    """Printed in the paper, in points, above zero; None if the paper says "more" without a number."""
+    """Printed in the paper, above zero, as it is shown; None if the paper says "more" without a number."""
     form: str = "{:+.2f}"
-    """Format of the difference in points."""
+    """Format of the difference as it is shown."""
     unit: str = ""
     """Added to the difference."""
+    factor: float = 100.0
+    """A measured difference times this is shown: fractions as points."""
 
     @property
     def verdict(self) -> Verdict:
         found = self.found
         if found is None or found.low is None or found.high is None:
             return NOT_TESTED
-        claimed = (self.claimed or 0.0) / 100
+        claimed = (self.claimed or 0.0) / self.factor
         if found.low > 0:
             return "holds" if found.high >= claimed else "holds in part"
         return "open" if found.high > 0 and found.high >= claimed else "does not hold"
@@ -57,7 +59,7 @@ class Gain:
         """The difference, and the printed one."""
         assert self.found is not None
         paper = "" if self.claimed is None else f" (paper {self.form.format(self.claimed)})"
-        return f"{self.place} {spread(self.found, self.form)}{self.unit}{paper}"
+        return f"{self.place} {spread(self.found, self.form, self.factor)}{self.unit}{paper}"
 
 
 def gain_claim(text: str, gains: Sequence[Gain]) -> Claim:
@@ -69,7 +71,7 @@ def gain_claim(text: str, gains: Sequence[Gain]) -> Claim:
     overall: Verdict = next(iter(verdicts)) if len(verdicts) == 1 else "holds in part"
     if len(verdicts) > 1 and not verdicts & {"holds", "holds in part"}:
         overall = "open"
-    left = [gain.place.rstrip(":") for gain in gains if gain not in tested]
+    left = [gain.place.split(":")[0] for gain in gains if gain not in tested]
     found = "; ".join(gain.text for gain in tested) + (f"; not tested: {joined(left)}" if left else "")
     return Claim(text, overall, found)
 

@@ -22,7 +22,6 @@ from papers.nccb.scales import (
     REGRET,
     SHARED,
     NCCBScale,
-    adam_exists,
 )
 from papers.nccb.uneven import UnevenFederation
 
@@ -87,13 +86,12 @@ def _regret(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator
 
 
 def _adam(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:
-    if adam_exists():
-        runs = [
-            plan.run(corpus, method, seed, "adam", local=ADAM, layers=corpus.layers)
-            for seed in seeds
-            for method in (*CORE, LINEAR)
-        ]
-        yield Group(f"{corpus.title}: Adam and the paper's layers", ("adam",), tuple(runs))
+    runs = [
+        plan.run(corpus, method, seed, "adam", local=ADAM, layers=corpus.layers)
+        for seed in seeds
+        for method in (*CORE, LINEAR)
+    ]
+    yield Group(f"{corpus.title}: Adam and the paper's layers", ("adam",), tuple(runs))
 
 
 def _rates(plan: "_NCCBRuns", corpus: Corpus, seeds: Sequence[int]) -> Iterator[Group]:

@@ -2,10 +2,11 @@
 
 from papers.assembly import Sections, page_of_results
 from papers.grid import Paper, Scale
+from papers.nccb.claims import claims
 from papers.nccb.cohorts import coverage, regret, something_to_win
 from papers.nccb.figures import figure_3, figure_4, figure_5
 from papers.nccb.results import NCCBResults
-from papers.nccb.scales import METHODS, NCCBScale, adam_exists
+from papers.nccb.scales import METHODS, NCCBScale
 from papers.nccb.tables import adam, rates, stop_words, table_1, table_2
 from papers.nccb.text import deviations, opening
 from papers.page import Page
@@ -21,7 +22,7 @@ _SECTIONS: Sections[NCCBResults] = {
     "Figure 4: number of clients": figure_4,
     "Figure 5: bits of a context": figure_5,
     "Learning rate": rates,
-    **({"Adam": adam} if adam_exists() else {}),
+    "Adam": adam,
     "Stop words": stop_words,
     "Deviations from the paper": deviations,
 }
@@ -32,5 +33,5 @@ def make_page(paper: Paper, scale: Scale, store: Store) -> Page:
     assert isinstance(scale, NCCBScale)
     title = "NCCB, a trial run" if scale.local_only else "NCCB, reproduced on other data"
     return page_of_results(
-        paper, scale, store, METHODS, NCCBResults, title=title, opening=(opening,), sections=_SECTIONS
+        paper, scale, store, METHODS, NCCBResults, title=title, opening=(claims, opening), sections=_SECTIONS
     )

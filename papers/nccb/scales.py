@@ -15,10 +15,9 @@ layers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from covey.config.sections import Local
 from covey.data.text import StopWords
 from covey.recipes import NCCB_AUTHORS
 from papers.grid import Scale
@@ -70,12 +69,6 @@ AUTHORS: Mapping[str, Any] = {
 
 ADAM: Mapping[str, Any] = {"optimizer": "adam", "rate": 0.002, "decay": 0.9993}
 """Variant `adam`: the paper's local training, with the layers of its models."""
-
-
-def adam_exists() -> bool:
-    """True if clients can train with Adam."""
-    return any(one.name == "optimizer" for one in fields(Local))
-
 
 HASHED = "hashed"
 """Variant with stop words in the hash."""
