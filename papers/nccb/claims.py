@@ -6,7 +6,7 @@ from papers.nccb.results import NCCBResults, rounds_saved, rounds_to_best
 from papers.nccb.scales import BASELINE, BITS, LINEAR, OURS, REGRET, TITLES
 from papers.nccb.text import PROSE, printed_gain
 from papers.page import Part
-from papers.wording import cell, counted
+from papers.wording import counted
 
 
 def claims(results: NCCBResults) -> list[Part]:
@@ -59,7 +59,8 @@ def _fewer_rounds(results: NCCBResults) -> Claim:
             saved, paper = rounds_saved(pairs), corpus.printed and corpus.printed.saved[OURS]
             printed = "" if paper is None else f" (paper {paper:.0f} %)"
             seeds = f"fewer with {fewer} of {counted(len(pairs), 'seed')}"
-            shown.append(f"{corpus.title}: {cell(saved, '{:.0f} % saved, ')}{seeds}{printed}")
+            share = "" if saved is None else f"{saved:.0f} % saved, "
+            shown.append(f"{corpus.title}: {share}{seeds}{printed}")
             all_fewer.append(fewer == len(pairs))
     if not shown:
         return Claim(text, NOT_TESTED)
