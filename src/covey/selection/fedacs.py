@@ -41,8 +41,8 @@ _COLUMNS = 1 << 18
 class FedACS(Selector):
     """Finds a pool of clients with little skew by duels between their insights, and invites from it (FedACS).
 
-    Do not use it where most clients hold the same few classes and a minority holds the others (cluster skew): clients near
-    the mean are then the majority, the minority is hardly invited, and the model never learns its classes.
+    Do not use it where most clients hold the same few classes and a minority holds the others (cluster skew): clients
+    near the mean are then the majority, the minority is hardly invited, and the model never learns its classes.
 
     A client that answers without a usable insight takes no part in the round's duels; its last record stays an
     opponent. A single insight equals its own mean and carries no information, so it is not used either. An invited
