@@ -20,8 +20,8 @@ _NEAR = 0.1
 """n·MAE above the paper's figure that still counts as the same."""
 
 
-class Claim(NamedTuple):
-    """A claim as judged at one place."""
+class PlaceVerdict(NamedTuple):
+    """Verdict on a claim at one place."""
 
     verdict: str
     ours: str
@@ -55,7 +55,7 @@ def _by_task(places: Sequence[Place]) -> list[str]:
     ]
 
 
-def _more_accurate(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _more_accurate(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """Models on demand are more accurate on their targets than FedAvg."""
     gains = {column: results.gain(place, method, column, "peak") for column in TARGETS}
     found = {column: gain for column, gain in gains.items() if gain is not None}
@@ -63,7 +63,7 @@ def _more_accurate(results: OnDemandResults, place: Place, method: str) -> Claim
     return _judged({NAMES[column]: gain for column, gain in found.items()}, printed)
 
 
-def _same_clients(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _same_clients(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """The ratios matter: more accurate than FedAvg on the same clients."""
     if method != OURS:
         return None
@@ -71,7 +71,7 @@ def _same_clients(results: OnDemandResults, place: Place, method: str) -> Claim 
     return _judged({NAMES[column]: gain for column, gain in gains.items() if gain is not None}, [])
 
 
-def _above_many_models(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _above_many_models(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """More accurate on clients' own mixes than methods with a model for each client or cluster."""
     own = _local_peaks(results, place, method)
     found, printed = {}, []
@@ -90,7 +90,7 @@ def _local_peaks(results: OnDemandResults, place: Place, method: str) -> dict[in
     return {seed: mean_over_targets(list(curves.values())).peak for seed, curves in found.items()}
 
 
-def _estimated(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _estimated(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """Class shares are estimated from gradients as well as printed."""
     runs = results.measured(place, BASELINE if method == OURS else MEAN_BASE)
     error, guess = (mean_error(runs, name, place.task.estimated) for name in ("learned", GUESS))
@@ -100,10 +100,10 @@ def _estimated(results: OnDemandResults, place: Place, method: str) -> Claim | N
     near = printed is not None and error.mean <= printed + _NEAR
     verdict = HOLDS if near else PARTLY if error.mean < guess.mean else FAILS
     ours = f"n·MAE {spread(error, '{:.2f}', 1.0)}; uniform guess {guess.mean:.2f}"
-    return Claim(verdict, ours, "" if printed is None else f"{printed:.2f}")
+    return PlaceVerdict(verdict, ours, "" if printed is None else f"{printed:.2f}")
 
 
-def _fewer_rounds(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _fewer_rounds(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """Fine-tuning takes fewer rounds to 98 % of its peak than FedAvg, continued."""
     ours, base = (results.after_branch(place, one) for one in (method, BASELINE))
     common = sorted(set(ours) & set(base))
@@ -115,10 +115,10 @@ def _fewer_rounds(results: OnDemandResults, place: Place, method: str) -> Claim 
         printed, at = place.printed
         mine, theirs = (printed.rounds[name][at][1].split(" ")[0] for name in (OURS, BASELINE))
         paper = f"{mine} against {theirs}"
-    return Claim(HOLDS if own < others else FAILS, f"{own:.1f} rounds against {others:.1f}", paper)
+    return PlaceVerdict(HOLDS if own < others else FAILS, f"{own:.1f} rounds against {others:.1f}", paper)
 
 
-def _few_clients(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _few_clients(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """About a tenth of the clients composes a target, as closely as printed."""
     found = [one for column in TARGETS for one in results.compositions(place, method, column)]
     if not found:
@@ -126,14 +126,16 @@ def _few_clients(results: OnDemandResults, place: Place, method: str) -> Claim |
     clients, distance = (float(np.mean([one[key] for one in found])) for key in ("clients", "true_distance"))
     ours = f"{clients:.1f} of {results.scale.clients} clients, n·MAE {distance:.2f}"
     if place.printed is None:
-        return Claim(HOLDS if clients <= 0.2 * results.scale.clients else FAILS, ours, "")
+        return PlaceVerdict(HOLDS if clients <= 0.2 * results.scale.clients else FAILS, ours, "")
     cells = [cell.rstrip(")").split(" (") for cell in place.printed[0].composed[place.printed[1]]]
     off, count = (float(np.mean([float(cell[number]) for cell in cells])) for number in (0, 1))
     few, near = clients <= 1.5 * count, distance <= off + _NEAR
-    return Claim(HOLDS if few and near else PARTLY if few else FAILS, ours, f"{count:.1f} clients, n·MAE {off:.2f}")
+    return PlaceVerdict(
+        HOLDS if few and near else PARTLY if few else FAILS, ours, f"{count:.1f} clients, n·MAE {off:.2f}"
+    )
 
 
-def _near_the_truth(results: OnDemandResults, place: Place, method: str) -> Claim | None:
+def _near_the_truth(results: OnDemandResults, place: Place, method: str) -> PlaceVerdict | None:
     """Estimated shares cost little: a point or two below true shares, as printed."""
     losses = {column: results.gain(place, method, column, "peak", TRUE) for column in TARGETS}
     found = {column: loss for column, loss in losses.items() if loss is not None}
@@ -144,7 +146,7 @@ def _near_the_truth(results: OnDemandResults, place: Place, method: str) -> Clai
     allowed = min([-1.0, *(one for one in printed if one is not None)])
     inside = [100 * loss.mean >= allowed for loss in found.values()]
     verdict = HOLDS if all(inside) else PARTLY if any(inside) or ours >= allowed else FAILS
-    return Claim(verdict, *_figures({NAMES[column]: loss for column, loss in found.items()}, printed))
+    return PlaceVerdict(verdict, *_figures({NAMES[column]: loss for column, loss in found.items()}, printed))
 
 
 _CLAIMS = {
@@ -164,13 +166,13 @@ def _printed_gain(place: Place, other: str, column: str) -> float | None:
     return None if own is None or theirs is None else own - theirs
 
 
-def _judged(gains: dict[str, Estimate], printed: Sequence[float | None]) -> Claim | None:
+def _judged(gains: dict[str, Estimate], printed: Sequence[float | None]) -> PlaceVerdict | None:
     """Judge a claim that all gains are above zero; by one seed, which has no interval, it holds in part at most."""
     if not gains:
         return None
     above = [gain.mean > 0 and gain.clear_of_zero is not False for gain in gains.values()]
     sure = all(above) and all(gain.clear_of_zero for gain in gains.values())
-    return Claim(HOLDS if sure else PARTLY if any(above) else FAILS, *_figures(gains, printed))
+    return PlaceVerdict(HOLDS if sure else PARTLY if any(above) else FAILS, *_figures(gains, printed))
 
 
 def _figures(gains: dict[str, Estimate], printed: Sequence[float | None]) -> tuple[str, str]:
