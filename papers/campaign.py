@@ -267,7 +267,10 @@ class _Campaign:
         return read_checkpoint(self.work / run.name)[0] if self._begun(run) else 0
 
     def _config(self, run: PlannedRun) -> Config:
-        """Return the configuration to resume with: precision, features and a branch's clients stay as they were."""
+        """Return the configuration to resume with.
+
+        Of a run that has begun, numbering, precision, features, and a branch's clients stay as they were.
+        """
         config = self.configs[run.name]
         if run.agent is not None:
             config = as_config(config, {"aggregator": {"agent": str(agent_file(self.work, run.agent))}})
@@ -277,7 +280,7 @@ class _Campaign:
             file = features_file(run.features, config, self.work / run.features.base.name)
             return as_config(config, {"many": {"features": str(file)}})
         found = read_config(self.work / run.name)
-        config = replace(config, precision=found.precision, many=found.many)
+        config = replace(config, precision=found.precision, many=found.many, numbering=found.numbering)
         return config if run.branch is None else replace(config, selector=found.selector, aggregator=found.aggregator)
 
     def _opened(self, run: PlannedRun, rounds: int) -> tuple[Config, Path]:

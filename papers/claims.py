@@ -2,7 +2,8 @@
 
 A claim of a gain holds if the difference is clear of zero and its interval reaches the printed one. It holds in part
 if it is clear of zero and smaller, or holds in some places only. It is open if the interval contains both zero and the
-printed gain: these seeds cannot tell.
+printed gain: these seeds cannot tell. It does not hold if no place shows a gain and some place excludes the printed
+one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,7 @@ def gain_claim(text: str, gains: Sequence[Gain]) -> Claim:
     verdicts = {gain.verdict for gain in tested}
     overall: Verdict = next(iter(verdicts)) if len(verdicts) == 1 else "holds in part"
     if len(verdicts) > 1 and not verdicts & {"holds", "holds in part"}:
-        overall = "open"
+        overall = "does not hold"
     left = [gain.place.split(":")[0] for gain in gains if gain not in tested]
     found = "; ".join(gain.text for gain in tested) + (f"; not tested: {joined(left)}" if left else "")
     return Claim(text, overall, found)
@@ -92,6 +93,7 @@ def _legend(claims: Sequence[Claim]) -> str:
     meanings: Mapping[Verdict, str] = {
         "holds in part": "holds in part: clear of zero but smaller than printed, or not in all places",
         "open": "open: these seeds exclude neither zero nor the printed gain",
+        "does not hold": "does not hold: no gain is clear of zero, and in some place the printed one is excluded",
         "not tested": "not tested: not run, or with one seed only",
     }
     used = {claim.verdict for claim in claims}

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import covey
-from tests.reference.make import EXTRA, HERE, WAYS, first_settings_of, make, processor, settings_of
+from tests.reference.make import EXTRA, HERE, SMALL, WAYS, first_settings_of, make, processor, settings_of
+from tests.reference.make import FIRST as FIRST_OPTIONS
 
 REFERENCE = json.loads((HERE / "records.json").read_text(encoding="utf-8"))
 SAME_MACHINE = REFERENCE["processor"] == processor()
@@ -94,6 +95,23 @@ def test_a_stored_comparison_resumes_with_the_settings_of_its_time(folders: Path
         for timing in ("seconds", "probe_seconds"):
             mine.pop(timing), theirs.pop(timing)
         assert close(mine, theirs) and (mine == theirs or not SAME_MACHINE)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_an_earlier_comparison_has_not_run_yet_gets_the_defaults_of_its_time(tmp_path: Path) -> None:
+    small = {**SMALL, "rounds": 1}
+    methods = ["nccb", "k-linucb", "ondemand"]
+    covey.compare(methods, seeds=1, out=tmp_path, **small)
+    plan = json.loads((tmp_path / "compare.json").read_text(encoding="utf-8"))
+    (tmp_path / "compare.json").write_text(json.dumps({**plan, "format": 1}), encoding="utf-8")
+    for method in methods:
+        shutil.rmtree(tmp_path / method / "seed-0")
+    covey.compare(methods, seeds=1, out=tmp_path, **small)
+    for method in methods:
+        config = covey.Run.open(tmp_path / method / "seed-0").config
+        assert config.numbering == "environment"
+        for section, options in FIRST_OPTIONS[method].items():
+            assert options.items() <= getattr(config, section).options.items()
 
 
 def test_stored_folders_are_read_evaluated_exported_and_reported(folders: Path, tmp_path: Path) -> None:

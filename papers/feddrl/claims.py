@@ -124,10 +124,13 @@ def _fast(results: FedDRLResults) -> Claim:
 
 def _decision(results: FedDRLResults) -> Claim:
     """Return the claim about the time of a decision (Fig. 9)."""
-    text = f"A decision takes about {1e3 * DECISION_SECONDS:g} ms (Fig. 9)"
+    text = f"A decision takes no more than {1e3 * DECISION_SECONDS:g} ms (Fig. 9)"
     measured = [row for row in server_rows(results.store, "feddrl") if "decides" in row[0]]
+    if not measured:
+        return Claim(text, NOT_TESTED)
+    slowest = max(float(milliseconds) for _, milliseconds in measured)
     shown = "; ".join(f"{about}: {milliseconds} ms" for about, milliseconds in measured)
-    return Claim(text, "holds" if measured else NOT_TESTED, shown)
+    return Claim(text, "holds" if slowest <= 1e3 * DECISION_SECONDS else "does not hold", shown)
 
 
 def _over_values(

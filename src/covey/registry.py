@@ -47,7 +47,7 @@ class Entry(Generic[T]):
     name: str
     part: T
     earlier: Mapping[str, Any] = field(default_factory=dict)
-    """Options added later, with the values that hold in folders written before they existed."""
+    """Options that were added later or had another default, with the values that hold in folders of earlier formats."""
 
     @cached_property
     def summary(self) -> str:
@@ -118,7 +118,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def add(self, name: str, *, earlier: Mapping[str, Any] | None = None) -> Callable[[T], T]:
-        """Decorator: register the part under `name`; `earlier` are the values of new options in old folders."""
+        """Decorator: register the part under `name`; `earlier` are options whose value in old folders is another."""
 
         def register(part: T) -> T:
             self._entries[name] = Entry(name, part, earlier or {})
@@ -164,7 +164,7 @@ class Registry(Generic[T]):
     def options(self, name: str, given: Mapping[str, Any], *, earlier: bool = False) -> dict[str, Any]:
         """Return `given`, checked against the part's options and completed with their defaults.
 
-        With `earlier`, options that are newer than what was stored have the values that held before they existed.
+        With `earlier`, options that are not given have the values that held in folders of earlier formats.
         """
         known = self[name].options
         given = {**self[name].earlier, **given} if earlier else given

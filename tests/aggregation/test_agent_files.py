@@ -81,8 +81,20 @@ def test_an_agent_whose_places_are_clients_of_another_seed_is_warned_of(tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(decided, out=tmp_path / "same")
-    with pytest.warns(UserWarning, match="trained on the clients of seed 0, and this run has seed 1"):
-        run(decided, seed=1, out=tmp_path / "other")
+    for changed, sentence in (
+        ({"seed": 1}, "with clients numbered by the seed 0, and here they are numbered by the seed 1"),
+        ({"numbering": "environment"}, "numbered by the seed 0, and here they are numbered in their"),
+    ):
+        with pytest.warns(UserWarning, match=sentence):
+            run(decided, **changed, out=tmp_path / "-".join(changed))
+    # A file of an earlier version does not say how clients were numbered.
+    with safe_open(str(path), framework="pt") as file:
+        about = json.loads(file.metadata()["agent"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del about["trained_on"]["numbering"]
+    save_file(tensors, str(path), {"agent": json.dumps(about)})
+    with pytest.warns(UserWarning, match="numbered in their environment's order, and here they are numbered by"):
+        run(decided, out=tmp_path / "earlier")
 
 
 def test_an_agent_with_a_slot_for_each_client_is_refused_for_another_number(tmp_path):

@@ -33,7 +33,8 @@ def test_a_claim_holds_in_part_where_places_differ_and_says_where_it_was_not_tes
     claim = gain_claim("More accurate", [gain(0.01, 0.03, 2.0), gain(-0.03, -0.01, 2.0, "elsewhere:"), untested])
     assert claim.verdict == "holds in part"
     assert claim.found == "here: +2.00 ± 1.00 (paper +2.00); elsewhere: -2.00 ± 1.00 (paper +2.00); not tested: there"
-    assert gain_claim("More", [gain(-0.01, 0.03), gain(-0.03, -0.01)]).verdict == "open"
+    assert gain_claim("More", [gain(-0.01, 0.03), gain(-0.03, -0.01)]).verdict == "does not hold"
+    assert gain_claim("More", [gain(-0.01, 0.03), gain(-0.02, 0.04)]).verdict == "open"
     assert gain_claim("More", [gain(0.01, 0.03), gain(0.02, 0.03)]).verdict == "holds"
 
 

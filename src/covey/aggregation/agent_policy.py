@@ -123,8 +123,7 @@ class AgentPolicy:
             about = read_agent(Path(options.agent), self.agent, kind, self.encoding, objective)
             trained_on = about.get("trained_on", {})
             self.identity = {"digest": agent_digest(Path(options.agent)), "seed": trained_on.get("seed")}
-            if trained_on.get("numbering") == "shuffled":
-                self._warn_of_other_clients()
+            self._warn_of_other_clients(trained_on)
         self.deviation: FloatArray = np.zeros(architecture.action_size)
         """The Ornstein-Uhlenbeck noise: `[D]`."""
         self.last: UnrewardedAction | None = None
@@ -132,13 +131,22 @@ class AgentPolicy:
         self._final = False
         """True after the last round of the run."""
 
-    def _warn_of_other_clients(self) -> None:
-        """Warn if the agent knows clients by their places, and has learned with those of another seed."""
-        setting, trained = self.setting, self.identity["seed"]
-        if "cohort" in self.encoding and setting.cohort == setting.clients and trained != setting.seed:
+    def _warn_of_other_clients(self, trained_on: Mapping[str, Any]) -> None:
+        """Warn if the agent knows clients by their places, and has learned with other clients at these places."""
+        setting, seed = self.setting, trained_on.get("seed")
+        if "cohort" not in self.encoding or setting.cohort < setting.clients:
+            return
+        given = dict(trained_on.get("environment", {})).get("name") == "given"
+        shuffled = trained_on.get("numbering") == "shuffled"
+        # Clients that were passed in keep their own numbers, whatever the seed.
+        same = given or (shuffled == setting.shuffled and (not shuffled or seed == setting.seed))
+        if not same:
+            in_order = "in their environment's order"
+            there = f"by the seed {seed}" if shuffled else in_order
+            here = f"by the seed {setting.seed}" if setting.shuffled else in_order
             warnings.warn(
-                f"The agent {self.options.agent} was trained on the clients of seed {trained}, and this run has seed "
-                f"{setting.seed}, in which its places mean other clients. Train one with --seed {setting.seed}.",
+                f"The agent {self.options.agent} was trained with clients numbered {there}, and here they are numbered "
+                f"{here}: its places mean other clients. Train one with this run's settings and seed.",
                 stacklevel=2,
             )
 

@@ -74,7 +74,7 @@ def client_app(
     test: samples to evaluate models on, in the same forms; by default the training samples.
     train: your own training function `train(model, data, settings) -> loss`, with `data` as your function returned it
         and `settings` the round's (`lr`, `epochs`, what the strategy's configuration adds). Without it, Covey's local
-        SGD trains, as the strategy's `local` says, to the same bits as in a simulation.
+        training (SGD or Adam) does, as the strategy's `local` says, to the same bits as in a simulation.
     head: name of the last layer; the last linear layer where it is not given.
     protection: clipping and noise on what the client sends.
     probes: measurements of your own that the client makes for a server, as `package.module:Name`.

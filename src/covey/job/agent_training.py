@@ -16,7 +16,7 @@ from covey.aggregation.ddpg import Agent
 from covey.aggregation.feddrl import FedDRL
 from covey.aggregation.feddrl_set import FedDRLSet
 from covey.aggregation.replay_buffer import Replay
-from covey.config.schema import GIVEN, Config
+from covey.config.schema import Config
 from covey.core.checkpoint import read_checkpoint
 from covey.core.one_model import OneModel
 from covey.core.records import read_config
@@ -102,9 +102,7 @@ class Training:
         return {
             "trained_on": {
                 **{part: getattr(config, part).as_mapping() for part in ("dataset", "environment", "model")},
-                **{name: getattr(config, name) for name in ("clients", "cohort", "seed", "rounds")},
-                # Clients that were passed in keep their own numbers.
-                "numbering": GIVEN if config.environment.name == GIVEN else config.numbering,
+                **{name: getattr(config, name) for name in ("clients", "cohort", "seed", "rounds", "numbering")},
                 "workers": self.workers,
                 "experiences": experiences,
                 "epochs": self.offline.epochs,

@@ -159,7 +159,7 @@ class Pairs:
     ) -> "Pairs":
         """Take pairs from local training of clients with `counts` samples, from the model received.
 
-        It is a separate training with its own order of samples, as a probe cannot see the client's actual training.
+        It is a training of its own, beside the client's, with its own order of samples.
         """
         head = learner.layout.parameters.index(learner.layout.head[0])
         gradients: list[Tensor] = []
@@ -221,8 +221,8 @@ class PredictorProbe(CohortProbe):
     """Local training from which gradients are taken; None takes them at the model received."""
     round: int = 0
     infers_at_received: bool = False
-    """True if the predictor learns from local training but is applied to gradients at the model received. It learns
-    from the client's own training where that is known; where not, from one like it."""
+    """True if the predictor learns from the client's own training and is applied to gradients at the model received.
+    Where the steps of that training are not known (a client with a training of its own), it learns from those too."""
 
     name = "predictor"
     on_device = ("predictor",)
@@ -248,8 +248,7 @@ class PredictorProbe(CohortProbe):
         self, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int], steps: Sequence[StepTrace]
     ) -> dict[str, Tensor]:
         """`measure_cohort` of clients whose own `steps` of training are known, if any are given."""
-        at_received = self.work is None or self.infers_at_received
-        asked = self._pairs(learner, received, samples, counts, at_received)
+        asked = self._pairs(learner, received, samples, counts)
         if self.sends == "gradient":
             fields = {"gradient": asked.mean(asked.gradients)}
             estimates = predicted(self.predictor, fields["gradient"], learner.classes, self.hidden)
@@ -259,26 +258,15 @@ class PredictorProbe(CohortProbe):
         # The only evidence a server has of how good its estimates are.
         fields["error"] = (estimates - asked.mean(asked.shares)).abs().sum(dim=1)
         if self.epochs:
-            mixed = self.work is not None and self.infers_at_received
-            pairs = self._pairs(learner, received, samples, counts, at_received=False, steps=steps) if mixed else asked
+            pairs = Pairs.of_steps(steps) if steps else asked
             used = [count if count >= self.batch else 0 for count in pairs.counts]
             recorded = learner.kept.setdefault(self.name, RecordedSteps())
             fields |= {"predictor": self.trained(pairs, recorded), "gradients": torch.tensor(used)}
         return fields
 
-    def _pairs(
-        self,
-        learner: Learner,
-        received: Tensor,
-        samples: Samples,
-        counts: Sequence[int],
-        at_received: bool,
-        steps: Sequence[StepTrace] = (),
-    ) -> Pairs:
-        """Take pairs at the model received, of the clients' own steps if known, or along another training from it."""
-        if steps:
-            return Pairs.of_steps(steps)
-        if at_received or self.work is None:
+    def _pairs(self, learner: Learner, received: Tensor, samples: Samples, counts: Sequence[int]) -> Pairs:
+        """Take the pairs that the predictor is applied to: at the model received, or along a training from it."""
+        if self.work is None or self.infers_at_received:
             return Pairs.of(learner, received, samples, counts, self.mini_batch, self.key)
         return Pairs.along(learner, received, samples, counts, self.work, self.round, self.key)
 

@@ -16,7 +16,7 @@ from covey.registries import selectors
 from covey.selection.contexts import ContextSelector, Reward, highest, normalised, one_blas_thread
 
 
-@selectors.add("k-linucb", earlier={"stop_words": "hash"})
+@selectors.add("k-linucb", earlier={"stop_words": "hash", "model": "shared"})
 class KLinUCB(ContextSelector):
     """Invites clients with the highest upper confidence bounds of a reward linear in their context (k-LinUCB).
 

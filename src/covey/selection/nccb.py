@@ -35,7 +35,7 @@ _GRADIENTS = 1 << 10
 """Gradients of the whole estimator that are held at once."""
 
 
-@selectors.add("nccb", earlier={"stop_words": "hash"})
+@selectors.add("nccb", earlier={"stop_words": "hash", "covariance": "diagonal", "gamma": 0.1})
 class NCCB(ContextSelector):
     """Explores clusters of clients with similar data, then invites clients with the highest reward bounds (NCCB).
 
