@@ -92,9 +92,8 @@ def _less(text: str, results: FedDRLResults, places: list[Place], figure: Figure
         less = paired_difference(figure, base, ours)
         # As a share of FedAvg's, so that places can be compared.
         whole = float(np.mean([figure(run, None) for run in base.values()])) if base else 1.0
-        gains.append(
-            Gain(_title(place), None if less is None else _divided(less, whole), form="{:+.0f}", unit=" % less")
-        )
+        share = None if less is None else _divided(less, whole)
+        gains.append(Gain(f"{_title(place)} lower by", share, form="{:.0f}", unit=" %"))
     return gain_claim(text, gains)
 
 

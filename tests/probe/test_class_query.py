@@ -331,13 +331,14 @@ def test_the_stack_estimates_what_single_clients_do_in_every_form(sends, gradien
     assert np.abs(known.shares[known.seen > 0] - 0.1).max() > 1e-3
 
 
-def test_mixed_gradients_teach_along_training_and_are_read_at_the_model_received():
+def test_mixed_gradients_are_read_at_the_model_received_and_taken_there_if_no_steps_are_known():
+    """As of a client that trains by a function of its own."""
     probes = {}
     for gradients in ("received", "training", "mixed"):
         one = experiment(**{**FEW, "aggregator": {**FEW["aggregator"], "gradients": gradients}})
         learner, samples, state = learner_of(one), one.federation.samples(3), model_of(one)
         probes[gradients] = probe_of(one).measure(learner, state, state, samples, 0)
-    assert torch.equal(probes["mixed"]["predictor"], probes["training"]["predictor"])
+    assert torch.equal(probes["mixed"]["predictor"], probes["received"]["predictor"])
     assert torch.equal(probes["mixed"]["shares"], probes["received"]["shares"])
     assert not torch.equal(probes["mixed"]["shares"], probes["training"]["shares"])
 
