@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from covey.arrays import FloatArray
+from covey.arrays import FloatArray, IntArray
+from covey.config.schema import EARLIER
 from covey.data.paper_targets import target as class_mix
+from covey.environment.partition import client_order
 from covey.errors import Refusal, require
 from covey.storage import replace_file
 from papers.grid import PlannedRun, differences, run_differences, run_name
@@ -106,6 +108,11 @@ class Result:
     def accuracy(self) -> FloatArray:
         """Test accuracy at these rounds."""
         return np.array(self.evaluated["accuracy"], dtype=np.float64)
+
+    @property
+    def client_order(self) -> IntArray:
+        """Each client's place in its environment's own order, in which groups are formed: `[clients]`."""
+        return client_order(len(self.hits), self.seed, self.config.get("numbering", EARLIER["numbering"]))
 
     def accuracy_on(self, target: str) -> FloatArray | None:
         """Return the accuracy on a class mix (td1, local:7, local) `[evaluations]`; None if it is not stored.

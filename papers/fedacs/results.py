@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from covey.config.schema import EARLIER
 from covey.config.sections import Alterations
 from covey.environment.alterations import assign
-from covey.environment.partition import client_order
 from covey.job.comparison.statistics import Estimate
 from covey.randomness import generator
 from papers.curves import Line, numbers
@@ -55,5 +53,4 @@ def minority_share(run: Result) -> float:
     """Return the share of invitations that went to clients outside the main group of cluster skew."""
     clients, hits = int(run.config["clients"]), numbers(run.hits)
     main = int(float(run.config["environment"]["delta"]) * clients + 0.5)
-    order = client_order(clients, run.seed, run.config.get("numbering", EARLIER["numbering"]))
-    return float(hits[order >= main].sum() / hits.sum())
+    return float(hits[run.client_order >= main].sum() / hits.sum())

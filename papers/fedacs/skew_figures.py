@@ -6,9 +6,7 @@ import numpy as np
 from scipy import stats
 
 from covey.arrays import FloatArray
-from covey.config.schema import EARLIER
 from covey.environment.dominance import OBSERVED as OBSERVED_ALPHAS
-from covey.environment.partition import client_order
 from covey.job.comparison.statistics import Estimate
 from papers.curves import Line, mean_by_window, numbers
 from papers.fedacs.results import FedACSResults, pool_variant
@@ -74,8 +72,7 @@ def _reward_charts(run: Result, rounds: int) -> list[Part]:
 def _observed(run: Result, scores: Sequence[float | None]) -> list[FloatArray]:
     """Return the scores of the six observation groups, which are the environment's last clients."""
     size = int(run.config["environment"]["group"])
-    order = client_order(len(scores), run.seed, run.config.get("numbering", EARLIER["numbering"]))
-    as_split = numbers(scores)[np.argsort(order)]
+    as_split = numbers(scores)[np.argsort(run.client_order)]
     return np.split(as_split[-len(OBSERVED_ALPHAS) * size :], len(OBSERVED_ALPHAS))
 
 

@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.arrays import FloatArray
-from covey.config.schema import EARLIER
-from covey.environment.partition import client_order
 from covey.job.comparison.statistics import (
     Estimate,
     Figure,
@@ -152,7 +150,7 @@ def group_weights(line: Line, clients: int, cohort: int) -> tuple[Estimate, Esti
             continue
         factors = numbers(result.impact) * cohort
         # The environment's first clients are the main group.
-        first = client_order(clients, result.seed, result.config.get("numbering", EARLIER["numbering"])) < main
+        first = result.client_order < main
         if np.isfinite(factors[first]).any() and np.isfinite(factors[~first]).any():
             inside.append(float(np.nanmean(factors[first])))
             outside.append(float(np.nanmean(factors[~first])))

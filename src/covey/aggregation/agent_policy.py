@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from covey.aggregation.agent_file import agent_digest, read_agent
 from covey.aggregation.ddpg import Agent, AgentTraining, Architecture, Learning
 from covey.arrays import FloatArray, State
+from covey.config.schema import GIVEN
 from covey.core.interfaces import JointWork, Setting
 from covey.errors import require
 from covey.randomness import generator
@@ -136,7 +137,7 @@ class AgentPolicy:
         setting, seed = self.setting, trained_on.get("seed")
         if "cohort" not in self.encoding or setting.cohort < setting.clients:
             return
-        given = dict(trained_on.get("environment", {})).get("name") == "given"
+        given = dict(trained_on.get("environment", {})).get("name") == GIVEN
         shuffled = trained_on.get("numbering") == "shuffled"
         # Clients that were passed in keep their own numbers, whatever the seed.
         same = given or (shuffled == setting.shuffled and (not shuffled or seed == setting.seed))

@@ -32,7 +32,7 @@ from covey.config.values import chosen, overlay
 from covey.errors import Refusal, require
 
 _ROUNDS, _EPOCHS, _ACTOR_RATE = 100, 50, 1e-3
-"""Defaults of --rounds and --epochs."""
+"""Defaults of --rounds, --epochs and --actor-rate."""
 
 
 def with_agent(given: dict[str, Any], agent: Path | None) -> dict[str, Any]:

@@ -53,8 +53,7 @@ class NCCB(ContextSelector):
     and once twice as many are known as were clustered, all are clustered again. There are never more clusters than
     different contexts.
 
-    The authors' code has other values than the paper: estimator = authors, schedule = authors, window = 11, ridge = 1,
-    train = reward, reward = total.
+    The authors' code has other values than the paper; the method `nccb-authors` has them.
 
     bits: length of a context, a multiple of 8 from 8 to 256. The paper loses 3, 5 and 12 % accuracy at 32, 16 and 8.
     form: what is hashed: tokens for texts; projection or quantised for images and measurements; auto decides.
