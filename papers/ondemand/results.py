@@ -150,10 +150,14 @@ class OnDemandResults:
         """Return seed → run that is scored on a target.
 
         FedAvg's model does not depend on the predictor beside it, so base runs of the other inference stand in for
-        missing ones.
+        those that are missing or have fewer rounds.
         """
+        line = self.store.line(place.name, method, _variant(method, target))
         before = self.store.line(place.name, MEAN_BASE) if method == BASELINE else {}
-        return dict(sorted({**before, **self.store.line(place.name, method, _variant(method, target))}.items()))
+        longer = {
+            seed: run for seed, run in before.items() if seed not in line or last_round(run) > last_round(line[seed])
+        }
+        return dict(sorted({**line, **longer}.items()))
 
     def complete(self, place: Place, method: str, target: str) -> dict[int, Result]:
         """Return seed → complete run that is scored on a target."""

@@ -593,6 +593,29 @@ def test_the_errors_of_all_estimators_stand_in_table_three():
     assert "figure-5-cifar10-0.1.csv" in text
 
 
+def test_a_predictor_behind_the_papers_is_explained():
+    def page_of(**errors: float) -> str:
+        named = {name.replace("_", "-"): [value] * 100 for name, value in errors.items()}
+        run = made(lambda t: 0.5, measurements=[{"round": 50, "seen": 95, "errors": named}])
+        return section(markdown(ONDEMAND.page(FULL, stored(run))), "Table 3")
+
+    told = page_of(learned=1.2, surveyed=1.18, analytic_as_is=0.4, guess=1.5)
+    assert "off by 1.20 where the paper has 0.84" in told
+    assert "1.18, so answers from earlier rounds are not the reason" in told
+    assert "give 0.40: gradients tell enough" in told
+    told = page_of(learned=1.2, surveyed=0.9, analytic_as_is=1.3, guess=1.5)
+    assert "0.90, so part of the distance is due to answers from earlier rounds" in told
+    assert "give 1.30: at this model, gradients tell no more" in told
+    assert "where the paper has" not in page_of(learned=0.8, surveyed=0.7, analytic_as_is=0.4, guess=1.5)
+
+
+def test_a_base_run_under_way_does_not_hide_a_complete_one():
+    complete = made(lambda t: 0.5, method="fedavg-mean-gradient")
+    begun = made(lambda t: 0.4, rounds=100)
+    table = section(markdown(ONDEMAND.page(FULL, stored(complete, begun))), "Table 2")
+    assert rows_of(table, "0.1", "FedAvg")[0][3] == "50.0"
+
+
 def test_an_empty_store_says_what_to_run():
     text = markdown(ONDEMAND.page(FULL, stored()))
     assert rows_of(section(text, "Table 2"), "0.1", "FedAvg")[0][2:] == [

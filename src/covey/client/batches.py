@@ -35,11 +35,14 @@ def rows_of(x: Tensor, chosen: Tensor) -> Tensor:
 def batches(samples: Samples, work: Local, key: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one epoch: samples in random order, cropped and flipped if asked; the last batch may be smaller."""
     count = len(samples)
-    order = randomness.permutation(randomness.key(key, "batches"), count)
+    device = samples.y.device
+    order = randomness.permutation(randomness.key(key, "batches"), count).to(device)
     augmented = work.crop > 0 or work.flip
     if augmented:
-        shifts = randomness.integers(randomness.key(key, "crop"), 2 * count, 2 * work.crop + 1).view(count, 2)
-        flips = randomness.integers(randomness.key(key, "flip"), count, 2).bool() & work.flip
+        shifts = (
+            randomness.integers(randomness.key(key, "crop"), 2 * count, 2 * work.crop + 1).view(count, 2).to(device)
+        )
+        flips = randomness.integers(randomness.key(key, "flip"), count, 2).bool().to(device) & work.flip
     size = work.batch or count
     for at in range(0, count, size):
         chosen = order[at : at + size]

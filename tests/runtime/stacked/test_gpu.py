@@ -225,11 +225,15 @@ def test_a_guess_that_does_not_fit_is_halved_until_it_does():
     module = build_model("mcmahan-cnn", {}, data.shape, data.classes, 0)
     start = Layout.of(module).read(module).double()
     order = Order(1, np.arange(64), start, Local(epochs=1, batch=100, rate=0.05))
+    # Models and graphs of earlier tests would count as this process's memory.
+    gc.collect()
     torch.cuda.empty_cache()
     runtime = StackedRuntime(federation, module, precision="fp64", device="cuda", memory=3 << 30)
     runtime.engine.most_lanes = 64
-    states = runtime.execute(order).states
-    torch.cuda.set_per_process_memory_fraction(1.0)
+    try:
+        states = runtime.execute(order).states
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert runtime.engine.most_lanes < 64
     assert torch.isfinite(states).all()
 
@@ -347,7 +351,20 @@ def test_steps_are_recorded_in_graphs_as_the_local_runtime_records_them():
         local, stacked = found
         torch.testing.assert_close(stacked["shares"].cpu(), local["shares"], rtol=1e-4, atol=1e-5)
         assert stacked["gradients"].tolist() == local["gradients"].tolist()
-        torch.testing.assert_close(stacked["predictor"].cpu(), local["predictor"], rtol=1e-3, atol=1e-4)
+        # Predictors are float32 and normalise tiny gradients: over many steps, rounding grows to some thousandths.
+        apart = (stacked["predictor"].cpu() - local["predictor"]).norm(dim=1)
+        learned = (local["predictor"] - order.probes[0].payload()["predictor"]).norm(dim=1)
+        assert (apart / learned).max() < 0.01
+
+
+def test_a_predictor_that_learns_along_a_training_of_its_own_takes_cohorts_on_the_gpu():
+    given = {"method": "ondemand", "dataset": "digits", "model": "mlp", "clients": 8, "cohort": 4, "precision": "fp64"}
+    given |= {"aggregator": {"gradients": "training"}, "local": {"epochs": 2, "batch": 8}}
+    found = []
+    for machine in ({"workers": 1}, {"runtime": "stacked", "device": "cuda"}):
+        one = Experiment.of(Config.of({**given, **machine}))
+        found.append(one.runtime.execute(one.method.order(1, np.arange(8))).probes["predictor"]["shares"].cpu())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_measured_predictors_stay_on_the_device_and_other_fields_do_not():
