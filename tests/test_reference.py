@@ -38,12 +38,21 @@ def test_the_reference_covers_every_method() -> None:
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("name", list(REFERENCE["runs"]))
 def test_a_method_computes_what_it_computed(name: str, way: str, tmp_path: Path) -> None:
-    found = made(settings_of(name), way, tmp_path)
+    found = made({**settings_of(name), "guard": {"on": False}}, way, tmp_path)
     expected = REFERENCE["runs"][name][way]
     if SAME_MACHINE:
         assert found == expected
     else:
         assert close(found["metrics"], expected["metrics"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(REFERENCE["runs"]))
+def test_the_guard_changes_no_honest_run(name: str, tmp_path: Path) -> None:
+    assert covey.Config.of(settings_of(name)).guard.on
+    found, expected = made(settings_of(name), "local-fp64", tmp_path), REFERENCE["runs"][name]["local-fp64"]
+    assert close(found["metrics"], expected["metrics"])
+    assert found["metrics"] == expected["metrics"] or not SAME_MACHINE
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from covey.config.values import assignment, overlay, read_toml
+from covey.errors import require
 
 _EXECUTION = "Execution"
 """Help panel of the flags that say where and how fast a run computes."""
@@ -81,6 +82,13 @@ SetFlag = Annotated[
     list[str] | None,
     _option("--set", "KEY=VALUE", "Set any option, such as local.rate=0.1 or environment.alpha=0.5. Repeatable."),
 ]
+AttackFlag = Annotated[
+    str | None,
+    _option("--attack", "KIND", "Hostile clients: flip, scale, count, count-flip, noise, collude, lie or labels."),
+]
+AttackersFlag = Annotated[
+    str | None, _option("--attackers", "SHARE", "Share of the clients that are hostile (default: 0.1).")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -90,6 +98,10 @@ def settings(config: Path | None, flags: dict[str, Any], assignments: list[str] 
     chosen = {key: value for key, value in flags.items() if value is not None}
     if "poison" in chosen:
         chosen["altered"] = {"poison": chosen.pop("poison")}
+    require("attackers" not in chosen or "attack" in chosen, "--attackers goes with --attack, such as --attack flip.")
+    if "attack" in chosen:
+        attackers = {"attackers": chosen.pop("attackers")} if "attackers" in chosen else {}
+        chosen["attack"] = {"kind": chosen["attack"], **attackers}
     given = overlay(given, chosen)
     for text in assignments or []:
         given = overlay(given, assignment(text))

@@ -13,6 +13,8 @@ from covey.cli.flags import (
     AgentFlag,
     AgentsFlag,
     AggregatorFlag,
+    AttackersFlag,
+    AttackFlag,
     ClientsFlag,
     CohortFlag,
     ConfigFlag,
@@ -84,6 +86,8 @@ def run(
     memory_limit: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
+    attack: AttackFlag = None,
+    attackers: AttackersFlag = None,
     agent: AgentFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
@@ -112,6 +116,8 @@ def run(
         "memory_limit": memory_limit,
         "data_dir": data_dir,
         "poison": poison,
+        "attack": attack,
+        "attackers": attackers,
     }
     chosen = covey.Config.of(with_agent(settings(config, flags, set_), agent))
     with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
@@ -154,6 +160,8 @@ def compare(
     memory_limit: MemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
+    attack: AttackFlag = None,
+    attackers: AttackersFlag = None,
     agent: AgentsFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
@@ -182,6 +190,8 @@ def compare(
         "memory_limit": memory_limit,
         "data_dir": data_dir,
         "poison": poison,
+        "attack": attack,
+        "attackers": attackers,
     }
     given = settings(config, flags, set_)
     given.pop("method", None)

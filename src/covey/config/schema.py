@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from covey.config.recipe import Recipe, recipe_of
-from covey.config.sections import SECTIONS, Alterations, Devices, Local
+from covey.config.sections import SECTIONS, Alterations, Attack, Devices, GuardLimits, Local
 from covey.config.values import PARTS, chosen, parse_bytes, section_values, unknown_key
 from covey.errors import Refusal, require
 from covey.registries import aggregators, datasets, environments, manymodels, methods, models, runtimes, selectors
@@ -42,8 +42,11 @@ class Choice:
         return {"name": self.name, **self.options}
 
 
-EARLIER = {"numbering": "environment"}
+EARLIER: Mapping[str, Any] = {"numbering": "environment", "guard": {"on": False}}
 """Settings added later, with the values that hold in folders written before they existed."""
+
+_ATTACKABLE = ("local", "stacked")
+"""Runtimes whose clients can be hostile."""
 
 _WITHOUT_EFFECT = ("workers", "data_dir")
 """Settings that change no result."""
@@ -68,6 +71,10 @@ class Config:
     """Clients with altered images or wrong labels."""
     devices: Devices = field(default_factory=Devices)
     """Simulated speed, availability and dropout of the clients."""
+    guard: GuardLimits = field(default_factory=GuardLimits)
+    """What the server believes of clients' updates and sample counts."""
+    attack: Attack = field(default_factory=Attack)
+    """Hostile clients."""
     clients: int = 60
     """Number of clients in the federation."""
     cohort: int = 6
@@ -194,8 +201,10 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = F
         ),
         many=_many(method, recipe, given.get("many"), earlier),
         local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
-        altered=Alterations(**section_values("altered", given.get("altered") or {})),
+        altered=_alterations(given),
         devices=Devices(**section_values("devices", given.get("devices") or {})),
+        guard=GuardLimits(**section_values("guard", given.get("guard") or {})),
+        attack=Attack(**section_values("attack", given.get("attack") or {})),
         **{**plain, "cohort": _cohort(plain)},
     )
     require(config.clients >= 1, f"clients must be at least 1, not {config.clients}.")
@@ -204,8 +213,20 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = F
     require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
     require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
     runtimes[config.runtime]
+    require(
+        not config.attack or config.runtime in _ATTACKABLE,
+        f"Attacks are simulated on the runtimes {' and '.join(_ATTACKABLE)}, not on '{config.runtime}'.",
+    )
     _ = config.memory_bytes
     return config
+
+
+def _alterations(given: Mapping[str, Any]) -> Alterations:
+    """Return the alterations; the attack by labels is one."""
+    values, attack = (section_values(name, given.get(name) or {}) for name in ("altered", "attack"))
+    if attack.get("kind") == "labels":
+        values["poison"] = Attack(**attack).attackers
+    return Alterations(**values)
 
 
 def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:

@@ -1,9 +1,12 @@
-"""Sections of a configuration: local training, the clients' devices, alterations of their data."""
+"""Sections of a configuration: local training, the clients' devices, alterations of their data, guard and attack."""
 
+import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from covey.errors import require
+
+AttackKind = Literal["none", "flip", "scale", "count", "count-flip", "noise", "collude", "lie", "labels"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +121,67 @@ class Alterations:
         return any(getattr(self, spec.name) > 0 for spec in fields(self))
 
 
-SECTIONS: dict[str, type[Local] | type[Alterations] | type[Devices]] = {
+@dataclass(frozen=True, kw_only=True)
+class GuardLimits:
+    """How far clients' claims may go. The limits lie far beyond what honest clients differ by."""
+
+    on: bool = True
+    """False takes updates and sample counts as they come."""
+    norm: float = 50.0
+    """An update that is this many times as large as the cohort's and earlier ones is dropped; 0 drops none."""
+    count: float = 10_000.0
+    """A client that claims more than this many times the median number of samples counts as the median client; 0
+    believes all."""
+    invitations: float = 0.0
+    """A client is invited at most this many times as often as the mean client, such as 1.5; 0 sets no bound."""
+
+    def __post_init__(self) -> None:
+        require(self.norm == 0 or self.norm > 1, f"guard.norm is above 1, or 0 for no bound, not {self.norm:g}.")
+        require(
+            self.count == 0 or self.count >= 1, f"guard.count is at least 1, or 0 for no bound, not {self.count:g}."
+        )
+        require(
+            self.invitations == 0 or self.invitations >= 1,
+            f"guard.invitations is at least 1, or 0 for no bound, not {self.invitations:g}.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """Hostile clients, to see what a method is worth against them; in simulations alone."""
+
+    kind: AttackKind = "none"
+    """What they send: flip the update turned round; scale it much enlarged; count a billion samples; count-flip both;
+    noise a random update of the same size; collude all the same turned update; lie a high loss, and the mean insight;
+    labels honest updates from wrong labels (as altered.poison)."""
+    attackers: float = 0.1
+    """Share of the clients that are hostile."""
+    factor: float = 0.0
+    """Factor on the size of hostile updates (of flip, scale, noise, collude); 0 is 1000 for scale and 1 otherwise."""
+
+    def __post_init__(self) -> None:
+        kinds = typing.get_args(AttackKind)
+        require(self.kind in kinds, f"attack.kind is one of {', '.join(kinds)}, not '{self.kind}'.")
+        require(0 <= self.attackers < 1, f"attack.attackers is a share in [0, 1), not {self.attackers:g}.")
+        require(self.factor >= 0, f"attack.factor must not be negative, not {self.factor:g}.")
+
+    def __bool__(self) -> bool:
+        """True if clients reply otherwise than they should; wrong labels are an alteration of their data."""
+        return self.kind not in ("none", "labels") and self.attackers > 0
+
+    @property
+    def size(self) -> float:
+        """The factor on the size of hostile updates."""
+        return self.factor or (1000.0 if self.kind == "scale" else 1.0)
+
+
+Section = Local | Alterations | Devices | GuardLimits | Attack
+
+SECTIONS: dict[str, type[Section]] = {
     "local": Local,
     "altered": Alterations,
     "devices": Devices,
+    "guard": GuardLimits,
+    "attack": Attack,
 }
 """Sections of typed values, by their key in a configuration."""

@@ -64,7 +64,8 @@ def method_of(config: Config, setting: Setting, model: Tensor) -> Method:
     assert config.aggregator is not None
     selector = selectors.make(config.selector.name, config.selector.options)
     aggregator = aggregators.make(config.aggregator.name, config.aggregator.options)
-    return OneModel(setting, model, selector, aggregator, resident=recipe_of(config.method).resident)
+    resident = recipe_of(config.method).resident
+    return OneModel(setting, model, selector, aggregator, resident=resident, limits=config.guard)
 
 
 def build_module(config: Config, dataset: Dataset) -> nn.Module:

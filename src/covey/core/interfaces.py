@@ -209,8 +209,12 @@ class Method(Protocol):
         """Return the order of round `t`: its clients and their work."""
         ...
 
+    def screened(self, t: int, replies: Replies) -> Replies:
+        """Return a round's checked replies without those that it does not believe."""
+        ...
+
     def absorb(self, t: int, replies: Replies) -> None:
-        """Learn from a round's checked replies and aggregate them."""
+        """Learn from a round's screened replies and aggregate them."""
         ...
 
     def joint_work(self) -> Sequence[JointWork]:

@@ -102,7 +102,7 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
         replies = yield order
         watch.seconds["clients"] = replies.wall_seconds + sum(answers.wall_seconds for _, answers in surveys)
         with watch("aggregation"):
-            replies = checked(replies)
+            replies = method.screened(t, checked(replies))
             method.absorb(t, replies)
         # A cohort's states may be the largest thing in memory: they go before other runs are waited for.
         replies = replies.for_records()

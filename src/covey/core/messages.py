@@ -147,3 +147,5 @@ class Fault:
     reason: str
     measurement: str | None = None
     """The probe whose measurement was rejected, if only that."""
+    unsound: bool = False
+    """True if the reply arrived and its model or loss was not finite."""

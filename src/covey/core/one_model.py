@@ -9,31 +9,47 @@ import torch
 from torch import Tensor
 
 from covey.arrays import IntArray, State
+from covey.config.sections import GuardLimits
+from covey.core.guard import Guard
 from covey.core.interfaces import Aggregator, JointWork, Selector, Setting
 from covey.core.messages import Order
 from covey.core.replies import Replies
 from covey.errors import Refusal, require
 
+_LEAP = 100.0
+"""A model whose norm grows by this factor in a round is on probation until clients have trained from it."""
+
 
 class OneModel:
-    """One global model: a selector invites, an aggregator combines."""
+    """One global model: a selector invites, a guard screens replies, an aggregator combines them."""
 
     def __init__(
-        self, setting: Setting, model: Tensor, selector: Selector, aggregator: Aggregator, *, resident: bool = False
+        self,
+        setting: Setting,
+        model: Tensor,
+        selector: Selector,
+        aggregator: Aggregator,
+        *,
+        resident: bool = False,
+        limits: GuardLimits | None = None,
     ) -> None:
         self.setting = setting
         self.model = model
         self.selector = selector
         self.aggregator = aggregator
         self.resident = resident
+        self.guard = Guard(limits or GuardLimits(), setting.clients, setting.cohort)
         self._model_kept = False
+        self._rolled_back = False
+        self._before: Tensor | None = None
+        """The model before the current one, while that is on probation."""
         _require_role(selector, Selector)
         _require_role(aggregator, Aggregator)
         selector.begin(setting)
         aggregator.begin(setting)
 
     def survey(self, t: int, candidates: IntArray) -> Order | None:
-        asked = self.selector.survey(t, candidates)
+        asked = self.selector.survey(t, self.guard.candidates(t, candidates))
         if asked is None:
             return None
         clients, probes = asked
@@ -44,26 +60,40 @@ class OneModel:
         self.selector.surveyed(t, replies)
 
     def order(self, t: int, candidates: IntArray) -> Order:
+        candidates = self.guard.candidates(t, candidates)
         cohort = self._cohort(self.selector.select(t, candidates), candidates)
+        self.guard.note_invited(cohort)
         wanted = (*self.selector.probes(t), *self.aggregator.probes(t))
         probes = tuple({probe.name: probe for probe in wanted}.values())
         gate = self.aggregator.gate(t)
         return Order(t, cohort, self.model, self.setting.work, probes, self.resident, gate=gate)
 
+    def screened(self, t: int, replies: Replies) -> Replies:
+        return replies if self.resident else self.guard.screened(t, self.model, replies)
+
     def absorb(self, t: int, replies: Replies) -> None:
         self.selector.observe(t, replies.with_withheld_rows())
         self.aggregator.observe(t, replies)
-        kept_before, self._model_kept = self._model_kept, False
+        kept_before, self._model_kept, self._rolled_back = self._model_kept, False, False
         if len(replies):
             found = self._sound(self.aggregator.combine(t, self.model, replies))
             self._model_kept = not bool(torch.isfinite(found).all())
-            self.model = self.model if self._model_kept else found
+            self._take(self.model if self._model_kept else found)
+        elif self._before is not None and any(fault.unsound for fault in replies.faults):
+            self.model, self._before, self._rolled_back = self._before, None, True
+            warnings.warn(f"No reply of round {t} was finite: the model is back at the one before.", stacklevel=2)
         if self._model_kept and not kept_before:
             name = type(self.aggregator).__name__
             warnings.warn(
                 f"The aggregator {name} returned NaN or infinity in round {t}: the model stays as it was.",
                 stacklevel=2,
             )
+
+    def _take(self, found: Tensor) -> None:
+        """Take the next model. The one before is kept if it leaps, as no client may be able to train from it."""
+        leaps = self.guard.limits.on and bool(found.double().norm() > _LEAP * self.model.double().norm() > 0)
+        self._before = self.model if leaps else None
+        self.model = found
 
     def _cohort(self, chosen: Any, candidates: IntArray) -> IntArray:
         """Return the selector's answer, ascending; refuse it if it is not a choice among the candidates."""
@@ -103,7 +133,8 @@ class OneModel:
 
     def figures(self) -> dict[str, object]:
         kept = {"model_kept": True} if self._model_kept else {}
-        return {**self.selector.figures(), **self.aggregator.figures(), **kept}
+        back = {"rolled_back": True} if self._rolled_back else {}
+        return {**self.selector.figures(), **self.aggregator.figures(), **kept, **back}
 
     def models(self) -> Tensor:
         return self.model.unsqueeze(0)
@@ -117,12 +148,16 @@ class OneModel:
             "model": self.model,
             "selector": self.selector.state_dict(),
             "aggregator": self.aggregator.state_dict(),
+            **({"guard": self.guard.state_dict()} if self.guard.limits.on else {}),
+            **({} if self._before is None else {"before": self._before}),
         }
 
     def load_state_dict(self, state: State) -> None:
         self.model = state["model"]
         self.selector.load_state_dict(state["selector"])
         self.aggregator.load_state_dict(state["aggregator"])
+        self.guard.load_state_dict(state.get("guard", {}))
+        self._before = state.get("before")
 
 
 def _require_role(part: object, role: type) -> None:

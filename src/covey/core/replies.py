@@ -182,9 +182,9 @@ def checked(replies: Replies) -> Replies:
     keep, faults = [], list(replies.faults)
     for position, client in enumerate(replies.clients.tolist()):
         if not losses[position]:
-            faults.append(Fault(client, "its loss became NaN or infinite"))
+            faults.append(Fault(client, "its loss became NaN or infinite", unsound=True))
         elif not states[position]:
-            faults.append(Fault(client, "its model holds NaN or infinite values"))
+            faults.append(Fault(client, "its model holds NaN or infinite values", unsound=True))
         elif samples[position] <= 0:
             faults.append(Fault(client, f"it reported {samples[position]} samples"))
         else:

@@ -52,6 +52,7 @@ class RoundRecord(TypedDict, total=False):
     probe_seconds: dict[str, float]
     client_loss: ClientLoss
     figures: dict[str, Any]
+    attackers: list[int]
     away: list[int]
     resting: list[int]
     health: dict[str, dict[str, int]]

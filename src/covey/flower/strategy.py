@@ -25,6 +25,7 @@ from covey.config.sections import Local
 from covey.core.build import method_of, setting_of
 from covey.core.checkpoint import FORMAT, has_checkpoint
 from covey.core.client_names import write_names
+from covey.core.guard import bounded_shares
 from covey.core.interfaces import Method
 from covey.core.loop import Joint, LoopRun, OnRound, Request, RoundWriter, Survey, perform_jointly, round_loop
 from covey.core.messages import Order
@@ -277,7 +278,10 @@ class Strategy(FlowerStrategy):
         return exchange.messages(order, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the mean loss and accuracy over clients, weighted by their samples."""
+        """Return the mean loss and accuracy over clients, weighted by their samples.
+
+        With the guard on, no client weighs more than twice the mean client: nobody can check what it says.
+        """
         roster = self._running().exchange.roster
         found: dict[int, tuple[int, float, float]] = {}
         for reply in replies:
@@ -288,7 +292,7 @@ class Strategy(FlowerStrategy):
         if not found:
             return None
         rows = np.array([found[client] for client in sorted(found)])
-        weights = rows[:, 0] / rows[:, 0].sum()
+        weights = bounded_shares(rows[:, 0]) if self.config.guard.on else rows[:, 0] / rows[:, 0].sum()
         total = int(rows[:, 0].sum())
         loss, accuracy = float(weights @ rows[:, 1]), float(weights @ rows[:, 2])
         if self._folder is not None:

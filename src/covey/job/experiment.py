@@ -14,6 +14,7 @@ from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation, Truth
 from covey.job.settings import as_configured
 from covey.registries import runtimes
+from covey.runtime.attack import UnderAttack
 from covey.runtime.devices import OnDevices
 
 
@@ -23,7 +24,10 @@ def build_runtime(
     """Return the runtime of a configuration, with its devices; `fleet` is the folder of a live fleet."""
     build = runtimes[config.runtime].part
     more = (fleet,) if fleet is not None and traits_of(config.runtime).takes_fleet else ()
-    return OnDevices(build(federation, module, config, *more), config.devices, federation.sizes, config.seed)
+    runtime = build(federation, module, config, *more)
+    if config.attack:
+        runtime = UnderAttack(runtime, config.attack, federation.clients, config.seed)
+    return OnDevices(runtime, config.devices, federation.sizes, config.seed)
 
 
 @dataclass(frozen=True, eq=False)

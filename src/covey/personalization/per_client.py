@@ -45,6 +45,10 @@ class ManyModel(ABC):
     def joint_work(self) -> Sequence[JointWork]:
         return ()
 
+    def screened(self, t: int, replies: Replies) -> Replies:
+        """Take replies as they are: a hostile update reaches the models of its own group alone."""
+        return replies
+
     @abstractmethod
     def order(self, t: int, candidates: IntArray) -> Order: ...
 

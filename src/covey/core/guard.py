@@ -1,0 +1,161 @@
+"""The guard: what clients claim is checked before anything learns from it.
+
+It stands before every selector and aggregator of methods with one model. Honest runs are the same with it and without.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.arrays import FloatArray, IntArray, State
+from covey.config.sections import GuardLimits
+from covey.core.client_health import Health
+from covey.core.messages import Fault
+from covey.core.replies import Replies
+
+_BLOCK = 1 << 18
+"""Parameters whose squares are summed over all clients at a time."""
+
+_REMEMBERED = 512
+"""Rounds whose typical norm is remembered."""
+
+
+@dataclass
+class Guard:
+    """Checks updates and sample counts against the cohort's and the past, and says who may be invited.
+
+    Norms: with m the lower median of the norms ‖w_k - w‖ of a round and h the median of earlier m, a reply is dropped
+    if its norm exceeds `limits.norm` times max(h, min(m, limits.norm·h)). The past keeps a cohort of liars from setting
+    the measure; the cohort's own median lets honest norms grow.
+
+    Counts: a client has the number of samples that it claimed first. A claim beyond `limits.count` times the median of
+    all first claims is not believed: the client counts as the median one.
+
+    Invitations: a client whose replies are dropped twice in a row rests for a round, then two, four, … If
+    `limits.invitations` is above 0, a client is invited at most that many times as often as the mean client.
+    """
+
+    limits: GuardLimits
+    clients: int
+    cohort: int
+    norms: list[float] = field(default_factory=list)
+    """m of earlier rounds, the last ones."""
+    claims: dict[int, int] = field(default_factory=dict)
+    """Client → the number of samples that it claimed first."""
+    invited: dict[int, int] = field(default_factory=dict)
+    """Client → invitations; kept only if they are limited."""
+    health: Health = field(default_factory=Health)
+
+    def screened(self, t: int, model: Tensor, replies: Replies) -> Replies:
+        """Return the replies without those whose update is far outside, and with bounded sample counts."""
+        if not self.limits.on:
+            return replies
+        replies = self._with_bounded_counts(replies)
+        if not self.limits.norm or not len(replies) or replies.states.shape[1] != model.shape[-1]:
+            return replies
+        norms = update_norms(replies.states, model)
+        typical = float(np.sort(norms)[(len(norms) - 1) // 2])
+        past = float(np.median(self.norms)) if self.norms else typical
+        measure = max(past, min(typical, self.limits.norm * past))
+        far = norms > self.limits.norm * measure if measure > 0 else np.zeros(len(norms), dtype=bool)
+        self.norms = [*self.norms, min(typical, self.limits.norm * measure)][-_REMEMBERED:]
+        self.health.note(t, replies.clients.tolist(), replies.clients[far].tolist())
+        if not far.any():
+            return replies
+        faults = [
+            Fault(int(client), f"its update is {norm / measure:.3g} times as large as updates are here")
+            for client, norm in zip(replies.clients[far].tolist(), norms[far].tolist(), strict=True)
+        ]
+        return replace(replies.take(np.flatnonzero(~far)), faults=(*replies.faults, *faults))
+
+    def counts(self, clients: IntArray, claimed: Tensor) -> Tensor:
+        """Return the numbers of samples `[k]` that clients count as, from what they claim now."""
+        if not self.limits.on or not self.limits.count or not len(clients):
+            return claimed
+        for client, claim in zip(clients.tolist(), claimed.tolist(), strict=True):
+            self.claims.setdefault(client, claim)
+        first = torch.tensor([self.claims[client] for client in clients.tolist()], dtype=claimed.dtype)
+        median = float(np.median(list(self.claims.values())))
+        believed = torch.where(first.double() <= self.limits.count * median, first, max(1, int(median)))
+        return claimed if torch.equal(believed, claimed) else believed
+
+    def candidates(self, t: int, reachable: IntArray) -> IntArray:
+        """Return the reachable clients that may be invited in round `t`, ascending."""
+        if not self.limits.on:
+            return reachable
+        resting = self.health.resting(t)
+        fit = np.array([client for client in reachable.tolist() if client not in resting], dtype=np.int64)
+        fit = fit if len(fit) else reachable
+        if not self.limits.invitations:
+            return fit
+        most = max(1.0, self.limits.invitations * t * self.cohort / self.clients)
+        times = np.array([self.invited.get(client, 0) for client in fit.tolist()])
+        allowed = fit[times + 1 <= most]
+        # A round is not left short: those who were invited least often fill it up.
+        least = fit[np.argsort(times, kind="stable")[: self.cohort]]
+        return allowed if len(allowed) >= min(self.cohort, len(fit)) else np.union1d(allowed, least)
+
+    def note_invited(self, cohort: IntArray) -> None:
+        """Count a round's invitations."""
+        if self.limits.on and self.limits.invitations:
+            for client in cohort.tolist():
+                self.invited[client] = self.invited.get(client, 0) + 1
+
+    def state_dict(self) -> State:
+        """Return what a resume needs."""
+        return {
+            "norms": list(self.norms),
+            "claims": _by_text(self.claims),
+            "invited": _by_text(self.invited),
+            "health": self.health.as_mapping(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`; runs of earlier versions have none."""
+        self.norms = list(state.get("norms", []))
+        self.claims, self.invited = (_by_client(state.get(name, {})) for name in ("claims", "invited"))
+        self.health.recall(state.get("health", {}))
+
+    def _with_bounded_counts(self, replies: Replies) -> Replies:
+        counts = self.counts(replies.clients, replies.samples)
+        if counts is not replies.samples:
+            replies = replace(replies, samples=counts)
+        if replies.withheld_replies is not None:
+            replies = replace(replies, withheld_replies=self._with_bounded_counts(replies.withheld_replies))
+        return replies
+
+
+def update_norms(states: Tensor, model: Tensor) -> FloatArray:
+    """Return ‖w_k - w‖ `[k]` of states `[k, d]`, in double precision, as norms may overflow in any other."""
+    before = model.to(states.device)
+    squares = torch.zeros(len(states), dtype=torch.float64, device=states.device)
+    for part, start in zip(torch.split(states, _BLOCK, dim=1), torch.split(before, _BLOCK), strict=True):
+        squares += torch.linalg.vector_norm(part - start, dim=1, dtype=torch.float64).square()
+    norms: FloatArray = squares.sqrt().cpu().numpy()
+    return norms
+
+
+def bounded_shares(counts: FloatArray) -> FloatArray:
+    """Return each client's share of all samples, at most twice that of the mean client: `[k]`, with the sum 1.
+
+    What is cut off goes to the others, in proportion to their samples.
+    """
+    shares: FloatArray = counts / counts.sum()
+    most, cut = 2 / len(counts), np.zeros(len(counts), dtype=bool)
+    while (shares > most * (1 + 1e-12)).any():
+        cut |= shares > most
+        left = 1 - most * cut.sum()
+        shares = np.where(cut, most, counts * (left / counts[~cut].sum()))
+    return shares
+
+
+def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
+    return {str(client): number for client, number in sorted(numbers.items())}
+
+
+def _by_client(numbers: Mapping[str, int]) -> dict[int, int]:
+    return {int(client): int(number) for client, number in numbers.items()}
