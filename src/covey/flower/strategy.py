@@ -77,6 +77,7 @@ class Strategy(FlowerStrategy):
     cohort: clients invited each round, a count or a fraction.
     selector, aggregator, many: parts or their options, as in `covey.run`.
     local: local training, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
+    guard: what is believed of clients' updates and sample counts, as in `covey.run` (`{"invitations": 1.5}`).
     head: name of the model's last layer; by default the last linear layer.
     evaluate: share of the clients that evaluate their model after each round; 0 is none.
     configure: `configure(round, name)`, settings for single clients.
@@ -100,6 +101,7 @@ class Strategy(FlowerStrategy):
         aggregator: PartChoice | None = None,
         many: PartChoice | None = None,
         local: Local | Mapping[str, Any] | None = None,
+        guard: Mapping[str, Any] | None = None,
         head: str | None = None,
         seed: int = 0,
         evaluate: float = 1.0,
@@ -114,7 +116,7 @@ class Strategy(FlowerStrategy):
         require(names is None or clients in (None, count), f"There are {count} names for {clients} clients.")
         require(strikes >= 0, f"strikes must not be negative, not {strikes}.")
         require(0 <= evaluate <= 1, f"evaluate is a share in [0, 1], not {evaluate:g}.")
-        given = {"method": method, "selector": selector, "aggregator": aggregator, "many": many}
+        given = {"method": method, "selector": selector, "aggregator": aggregator, "many": many, "guard": guard}
         self._given: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._given |= {"clients": count, "cohort": cohort, "seed": seed}
         self._local = local
