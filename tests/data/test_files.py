@@ -487,7 +487,7 @@ def server(monkeypatch):
 
 
 def _digest(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
+    return hashlib.sha256(content).hexdigest()
 
 
 @pytest.fixture
@@ -497,7 +497,7 @@ def official_mnist(server, monkeypatch, tmp_path):
     for item in SOURCES["mnist"].downloads:
         content = (tmp_path / "official" / item.file).read_bytes()
         server.content[f"/mnist/{item.file}"] = content
-        downloads.append(replace(item, urls=(f"{server.base}/mnist/{item.file}",), md5=_digest(content)))
+        downloads.append(replace(item, urls=(f"{server.base}/mnist/{item.file}",), sha256=_digest(content)))
     monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], downloads=tuple(downloads)))
     return server
 
@@ -521,7 +521,7 @@ def offer_cifar10(server: Server, monkeypatch):
     def offer(archive: bytes) -> Server:
         item = SOURCES["cifar10"].downloads[0]
         server.content["/cifar-10-python.tar.gz"] = archive
-        item = replace(item, urls=(f"{server.base}/cifar-10-python.tar.gz",), md5=_digest(archive))
+        item = replace(item, urls=(f"{server.base}/cifar-10-python.tar.gz",), sha256=_digest(archive))
         monkeypatch.setitem(SOURCES, "cifar10", replace(SOURCES["cifar10"], downloads=(item,)))
         return server
 
@@ -590,12 +590,18 @@ def test_whatever_an_earlier_attempt_left_the_download_ends_well(official_mnist,
         assert official_mnist.sent == sum(map(len, official_mnist.content.values())) - len(content)
 
 
+def test_everything_is_fetched_over_tls_and_checked():
+    downloads = [item for source in SOURCES.values() for item in source.downloads]
+    assert all(url.startswith("https://") for item in downloads for url in item.urls)
+    assert all(len(bytes.fromhex(item.sha256)) == 32 for item in downloads)
+
+
 def test_a_file_with_another_checksum_is_refused_and_not_kept(official_mnist, tmp_path):
     address = "/mnist/train-labels-idx1-ubyte.gz"
     right = _digest(official_mnist.content[address])
     official_mnist.content[address] = b"<html>Please log in to this network</html>"
     said = refusal(download, "mnist", tmp_path)
-    for part in (address, right, _digest(official_mnist.content[address]), "md5"):
+    for part in (address, right, _digest(official_mnist.content[address]), "SHA-256"):
         assert part in said
     assert not list((tmp_path / "MNIST" / "raw").glob("train-labels*"))
 
@@ -727,7 +733,7 @@ def test_the_real_sets_have_their_published_counts_and_statistics(name, train, s
 @needs_real_files
 def test_the_stated_sums_are_those_of_the_real_mnist_files():
     for item in SOURCES["mnist"].downloads:
-        assert _digest((REAL / "MNIST" / "raw" / item.file).read_bytes()) == item.md5
+        assert _digest((REAL / "MNIST" / "raw" / item.file).read_bytes()) == item.sha256
 
 
 @needs_real_files

@@ -30,10 +30,10 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Download:
-    """One official file: its addresses, its md5 sum, and the files of the data set that it contains."""
+    """One official file: its addresses, its SHA-256 sum, and the files of the data set that it contains."""
 
     urls: tuple[str, ...]
-    md5: str
+    sha256: str
     gives: tuple[str, ...]
 
     @property
@@ -68,23 +68,28 @@ class Source:
 
 
 def _idx(bases: tuple[str, ...], sums: Mapping[str, str]) -> tuple[Download, ...]:
-    return tuple(Download(tuple(f"{base}/{file}.gz" for base in bases), md5, (file,)) for file, md5 in sums.items())
+    return tuple(
+        Download(tuple(f"{base}/{file}.gz" for base in bases), sha256, (file,)) for file, sha256 in sums.items()
+    )
 
 
-def _cifar(archive: str, md5: str, gives: tuple[str, ...]) -> tuple[Download, ...]:
-    return (Download((f"https://www.cs.toronto.edu/~kriz/{archive}",), md5, gives),)
+def _cifar(archive: str, sha256: str, gives: tuple[str, ...]) -> tuple[Download, ...]:
+    return (Download((f"https://www.cs.toronto.edu/~kriz/{archive}",), sha256, gives),)
 
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(
         "MNIST/raw",
         _idx(
-            ("https://ossci-datasets.s3.amazonaws.com/mnist", "http://yann.lecun.com/exdb/mnist"),
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist",
+                "https://storage.googleapis.com/cvdf-datasets/mnist",
+            ),
             {
-                "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+                "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             },
         ),
         "12 MB",
@@ -93,12 +98,15 @@ SOURCES: dict[str, Source] = {
     "fashion-mnist": Source(
         "FashionMNIST/raw",
         _idx(
-            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
+            (
+                "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+                "https://fashion-mnist.s3.eu-central-1.amazonaws.com",
+            ),
             {
-                "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+                "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
             },
         ),
         "31 MB",
@@ -110,14 +118,18 @@ SOURCES: dict[str, Source] = {
         "cifar-10-batches-py",
         _cifar(
             "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
+            "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
             (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
         ),
         "170 MB",
     ),
     "cifar100": Source(
         "cifar-100-python",
-        _cifar("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", ("train", "test", "meta")),
+        _cifar(
+            "cifar-100-python.tar.gz",
+            "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            ("train", "test", "meta"),
+        ),
         "169 MB",
     ),
 }
@@ -180,7 +192,7 @@ def download(name: str, data_dir: Path, *, fetch: Fetch | None = None, progress:
     """Download the official files of a data set into its folder under `data_dir`, and return that folder.
 
     Files that are there are kept. A download that was cut short is continued, and a file gets its final name only
-    when its md5 sum is the official one.
+    when its SHA-256 sum is the official one.
     """
     require(name in SOURCES, f"There is nothing to download for '{name}'. Downloads: {', '.join(sorted(SOURCES))}.")
     source = SOURCES[name]
@@ -201,7 +213,7 @@ def download(name: str, data_dir: Path, *, fetch: Fetch | None = None, progress:
 def fetch_file(url: str, part: Path, progress: Progress | None = None) -> None:
     """Continue `part` from `url`, by an HTTP range if the server supports it.
 
-    If the server has no more bytes (status 416), `part` stays: it is complete, or another file, as its md5 sum shows.
+    If the server has no more bytes (status 416), `part` stays: it is complete, or another file, as its sum shows.
     """
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "covey"} | ({"Range": f"bytes={start}-"} if start else {})
@@ -227,28 +239,28 @@ def fetch_file(url: str, part: Path, progress: Progress | None = None) -> None:
 
 
 def _obtain(item: Download, folder: Path, fetch: Fetch, progress: Progress | None) -> Path:
-    """Return the file `item` in `folder`, downloaded unless it is there, its md5 sum checked."""
+    """Return the file `item` in `folder`, downloaded unless it is there, its SHA-256 sum checked."""
     folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / item.file, folder / f"{item.file}.part"
-    if target.is_file() and _md5(target) == item.md5:
+    if target.is_file() and _sha256(target) == item.sha256:
         return target
     faults: list[str] = []
     for url in item.urls:
         continued = part.exists()
         try:
             fetch(url, part, progress)
-            if continued and _md5(part) != item.md5:
+            if continued and _sha256(part) != item.sha256:
                 # The partial file was not the beginning of this one.
                 part.unlink()
                 fetch(url, part, progress)
-            found = _md5(part)
+            found = _sha256(part)
         except (OSError, HTTPException) as error:
             faults.append(f"{url} ({reason(error)})")
             continue
-        if found == item.md5:
+        if found == item.sha256:
             return part.replace(target)
         part.unlink()
-        faults.append(f"{url} (the file sent has the md5 sum {found}, the official one has {item.md5})")
+        faults.append(f"{url} (the file sent has the SHA-256 sum {found}, the official one has {item.sha256})")
     kept = " What has arrived is kept, and the same command continues it." if part.exists() else ""
     raise Refusal(
         f"{item.file} could not be fetched from {', nor from '.join(faults)}.{kept} "
@@ -285,6 +297,6 @@ def _unpack(archive: Path, folder: Path, files: tuple[str, ...]) -> None:
             (unpacked / file).replace(folder / file)
 
 
-def _md5(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(stream, hashlib.sha256).hexdigest()
