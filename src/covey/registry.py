@@ -23,6 +23,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from covey.errors import Refusal, require
+from covey.trust import extend_path
 
 T = TypeVar("T")
 
@@ -227,6 +228,7 @@ class Registry(Generic[T]):
 def import_path(path: str, kind: str) -> Any:
     """Import the part at `package.module:name`."""
     module_name, _, attribute = path.partition(":")
+    extend_path()
     try:
         part = getattr(import_module(module_name), attribute)
     except Exception as error:

@@ -1,8 +1,10 @@
 """`covey list` reads a stored catalogue, which must agree with the registries."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,12 @@ class Spread:
 '''
 
 
-def covey(*arguments, folder):
+def covey(*arguments, folder, installed=True):
+    """Run a command in a folder whose packages are installed, or just lie there."""
     command = [sys.executable, "-m", "covey", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    path = [str(Path(FILE).parents[2]), *([str(folder)] if installed else [])]
+    options = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": os.pathsep.join(path)}}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.mark.slow
@@ -47,6 +52,8 @@ def test_parts_of_other_packages_are_listed_too(tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spread\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[covey.selectors]\nspread = spread:Spread\n")
+    nearby = json.loads(covey("list", "selectors", "--json", folder=tmp_path, installed=False).stdout)
+    assert "spread" not in [part["name"] for part in nearby], "a file in the current folder is not installed"
     listed = json.loads(covey("list", "selectors", "--json", folder=tmp_path).stdout)
     assert {"name": "spread", "summary": "Invites every client once before any of them twice.",
             "options": {"pause": 3}} in listed  # fmt: skip

@@ -38,6 +38,9 @@ def test_an_algorithm_in_the_current_folder_goes_by_name_and_is_not_needed_to_lo
     assert "fair:LeastInvited" in (tmp_path / "run" / "report.html").read_text()
     refused = command(tmp_path, "resume", "run")
     assert refused.returncode == 2
+    assert "selector fair:LeastInvited, aggregator fair:Median" in refused.stderr
+    refused = command(tmp_path, "resume", "run", "--trust")
+    assert refused.returncode == 2
     assert "The selector 'fair:LeastInvited' cannot be imported" in refused.stderr
 
 

@@ -30,6 +30,7 @@ from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.config.values import chosen, overlay
 from covey.errors import Refusal, require
+from covey.registries import aggregators
 
 _ROUNDS, _EPOCHS, _ACTOR_RATE = 100, 50, 1e-3
 """Defaults of --rounds, --epochs and --actor-rate."""
@@ -42,6 +43,8 @@ def with_agent(given: dict[str, Any], agent: Path | None) -> dict[str, Any]:
     from covey.aggregation.agent_file import agent_kind
 
     kind = agent_kind(agent)
+    # The file is data: what it names is not imported.
+    require(kind in aggregators.names(), f"--agent {agent} is for the aggregator '{kind}', which is not installed.")
     named, _ = chosen("aggregator", given.get("aggregator"))
     if named is None and "method" not in given:
         given = overlay(given, {"aggregator" if "selector" in given else "method": kind})

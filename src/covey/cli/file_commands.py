@@ -8,7 +8,7 @@ import typer
 
 import covey
 from covey.cli import terminal as display
-from covey.cli.flags import DataDirFlag, JsonFlag, print_json
+from covey.cli.flags import DataDirFlag, JsonFlag, TrustFlag, print_json
 from covey.errors import Refusal
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
@@ -22,11 +22,13 @@ def report(
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", metavar="DIR", help="Also write the metrics for TensorBoard here.")
     ] = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Write an HTML page about runs; it opens offline.
 
-    RUN is the folder of a run, a comparison or an on-demand job.
+    RUN is the folder of a run, a comparison or an on-demand job. --trust matters to on-demand jobs alone, whose models
+    are scored again.
 
     Example: covey report runs/demo
     """
@@ -35,7 +37,7 @@ def report(
     from covey.page.tensorboard import tensorboard as write_tensorboard
 
     on_demand = any(is_ondemand(folder) for folder in folders)
-    page = redraw(folders, out) if on_demand else covey.report(folders, out)
+    page = redraw(folders, out, trust) if on_demand else covey.report(folders, out)
     events = 0
     if tensorboard is not None:
         events = sum(write_tensorboard(folder, tensorboard) for folder in folders)
@@ -55,6 +57,7 @@ def evaluate(
         list[Path] | None,
         typer.Option("--target-csv", metavar="FILE", help="Also score on the mix of a file of labels. Repeatable."),
     ] = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Score a run's model per class and on class mixes.
@@ -63,7 +66,7 @@ def evaluate(
     """
     from covey.cli.result_tables import show_evaluation
 
-    result = covey.Run.open(folder).evaluate([*(target or []), *(target_csv or [])])
+    result = covey.Run.open(folder, trust=trust).evaluate([*(target or []), *(target_csv or [])])
     if json_:
         print_json(result)
     else:
@@ -79,10 +82,11 @@ def export(
     client: Annotated[
         int | None, typer.Option("--client", metavar="N", help="Export this client's model, if each has its own.")
     ] = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Write a run's model to a safetensors file."""
-    result = covey.Run.open(folder).export(to or folder / "model.safetensors", client)
+    result = covey.Run.open(folder, trust=trust).export(to or folder / "model.safetensors", client)
     if json_:
         print_json(result)
     else:

@@ -89,6 +89,10 @@ AttackFlag = Annotated[
 AttackersFlag = Annotated[
     str | None, _option("--attackers", "SHARE", "Share of the clients that are hostile (default: 0.1).")
 ]
+TrustFlag = Annotated[
+    bool,
+    typer.Option("--trust", help="Import and run code that the folder names (package.module:name)."),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

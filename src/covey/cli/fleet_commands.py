@@ -18,15 +18,16 @@ from rich.table import Table
 
 import covey
 from covey.cli import terminal as display
-from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, print_json
+from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, TrustFlag, print_json
 from covey.cli.flags import settings as settings_of
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config, require_same, resolve
-from covey.config.values import overlay
+from covey.config.values import overlay, own_names
 from covey.core.client_names import read_names, write_names
 from covey.core.runtime_traits import traits_of
 from covey.errors import Refusal, require
 from covey.registry import coerce
+from covey.trust import Trust, is_own, refused_names, require_trusted
 
 if TYPE_CHECKING:
     from covey import Run
@@ -74,6 +75,7 @@ def up(
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Run a whole fleet on this machine: certificates, SuperLink, SuperNodes and a run; then take it down."""
@@ -102,7 +104,8 @@ def up(
         federation = dry_run_live(chosen)
     else:
         require(out is None, "A run is resumed in its own folder: leave out --out.")
-        chosen = covey.Run.open(again).config
+        chosen = covey.Run.open(again, trust=trust).config
+        chosen.require_trusted()
         settings = chosen.as_mapping()
         require_same(chosen, Config.of(overlay(settings, given)), f"The run in {again}", "leave out --resume")
         federation = build_federation(chosen)
@@ -119,7 +122,7 @@ def up(
         try:
             _say(json_, f"Starting a SuperLink at {fleet.address} and {len(fleet.sites)} SuperNodes, over TLS.")
             with Loopback(fleet):
-                result = _run_live(fleet, chosen, again, out)
+                result = _run_live(fleet, chosen, again, out, trust)
         finally:
             logs = _keep_logs(fleet, result.folder if result else Path(place).parent / f"{Path(place).name}-logs")
         _say(json_, f"Taken down again. Logs: {logs}")
@@ -199,11 +202,19 @@ def link(folder: FolderArgument) -> None:
 
 
 @app.command()
-def node(folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]) -> None:
+def node(
+    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")], trust: TrustFlag = False
+) -> None:
     """Run the node of a site, until it is stopped."""
+    from covey.fleet.fleet_folder import Site
     from covey.fleet.node import main
     from covey.fleet.processes import environment
 
+    site = Site.read(folder)
+    allowed = [name.strip() for name in str(site.node.get("allow", "")).split(",")]
+    named = {f"allow ({name})": name for name in allowed if is_own(name)}
+    named |= {"app": site.app} if site.app != Site.app else {}
+    require_trusted(refused_names(named, trust, folder), f"{folder / 'site.toml'}")
     os.environ.update(environment(folder / "flower"))
     raise typer.Exit(main([str(folder)]))
 
@@ -243,42 +254,47 @@ def run_(
     folder: FolderArgument,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; by default 'run' in the fleet's.")] = None,
     set_: SetFlag = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Run a fleet's job, or resume it after the last finished round, with the settings that it was begun with."""
     from covey.core.checkpoint import FORMAT
     from covey.core.records import folder_format
-    from covey.fleet.samples import settings
     from covey.flower.live_method import require_live
 
     fleet = _fleet(folder)
-    given = overlay(settings(fleet), settings_of(None, {}, set_))
+    given = overlay(fleet_settings(folder, trust), settings_of(None, {}, set_))
     place = out or fleet.folder / "run"
     begun = place if (place / "config.json").is_file() else None
     chosen = resolve(given, earlier=folder_format(place) < FORMAT)
     require_live(chosen.method)
     if begun:
-        require_same(covey.Run.open(place).config, chosen, f"The run in {place}", "begin another run: --out FOLDER")
-    _show_result(_run_live(fleet, chosen, begun, place), json_)
+        before = covey.Run.open(place, trust=own_names(given).values()).config
+        require_same(before, chosen, f"The run in {place}", "begin another run: --out FOLDER")
+    _show_result(_run_live(fleet, chosen, begun, place, own_names(given).values()), json_)
 
 
-def fleet_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a live fleet's jobs, for `--fleet`."""
+def fleet_settings(folder: Path, trust: bool) -> dict[str, Any]:
+    """Return the settings of a live fleet's jobs, for `--fleet`; code that they name is refused unless trusted."""
+    fleet = _fleet(folder)
+    # Imported late, so that without Flower the refusal says so.
     from covey.fleet.samples import settings
 
-    return settings(_fleet(folder))
+    given = settings(fleet)
+    require_trusted(refused_names(own_names(given), trust, folder), f"{folder / 'fleet.toml'}")
+    return given
 
 
-def resume_on_fleet(folder: Path, begun: Path, json_: bool) -> None:
+def resume_on_fleet(folder: Path, begun: Path, json_: bool, trust: bool) -> None:
     """Resume a run on a live fleet, for `covey resume --fleet`."""
-    chosen = covey.Run.open(begun).config
+    chosen = covey.Run.open(begun, trust=trust).config
     require(traits_of(chosen.runtime).takes_fleet, f"The run in {begun} is not one of a fleet: leave out --fleet.")
     fleet, sites = _fleet(folder), list(read_names(begun).values())
     require(
         not sites or sites == list(fleet.sites),
         f"The run in {begun} is one of the sites {', '.join(sites)}; those of {folder} are {', '.join(fleet.sites)}.",
     )
-    _show_result(_run_live(fleet, chosen, begun, None), json_)
+    _show_result(_run_live(fleet, chosen, begun, None, trust), json_)
 
 
 def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
@@ -308,7 +324,7 @@ def _link(fleet: "Fleet") -> Any:
     return Link(fleet.address, fleet.server / "ca.crt")
 
 
-def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None) -> "Run":
+def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None, trust: Trust) -> "Run":
     """Run or resume on a live fleet, and show the progress."""
     from covey.job.settings import default_folder
 
@@ -321,7 +337,7 @@ def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | No
             progress(record)
 
         if begun is not None:
-            return covey.resume(begun, on_round=on_round, fleet=fleet.folder)
+            return covey.resume(begun, on_round=on_round, fleet=fleet.folder, trust=trust)
         return covey.run(chosen, out=place, on_round=on_round, fleet=fleet.folder)
 
 

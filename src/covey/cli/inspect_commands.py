@@ -22,6 +22,7 @@ from covey.cli.flags import (
     RuntimeFlag,
     SeedFlag,
     SetFlag,
+    TrustFlag,
     print_json,
     settings,
 )
@@ -102,6 +103,7 @@ def analyze(
         Path | None, typer.Option("--csv", metavar="FILE", help="Also write a CSV file with a line per client.")
     ] = None,
     draw: DrawFlag = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Estimate each client's skew without seeing its data.
@@ -125,7 +127,7 @@ def analyze(
         "poison": poison,
     }
     count = None if rounds is None else coerce(rounds, int, "rounds")
-    live = {} if fleet is None else fleet_settings(fleet)
+    live = {} if fleet is None else fleet_settings(fleet, trust)
     with display.run_progress("analyze", count or (1 if from_ else _ROUNDS), 0) as on_round:
         analysis = covey.analyze(
             overlay(live, settings(config, flags, set_)),
@@ -134,6 +136,7 @@ def analyze(
             rounds=count,
             level=coerce(level, float, "level"),
             fleet=fleet,
+            trust=trust,
             on_round=on_round,
         )
     if json_:

@@ -20,6 +20,7 @@ from covey.cli.on_demand_command import ondemand
 from covey.cli.reproduce_command import reproduce
 from covey.cli.run_commands import compare, demo, resume, run
 from covey.errors import Interrupted, Refusal
+from covey.trust import also_search
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run and compare": {"demo": demo, "run": run, "compare": compare, "resume": resume},
@@ -51,8 +52,8 @@ app.add_typer(fleet_app, name="fleet", rich_help_panel="Real clients")
 def main() -> NoReturn:
     """Run the command line. A refusal is one sentence and exit code 2; a warning is one sentence, printed once."""
     warnings.formatwarning = _WarnOnce()
-    # Users' own parts (package.module:name) may lie in the current folder, which is searched last.
-    sys.path.append(str(Path.cwd()))
+    # Users' own parts (package.module:name) may lie in the current folder. Nothing else is imported from there.
+    also_search(Path.cwd())
     try:
         app()
     except Refusal as refusal:

@@ -16,6 +16,7 @@ from covey.cli.flags import (
     OutFlag,
     RuntimeFlag,
     SetFlag,
+    TrustFlag,
     WorkersFlag,
     print_json,
     settings,
@@ -74,6 +75,7 @@ def ondemand(
     fleet: FleetFlag = None,
     set_: SetFlag = None,
     out: OutFlag = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Fine-tune a run's model for a class mix.
@@ -91,7 +93,7 @@ def ondemand(
     if not targets:
         raise Refusal("Say what mix the model is for: --target '0=0.5,3=0.5', or --target-csv FILE with labels.")
     if fleet is not None:
-        fleet_settings(fleet)
+        fleet_settings(fleet, trust)
         runtime = "fleet"
     given = settings(None, {"runtime": runtime, "workers": workers, "device": device}, set_)
     for key in given:
@@ -109,6 +111,7 @@ def ondemand(
             continued=continued,
             out=out,
             fleet=fleet,
+            trust=trust,
             on_composed=None if json_ else show_composed,
             on_run=on_run,
             on_round=on_round,
@@ -117,26 +120,31 @@ def ondemand(
     _show(job, json_)
 
 
-def resume_job(folder: Path, json_: bool, fleet: Path | None = None) -> None:
+def resume_job(folder: Path, json_: bool, fleet: Path | None = None, trust: bool = False) -> None:
     """Resume a job, for `covey resume`."""
     from covey.cli.on_demand_tables import show_composed
     from covey.job.on_demand import resume_ondemand
 
     with display.comparison_progress() as (on_run, on_round):
         job = resume_ondemand(
-            folder, on_composed=None if json_ else show_composed, on_run=on_run, on_round=on_round, fleet=fleet
+            folder,
+            on_composed=None if json_ else show_composed,
+            on_run=on_run,
+            on_round=on_round,
+            fleet=fleet,
+            trust=trust,
         )
     _show(job, json_)
 
 
-def redraw(folders: Sequence[Path], out: Path | None) -> Path:
+def redraw(folders: Sequence[Path], out: Path | None, trust: bool = False) -> Path:
     """Write a job's page again from its folder, for `covey report`."""
     from covey.job.on_demand import read_ondemand
 
     if len(folders) > 1:
         raise Refusal("An on-demand job has a page of its own: report on it alone, or on the runs inside it.")
     path = out or folders[0]
-    return read_ondemand(folders[0]).draw(path / "report.html" if path.is_dir() else path)
+    return read_ondemand(folders[0], trust=trust).draw(path / "report.html" if path.is_dir() else path)
 
 
 def _show(job: "OnDemand", json_: bool) -> None:

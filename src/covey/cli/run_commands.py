@@ -34,6 +34,7 @@ from covey.cli.flags import (
     SeedFlag,
     SelectorFlag,
     SetFlag,
+    TrustFlag,
     WorkersFlag,
     print_json,
     settings,
@@ -219,6 +220,7 @@ def resume(
     fleet: Annotated[
         Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the live fleet that the run is on.")
     ] = None,
+    trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Resume a run, a comparison or an on-demand job.
@@ -232,22 +234,22 @@ def resume(
     from covey.job.on_demand import is_ondemand
 
     if fleet is not None:
-        fleet_settings(fleet)
+        fleet_settings(fleet, trust)
     if is_ondemand(folder):
-        resume_job(folder, json_, fleet)
+        resume_job(folder, json_, fleet, trust)
         return
     if is_comparison(folder):
         with display.comparison_progress() as (on_run, on_round):
-            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round, fleet=fleet)
+            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round, fleet=fleet, trust=trust)
         _show_comparison(comparison, json_)
         return
     if fleet is not None:
-        resume_on_fleet(fleet, folder, json_)
+        resume_on_fleet(fleet, folder, json_, trust)
         return
     before = covey.Run.open(folder)
     count = None if workers is None else covey.Config.of(workers=workers).workers
     with display.run_progress(before.config.method, before.config.rounds, len(before.metrics)) as on_round:
-        result = covey.resume(folder, on_round=on_round, workers=count)
+        result = covey.resume(folder, on_round=on_round, workers=count, trust=trust)
     _show_run(result, json_)
 
 

@@ -12,17 +12,19 @@ the user's values.
 
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 from covey.config.recipe import Recipe, recipe_of
 from covey.config.sections import SECTIONS, Alterations, Attack, Devices, GuardLimits, Local
-from covey.config.values import PARTS, chosen, parse_bytes, section_values, unknown_key
+from covey.config.values import PARTS, chosen, own_names, parse_bytes, section_values, unknown_key
 from covey.errors import Refusal, require
 from covey.registries import aggregators, datasets, environments, manymodels, methods, models, runtimes, selectors
 from covey.registry import Registry, coerce
+from covey.trust import Trust, refused_names, require_trusted
 
 NATURAL = "natural"
 """The environment of data sets that name their clients (users, sites)."""
@@ -100,6 +102,13 @@ class Config:
     """Device memory that the stacked runtime may use, such as 8GiB; larger cohorts are split."""
     data_dir: str | None = None
     """Folder with data sets; by default COVEY_DATA."""
+    refused: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Code that the folder of this configuration names and that nobody has allowed, by its place; no setting."""
+
+    def require_trusted(self, *sections: str) -> None:
+        """Refuse if these sections (by default any) need code that nobody has allowed."""
+        if not sections or any(where.partition(".")[0] in sections for where in self.refused):
+            require_trusted(self.refused)
 
     @property
     def memory_bytes(self) -> int:
@@ -112,17 +121,23 @@ class Config:
         return resolve({**(given or {}), **more})
 
     @classmethod
-    def stored(cls, mapping: Mapping[str, Any], *, earlier: bool = True) -> "Config":
+    def stored(
+        cls, mapping: Mapping[str, Any], *, earlier: bool = True, trust: Trust = False, folder: Path | None = None
+    ) -> "Config":
         """Return the configuration of a run folder; its selector, aggregator and method need not be installed.
 
         Settings that it lacks have the values that held before they existed, or with `earlier=False` their defaults.
+        Code of somebody's own that `trust` does not allow is not imported, and refused where it is needed.
         """
-        return resolve(mapping, stored=True, earlier=earlier)
+        refused = refused_names(own_names(mapping), trust, folder or Path.cwd())
+        return resolve(mapping, stored=True, earlier=earlier, refused=refused)
 
     def as_mapping(self) -> dict[str, Any]:
         """Return a mapping that `Config.of` turns into this configuration again."""
         mapping: dict[str, Any] = {}
         for spec in fields(self):
+            if spec.name == "refused":
+                continue
             value = getattr(self, spec.name)
             if isinstance(value, Choice):
                 mapping[spec.name] = value.as_mapping()
@@ -137,7 +152,7 @@ def plain_fields() -> dict[str, Any]:
     """Return name and type of the configuration's plain values (all but parts and sections)."""
     hints = typing.get_type_hints(Config)
     hints["cohort"] = int | float
-    return {name: hint for name, hint in hints.items() if name not in (*PARTS, *SECTIONS, "method")}
+    return {name: hint for name, hint in hints.items() if name not in (*PARTS, *SECTIONS, "method", "refused")}
 
 
 def known_keys() -> list[str]:
@@ -168,19 +183,22 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = False) -> Config:
+def resolve(
+    given: Mapping[str, Any], *, stored: bool = False, earlier: bool = False, refused: Mapping[str, str] | None = None
+) -> Config:
     """Check every key, name, option and bound of `given`, and fill in defaults.
 
     A `stored` configuration may name selectors, aggregators and methods that are not installed. With `earlier`,
-    settings that it lacks have the values that held before they existed.
+    settings that it lacks have the values that held before they existed. Code that is `refused` is not imported.
     """
+    kept = set((refused or {}).values())
     given = {**EARLIER, **given} if earlier else given
     for key in given:
         if key not in known_keys():
             raise Refusal(unknown_key(key, known_keys()))
     method, recipe = _recipe(given, stored)
-    dataset = _choice(datasets, given.get("dataset"), "digits", earlier=earlier)
-    environment = _choice(environments, given.get("environment"), "uniform", earlier=earlier)
+    dataset = _choice(datasets, given.get("dataset"), "digits", kept, earlier=earlier)
+    environment = _choice(environments, given.get("environment"), "uniform", kept, earlier=earlier)
     plain = {
         name: coerce(given[name], hint, name) for name, hint in plain_fields().items() if given.get(name) is not None
     }
@@ -188,16 +206,19 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = F
         plain["data_dir"] = os.environ["COVEY_DATA"]
     if environment.name == NATURAL and "clients" not in plain:
         # Imported late: data is a layer above configuration.
+        require_trusted({"dataset": dataset.name} if dataset.name in kept else {})
         natural = import_module("covey.environment.natural")
         plain["clients"] = natural.count_clients(dataset.name, plain.get("data_dir"), dict(dataset.options))
     config = Config(
         method=method,
         dataset=dataset,
         environment=environment,
-        model=_choice(models, given.get("model"), "mlp", earlier=earlier),
-        selector=_choice(selectors, given.get("selector"), recipe.selector, stored, recipe.selecting, earlier=earlier),
+        model=_choice(models, given.get("model"), "mlp", kept, earlier=earlier),
+        selector=_choice(
+            selectors, given.get("selector"), recipe.selector, kept, stored, recipe.selecting, earlier=earlier
+        ),
         aggregator=_choice(
-            aggregators, given.get("aggregator"), recipe.aggregator, stored, recipe.weighing, earlier=earlier
+            aggregators, given.get("aggregator"), recipe.aggregator, kept, stored, recipe.weighing, earlier=earlier
         ),
         many=_many(method, recipe, given.get("many"), earlier),
         local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
@@ -205,6 +226,7 @@ def resolve(given: Mapping[str, Any], *, stored: bool = False, earlier: bool = F
         devices=Devices(**section_values("devices", given.get("devices") or {})),
         guard=GuardLimits(**section_values("guard", given.get("guard") or {})),
         attack=Attack(**section_values("attack", given.get("attack") or {})),
+        refused={where: name for where, name in own_names(given).items() if name in kept},
         **{**plain, "cohort": _cohort(plain)},
     )
     require(config.clients >= 1, f"clients must be at least 1, not {config.clients}.")
@@ -264,7 +286,7 @@ def _many(method: str, recipe: Recipe, given: Any, earlier: bool) -> Choice | No
         raise Refusal(f"The method '{method}' keeps one model; there is nothing to set under many.")
     if name is not None and name != recipe.many:
         raise Refusal(f"The method '{method}' stands for '{recipe.many}' under many, not for '{name}'.")
-    choice: Choice | None = _choice(manymodels, given, recipe.many, earlier=earlier)
+    choice: Choice | None = _choice(manymodels, given, recipe.many, (), earlier=earlier)
     return choice
 
 
@@ -272,6 +294,7 @@ def _choice(
     registry: Registry[Any],
     given: Any,
     default: str | None,
+    refused: Collection[str],
     stored: bool = False,
     prescribed: Mapping[str, Any] | None = None,
     *,
@@ -287,6 +310,8 @@ def _choice(
     if name is None:
         return None
     options = {**(prescribed or {}), **options} if name == default else options
+    if name in refused:
+        return Choice(name, options)
     try:
         return Choice(name, registry.options(name, options, earlier=earlier))
     except Refusal:

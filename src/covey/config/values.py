@@ -10,10 +10,14 @@ from typing import Any
 
 from covey.config.sections import SECTIONS
 from covey.errors import Refusal
-from covey.registry import coerce
+from covey.registries import datasets, environments, models
+from covey.registry import Registry, coerce
+from covey.trust import is_own, paths_in
 
 PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
 """Keys of the parts that are chosen by name."""
+
+_HOLDING_NO_CODE: Mapping[str, Registry[Any]] = {"dataset": datasets, "environment": environments, "model": models}
 
 
 def parse_bytes(text: str) -> int:
@@ -47,6 +51,27 @@ def chosen(section: str, given: Any) -> tuple[str | None, dict[str, Any]]:
         name = options.pop("name", None)
         return (None if name is None else str(name)), options
     raise Refusal(f"{section} must be a name, or a section with a name and options, not {given!r}.")
+
+
+def own_names(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of code of somebody's own in settings, by their places such as `selector` or `aggregator.inner`.
+
+    Options of Covey's own data sets, environments and models hold no code; columns of a table may look like it.
+    """
+    found = {}
+    if isinstance(method := given.get("method"), str):
+        found = dict(zip(("selector", "aggregator"), method.split("+", 1), strict=False)) if "+" in method else {}
+    for section in PARTS:
+        if not isinstance(given.get(section), (str, Mapping)):
+            continue
+        name, options = chosen(section, given[section])
+        found |= {section: name} if name is not None else {}
+        registry = _HOLDING_NO_CODE.get(section)
+        if registry is not None and name is not None and not is_own(name) and name not in registry.plugin_names():
+            continue
+        for option, value in options.items():
+            found |= {f"{section}.{option}": path for path in paths_in(value)}
+    return {where: name for where, name in found.items() if is_own(name)}
 
 
 def unknown_key(key: str, known: list[str]) -> str:

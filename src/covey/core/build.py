@@ -24,12 +24,14 @@ from covey.registries import aggregators, manymodels, selectors
 
 def dataset_of(config: Config) -> Dataset:
     """Load the data set of a configuration."""
+    config.require_trusted("dataset")
     folder = Path(config.data_dir) if config.data_dir else None
     return load_dataset(config.dataset.name, folder, dict(config.dataset.options))
 
 
 def build_federation(config: Config) -> Federation:
     """Build the federation that a configuration describes."""
+    config.require_trusted("dataset", "environment")
     dataset = dataset_of(config)
     if config.environment.name == NATURAL:
         natural_clients(dataset)
@@ -57,6 +59,7 @@ def altered_federation(federation: Federation, config: Config) -> Federation:
 
 def method_of(config: Config, setting: Setting, model: Tensor) -> Method:
     """Build the method of a configuration; it may refuse the setting."""
+    config.require_trusted("selector", "aggregator", "many")
     if config.many is not None:
         made: Method = manymodels[config.many.name].part(setting, model, **config.many.options)
         return made
@@ -70,6 +73,7 @@ def method_of(config: Config, setting: Setting, model: Tensor) -> Method:
 
 def build_module(config: Config, dataset: Dataset) -> nn.Module:
     """Build the model of a configuration for a data set."""
+    config.require_trusted("model")
     require(
         len(dataset.shape) == 3 or not (config.local.crop or config.local.flip),
         f"local.crop and local.flip are for images, and samples of '{dataset.name}' have the shape "

@@ -32,6 +32,7 @@ from covey.core.round_record import RoundRecord
 from covey.core.scores import finite
 from covey.errors import Refusal, require
 from covey.storage import replace_file, write_json
+from covey.trust import Trust
 
 _BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part")
 """Files that a run may leave if it is killed before it writes its configuration."""
@@ -138,9 +139,12 @@ def _unwritable(folder: Path, error: OSError) -> Refusal:
     return Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.")
 
 
-def read_config(folder: Path) -> Config:
-    """Read the configuration of a run folder, or refuse and say why it is not one."""
-    return Config.stored(_read_config_file(folder)[1])
+def read_config(folder: Path, *, trust: Trust = False) -> Config:
+    """Read the configuration of a run folder, or refuse and say why it is not one.
+
+    Code of somebody's own that it names is imported only if `trust` allows it.
+    """
+    return Config.stored(_read_config_file(folder)[1], trust=trust, folder=folder)
 
 
 def folder_format(folder: Path) -> int:
@@ -160,6 +164,7 @@ def _read_config_file(folder: Path) -> tuple[int, dict[str, Any]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         found = int(data["format"])
         mapping = data["config"]
+        require(isinstance(mapping, dict), "its settings are no mapping")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal(f"{folder} is not a run folder: its config.json cannot be read ({error}).") from error
     if found > FORMAT:

@@ -8,6 +8,7 @@ from typing import Any
 
 from covey.arrays import State
 from covey.config.schema import GIVEN, Config, require_same
+from covey.config.values import own_names
 from covey.core.checkpoint import read_checkpoint
 from covey.core.records import Records, describe_machine, folder_format, read_config, read_metrics
 from covey.core.round_record import RoundRecord
@@ -54,7 +55,7 @@ class RunFolder:
 
     def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
         """Refuse a folder of another run; a resumed one may have more rounds than it was begun with."""
-        before = read_config(self.folder)
+        before = read_config(self.folder, trust=own_names(config.as_mapping()).values())
         require_same(
             before,
             replace(config, rounds=before.rounds),

@@ -5,7 +5,7 @@ identical except for their noise, each learning and collecting experiences. Thes
 trained on all of them offline. It is written to a file, and any later run can use it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from covey.aggregation.feddrl import FedDRL
 from covey.aggregation.feddrl_set import FedDRLSet
 from covey.aggregation.replay_buffer import Replay
 from covey.config.schema import Config
+from covey.config.values import own_names
 from covey.core.checkpoint import read_checkpoint
 from covey.core.one_model import OneModel
 from covey.core.records import read_config
@@ -89,7 +90,7 @@ class Training:
         for number in range(self.workers):
             mine = as_config(self.config, {"aggregator": {"worker": number, "learn": True}})
             place = self.folder / f"worker-{number}"
-            if (place / "config.json").is_file() and read_config(place) != mine:
+            if (place / "config.json").is_file() and read_config(place, trust=_named(mine)) != mine:
                 raise Refusal(
                     f"{place} is a run with other settings; choose another name for the agent, or remove {self.folder}."
                 )
@@ -175,13 +176,18 @@ def agent_policy(config: Config, federation: Federation | None = None) -> AgentP
     return aggregator.policy
 
 
+def _named(config: Config) -> Collection[str]:
+    """Return the code of somebody's own that the caller names, so that the workers' folders may name it too."""
+    return own_names(config.as_mapping()).values()
+
+
 def _run_worker(
     config: Config, place: Path, number: int, federation: Federation, on_round: OnWorkerRound | None
 ) -> Run:
     """Run or resume a worker on a federation given as an object."""
     callback = (lambda record: on_round(number, record)) if on_round else None
     if (place / "config.json").is_file():
-        return resume(place, federation=federation, on_round=callback)
+        return resume(place, federation=federation, on_round=callback, trust=_named(config))
     return run(config, federation=federation, out=place, on_round=callback)
 
 

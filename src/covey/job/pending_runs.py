@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.schema import Config
+from covey.config.values import own_names
 from covey.core.loop import OnRound
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
@@ -71,7 +72,8 @@ def run_missing(
             on_run(one.label, one.seed, one.config.rounds)
         listener = _shown(one, on_round)
         if one.begun:
-            ended = resume(one.folder, federation=given, on_round=listener, fleet=fleet)
+            named = own_names(one.config.as_mapping()).values()
+            ended = resume(one.folder, federation=given, on_round=listener, fleet=fleet, trust=named)
         else:
             ended = run(one.config, federation=given, out=one.folder, on_round=listener, fleet=fleet)
         if not ended.finished:

@@ -31,6 +31,7 @@ from covey.job.experiment import Experiment
 from covey.job.settings import as_config, as_configured, default_folder, with_federation
 from covey.model.layout import Layout
 from covey.registries import methods
+from covey.trust import Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +41,9 @@ LOCKSTEP_CHECKPOINT = 20.0
 
 LOCKSTEP_CHECKPOINT_SHARE = 0.05
 """Largest share of the time that checkpoints in lockstep may take; large ones are written less often."""
+
+_NOT_READ = ("selector", "aggregator")
+"""Sections of a run's configuration that its models do not depend on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +56,13 @@ class Run:
     """The federation, if it was passed in rather than described by settings."""
 
     @classmethod
-    def open(cls, folder: Path | str, federation: Federation | None = None) -> "Run":
-        """Open a run folder."""
-        return cls(Path(folder), read_config(Path(folder)), federation)
+    def open(cls, folder: Path | str, federation: Federation | None = None, *, trust: Trust = False) -> "Run":
+        """Open a run folder.
+
+        Code of somebody's own that it names (`package.module:name`) is imported only with `trust`: True, or the names
+        that are allowed. Records, reports and models of Covey's own kinds need none.
+        """
+        return cls(Path(folder), read_config(Path(folder), trust=trust), federation)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -149,7 +157,8 @@ class Run:
         config = replace(self.config, runtime="local") if traits_of(self.config.runtime).live else self.config
         if config.many is None:
             # No client is invited any more, so the parts that selected and aggregated need not be installed.
-            config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"))
+            needed = {where: name for where, name in config.refused.items() if not where.startswith(_NOT_READ)}
+            config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"), refused=needed)
             if config.method not in methods.names():
                 config = replace(config, method="uniform+average")
             state = {"model": state["model"], "selector": {}, "aggregator": {}}
@@ -211,16 +220,19 @@ def resume(
     on_round: OnRound | None = None,
     workers: int | None = None,
     fleet: Path | str | None = None,
+    trust: Trust = False,
 ) -> Run:
     """Resume a run that was stopped, from its last finished round.
 
     A run on a federation that was passed in needs the same one again. `fleet` is the folder of the live fleet that a
-    run with the runtime "fleet" resumes on; by default COVEY_FLEET names it.
+    run with the runtime "fleet" resumes on; by default COVEY_FLEET names it. `trust` lets the folder name code of
+    somebody's own to import (`package.module:name`): True, or the names that are allowed.
     """
     folder = Path(folder)
-    config = read_config(folder)
+    config = read_config(folder, trust=trust)
+    config.require_trusted()
     if workers is not None:
-        config = Config.of({**config.as_mapping(), "workers": workers})
+        config = as_config(config, {"workers": workers})
     with ExitStack() as stack:
         experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder), fleet=fleet)
         stack.enter_context(closing(experiment.runtime))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.schema import GIVEN, Config, resolve
-from covey.config.values import nested, overlay
+from covey.config.values import nested, overlay, own_names
 from covey.core.build import altered_federation
 from covey.environment.federated_data import Federation
 from covey.errors import require
@@ -54,12 +54,18 @@ def as_config(
 ) -> Config:
     """Return a configuration with more settings laid over it; dotted keys reach into sections.
 
-    With `earlier`, settings that are not given have the values that held before they existed.
+    With `earlier`, settings that are not given have the values that held before they existed. Code that the
+    configuration's folder may not name stays refused, unless the settings name it.
     """
+    more = expand(settings)
+    refused = {}
+    if isinstance(given, Config):
+        typed = own_names(more).values()
+        refused = {where: name for where, name in given.refused.items() if name not in typed}
     mapping: dict[str, Any] = given.as_mapping() if isinstance(given, Config) else {}
     if isinstance(given, Mapping):
         mapping = expand(given)
-    return resolve(overlay(mapping, expand(settings)), earlier=earlier)
+    return resolve(overlay(mapping, more), earlier=earlier, refused=refused)
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from covey.job.settings import as_config, as_configured, expand, with_federation
 from covey.model.layout import Layout
 from covey.probe.insight import Insight
 from covey.randomness import key
+from covey.trust import Trust
 
 ROUNDS = 3
 """Insight rounds by default, each with a new model; more hardly change the ranking."""
@@ -43,6 +44,7 @@ def analyze(
     level: float = 0.05,
     insight: str = "head",
     fleet: Path | str | None = None,
+    trust: Trust = False,
     on_round: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> Analysis:
@@ -56,11 +58,12 @@ def analyze(
     level: probability of calling any client odd if all have the same class mix.
     insight: head (last layer), full (all parameters), or package.module:function.
     fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
+    trust: let the folder of the run name code of somebody's own to import: True, or the names that are allowed.
 
     Other settings are those of `Config`: `covey.analyze(environment="dirichlet", clients=100)`.
     """
     begin = time.perf_counter()
-    run = _opened(model_of, federation)
+    run = _opened(model_of, federation, trust)
     config, held = _configured(given, settings, federation or (run.given if run else None), run)
     count = (1 if run else ROUNDS) if rounds is None else rounds
     require(count >= 1, f"rounds must be at least 1, not {count}.")
@@ -116,10 +119,10 @@ def analyze(
     )
 
 
-def _opened(run: Run | Path | str | None, federation: Federation | None) -> Run | None:
+def _opened(run: Run | Path | str | None, federation: Federation | None, trust: Trust) -> Run | None:
     if run is None:
         return None
-    opened = run if isinstance(run, Run) else Run.open(run)
+    opened = run if isinstance(run, Run) else Run.open(run, trust=trust)
     needs_it = opened.given is None and opened.config.dataset.name == GIVEN
     return replace(opened, given=federation) if needs_it else opened
 

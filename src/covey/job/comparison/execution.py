@@ -15,11 +15,20 @@ from covey.core.loop import OnRound
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
-from covey.job.comparison.plan import Variant, claim, default_folder, place_of, read_plan, variants_of
+from covey.job.comparison.plan import (
+    Variant,
+    claim,
+    default_folder,
+    own_names_of,
+    place_of,
+    read_plan,
+    variants_of,
+)
 from covey.job.comparison.statistics import Comparison
 from covey.job.experiment import dry_run
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.settings import expand, with_federation
+from covey.trust import Trust, refused_names, require_trusted
 
 ONE_SEED = "A comparison takes seeds (a number, or a list such as 3,7), not one seed."
 
@@ -87,7 +96,7 @@ def compare(
         _possible(variant.configs[0], federation)
     folder = Path(out) if out is not None else default_folder(plan)
     begun = claim(folder, plan)
-    return _advance(folder, variants_of(begun), federation, on_run, on_round, fleet)
+    return _advance(folder, variants_of(begun), federation, on_run, on_round, fleet, own_names_of(begun).values())
 
 
 def resume_comparison(
@@ -97,10 +106,13 @@ def resume_comparison(
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
     fleet: Path | str | None = None,
+    trust: Trust = False,
 ) -> Comparison:
-    """Resume a comparison that was stopped."""
+    """Resume a comparison that was stopped; `trust` lets it name code of somebody's own to import."""
     plan = read_plan(folder)
-    return _advance(folder, variants_of(plan), federation, on_run, on_round, fleet)
+    named = own_names_of(plan)
+    require_trusted(refused_names(named, trust, folder))
+    return _advance(folder, variants_of(plan), federation, on_run, on_round, fleet, named.values())
 
 
 def _plain(value: Any) -> Any:
@@ -134,6 +146,7 @@ def _advance(
     on_run: OnRun | None,
     on_round: OnRound | None,
     fleet: Path | str | None,
+    trust: Trust,
 ) -> Comparison:
     """Make the runs that are missing, and open the comparison."""
     runs = [
@@ -143,4 +156,4 @@ def _advance(
     ]
     if not run_missing(runs, given, on_run, on_round, fleet):
         raise Interrupted(folder)
-    return Comparison.open(folder, given)
+    return Comparison.open(folder, given, trust=trust)

@@ -9,12 +9,12 @@ from typing import Any
 
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config
-from covey.config.values import chosen
+from covey.config.values import chosen, nested, own_names
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.job_folder import read_job_file, require_empty
 from covey.job.runs import Run
-from covey.job.settings import as_config
+from covey.job.settings import as_config, expand
 from covey.registries import aggregators, manymodels, selectors
 from covey.registry import Registry
 from covey.storage import write_json
@@ -54,6 +54,18 @@ def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
     labels = [variant.label for variant in variants]
     require(len(set(labels)) == len(labels), f"The same variant is asked for twice: {', '.join(labels)}.")
     return tuple(variants)
+
+
+def own_names_of(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of code of somebody's own in a plan, by their places."""
+    found = own_names(expand(plan["given"]))
+    for key, values in plan["vary"].items():
+        for number, value in enumerate(values):
+            varied = own_names(nested(key, value))
+            found |= {f"{where} (value {number + 1})": name for where, name in varied.items()}
+    for method in plan["methods"]:
+        found |= {f"{where} of {method}": name for where, name in own_names({"method": method}).items()}
+    return found
 
 
 def lines_of(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -21,6 +21,7 @@ from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
 from covey.job.runs import Run, data_frame
+from covey.trust import Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -263,15 +264,15 @@ class Comparison:
     wanted_target: float | None = None
 
     @classmethod
-    def open(cls, folder: Path | str, federation: Federation | None = None) -> "Comparison":
-        """Open the folder of a complete comparison."""
+    def open(cls, folder: Path | str, federation: Federation | None = None, *, trust: Trust = False) -> "Comparison":
+        """Open the folder of a complete comparison; `trust` lets its runs name code of somebody's own to import."""
         folder = Path(folder)
         plan = read_plan(folder)
         complete = all(recorded(place) for _, _, place in places_of(folder, plan))
         require(complete, f"{folder} is not complete yet; resume with: covey resume {folder}")
         runs: dict[str, tuple[Run, ...]] = {}
         for label, _, place in places_of(folder, plan):
-            runs[label] = (*runs.get(label, ()), Run.open(place, federation))
+            runs[label] = (*runs.get(label, ()), Run.open(place, federation, trust=trust))
         contenders = tuple(
             Variant(label, method, tuple(one.config for one in runs[label])) for label, method, _ in lines_of(plan)
         )

@@ -1,6 +1,6 @@
 """On-demand jobs: begin, resume and read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 
 from covey.arrays import FloatArray
 from covey.config.schema import GIVEN, Config
+from covey.config.values import own_names
 from covey.core.checkpoint import read_checkpoint
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
@@ -35,6 +36,7 @@ from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.runs import Run
 from covey.job.settings import as_config, expand
 from covey.registries import methods
+from covey.trust import Trust
 
 ROUNDS = 50
 """Rounds of fine-tuning by default."""
@@ -56,6 +58,7 @@ def ondemand(
     federation: Federation | None = None,
     out: Path | str | None = None,
     fleet: Path | str | None = None,
+    trust: Trust = False,
     on_composed: Callable[[ComposedTargets], None] | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
@@ -75,16 +78,16 @@ def ondemand(
     federation: that of the base run, if it was passed in from Python.
     out: folder to write; one that holds part of the same job is resumed.
     fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
+    trust: let the base run's folder name code of somebody's own to import: True, or the names that are allowed.
 
     Other settings are laid over the base run's: `local`, `cohort`, `evaluate_every`, `runtime`, `workers`, and so on.
     They hold from the first round after branching. The learning rate starts at the base run's unless given.
     """
-    run = _opened(base, federation)
+    run = _opened(base, federation, trust)
     require(rounds >= 1, f"rounds must be at least 1, not {rounds}.")
     check_estimator(estimator, survey=survey, insight_dp=insight_dp)
     given = expand(settings)
-    for key in given:
-        require(key not in _FIXED, f"The {key} is that of the base run: another one cannot be given.")
+    _require_open(given)
     config = as_config(run.config, given)
     experiment, done = _base_experiment(run, config, fleet)
     try:
@@ -136,18 +139,20 @@ def resume_ondemand(
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
     fleet: Path | str | None = None,
+    trust: Trust = False,
 ) -> OnDemand:
-    """Resume a job that was stopped; one that is complete is read."""
+    """Resume a job that was stopped; one that is complete is read. `trust` lets folders name code to import."""
     folder = Path(folder)
     plan = read_job(folder)["plan"]
     if is_complete(folder, plan):
-        return _read(folder, federation, on_composed, fleet)
+        return _read(folder, federation, trust, on_composed, fleet)
     require(
         (Path(plan["base"]) / "config.json").is_file(),
         f"The job {folder} is not complete, and its base run is no longer at {plan['base']}; move it back there to "
         "resume the job.",
     )
-    run = _opened(str(plan["base"]), federation)
+    _require_open(plan["settings"])
+    run = _opened(str(plan["base"]), federation, trust)
     experiment = Experiment.of(as_config(run.config, plan["settings"]), run.given, resumed=True, fleet=fleet)
     try:
         return _advance(folder, run, experiment, on_composed, on_run, on_round, fleet)
@@ -155,18 +160,27 @@ def resume_ondemand(
         experiment.runtime.close()
 
 
-def read_ondemand(folder: Path | str, *, federation: Federation | None = None) -> OnDemand:
-    """Read the result of a complete job. Nothing is trained, and the base run is not needed."""
+def read_ondemand(folder: Path | str, *, federation: Federation | None = None, trust: Trust = False) -> OnDemand:
+    """Read the result of a complete job. Nothing is trained, and the base run is not needed.
+
+    Its models are scored again, so a data set or model of somebody's own is needed and has to be allowed by `trust`.
+    """
     folder = Path(folder)
     require(
         is_complete(folder, read_job(folder)["plan"]),
         f"The job {folder} is not complete; resume with: covey resume {folder}",
     )
-    return _read(folder, federation)
+    return _read(folder, federation, trust)
 
 
-def _opened(base: Run | Path | str, federation: Federation | None) -> Run:
-    run = base if isinstance(base, Run) else Run.open(base)
+def _require_open(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that stay those of the base run."""
+    for key in settings:
+        require(key.partition(".")[0] not in _FIXED, f"The {key} is that of the base run: another one cannot be given.")
+
+
+def _opened(base: Run | Path | str, federation: Federation | None, trust: Trust) -> Run:
+    run = base if isinstance(base, Run) else Run.open(base, trust=trust)
     if federation is not None and run.given is None and run.config.dataset.name == GIVEN:
         run = Run(run.folder, run.config, federation)
     return run
@@ -175,18 +189,19 @@ def _opened(base: Run | Path | str, federation: Federation | None) -> Run:
 def _read(
     folder: Path,
     federation: Federation | None,
+    trust: Trust,
     on_composed: Callable[[ComposedTargets], None] | None = None,
     fleet: Path | str | None = None,
 ) -> OnDemand:
     """Return the result of a complete job. All its runs have the clients, data and model of the first."""
     data = read_job(folder)
-    first = _opened(folder / "target-1", federation)
+    first = _opened(folder / "target-1", federation, trust)
     experiment = Experiment.of(first.config, first.given, resumed=True, fleet=fleet)
     try:
         composed, model = read_composed(folder, data, experiment)
         if on_composed is not None:
             on_composed(composed)
-        runs = [Run.open(place, first.given) for place in run_folders(folder, data["plan"])]
+        runs = [Run.open(place, first.given, trust=trust) for place in run_folders(folder, data["plan"])]
         return evaluate_targets(composed, model, experiment, runs, data["plan"]["continued"])
     finally:
         experiment.runtime.close()
@@ -237,13 +252,16 @@ def _advance(
     places, with_base = run_folders(folder, data["plan"]), data["plan"]["continued"]
     targets = [(mix.name, mix.mix) for mix, _, _ in composed.targets]
     labelled = [*targets, *([("the base run, continued", None)] if with_base else [])]
+    named = own_names(run.config.as_mapping()).values()
+    made = [Run.open(place, run.given, trust=named) for place in places]
     pending = [
-        PendingRun(label, None, Run.open(place).config, place, partial(_on_target, mix))
-        for place, (label, mix) in zip(places, labelled, strict=True)
+        PendingRun(label, None, one.config, one.folder, partial(_on_target, mix))
+        for one, (label, mix) in zip(made, labelled, strict=True)
     ]
     if not run_missing(pending, run.given, on_run, on_round, fleet):
         raise Interrupted(folder)
-    return evaluate_targets(composed, model, experiment, [Run.open(place, run.given) for place in places], with_base)
+    made = [Run.open(place, run.given, trust=named) for place in places]
+    return evaluate_targets(composed, model, experiment, made, with_base)
 
 
 def _on_target(mix: FloatArray | None, record: dict[str, Any]) -> dict[str, Any]:
