@@ -1,8 +1,27 @@
-"""Atomic file writes."""
+"""Files and folders of results: atomic writes, and locks that keep a second writer out of a folder."""
 
 import json
 import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import EACCES, EAGAIN, EDEADLK
 from pathlib import Path
+
+from covey.errors import Refusal
+
+LOCK = ".lock"
+"""File in a folder that is being written: the writer's process and host. Removed when the writer ends."""
+
+_LOCKED_BYTE = 1 << 30
+"""Place of the byte that is locked on Windows, beyond the text, which others may then read."""
+
+_held: dict[Path, int] = {}
+"""Folders that this process writes; a forked process writes none of them."""
+
+_guard = threading.Lock()
 
 
 def write_json(path: Path, value: object) -> None:
@@ -12,9 +31,104 @@ def write_json(path: Path, value: object) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically: readers see the old content or the new, never a part."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
+    with replacing(path) as beside, beside.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path beside a file to write; it takes the file's place at the end, or is removed if writing fails."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        yield beside
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+class FolderLock:
+    """The right to write a folder, which one writer has at a time; refused while another has it.
+
+    The system frees the lock when the process ends, however it ends. Processes that it forks do not inherit the lock,
+    so they cannot keep it after a kill.
+    """
+
+    def __init__(self, folder: Path, what: str = "run folder") -> None:
+        self._path = folder / LOCK
+        self._key = folder.resolve()
+        self._handle: int | None = None
+        with _guard:
+            if _held.get(self._key) == os.getpid():
+                raise _taken(folder, what, "this very process")
+            try:
+                self._handle = self._taken_handle(folder, what)
+            except OSError as error:
+                raise Refusal(f"The {what} {folder} cannot be written: {error.strerror or error}.") from error
+            _held[self._key] = os.getpid()
+            self._owner = os.getpid()
+
+    def _taken_handle(self, folder: Path, what: str) -> int:
+        while True:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                _lock(handle)
+                # The last writer may have removed the file after it was opened here.
+                if self._path.exists() and os.path.samestat(os.fstat(handle), self._path.stat()):
+                    with suppress(OSError):  # On a full disk the lock holds as well.
+                        text = f"process {os.getpid()} on {platform.node()}\n".encode()
+                        os.ftruncate(handle, 0)
+                        os.write(handle, text)
+                    return handle
+            except OSError as error:
+                holder = os.read(handle, 500).decode(errors="replace").strip()
+                os.close(handle)
+                if error.errno in (EACCES, EAGAIN, EDEADLK):
+                    raise _taken(folder, what, holder or "another process") from None
+                raise
+            os.close(handle)
+
+    def release(self) -> None:
+        """Let others write the folder."""
+        # A forked process has a copy of this object, and not the lock.
+        if self._handle is None or self._owner != os.getpid():
+            return
+        with _guard:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = None
+            _held.pop(self._key, None)
+
+    def __enter__(self) -> "FolderLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # If the lock was refused, there is nothing to release.
+        if getattr(self, "_handle", None) is not None:
+            self.release()
+
+
+def _taken(folder: Path, what: str, holder: str) -> Refusal:
+    return Refusal(f"The {what} {folder} is being written by {holder}. Wait until that ends, or stop it.")
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int) -> None:
+        os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        os.lseek(handle, 0, os.SEEK_SET)
+else:
+    import fcntl
+
+    def _lock(handle: int) -> None:
+        # Not flock, which forked workers would inherit.
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covey.aggregation.ddpg import DIVERGED, Agent
 from covey.errors import Refusal, require
+from covey.storage import replacing
 
 
 def write_agent(path: Path, agent: Agent, kind: str, encoding: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
@@ -30,7 +31,8 @@ def write_agent(path: Path, agent: Agent, kind: str, encoding: Mapping[str, Any]
     described = json.dumps({"kind": kind, "meaning": dict(encoding), **about})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.cpu() for name, tensor in tensors.items()}, str(path), {"agent": described})
+        with replacing(path) as beside:
+            save_file({name: tensor.cpu() for name, tensor in tensors.items()}, str(beside), {"agent": described})
     except (OSError, SafetensorError) as error:
         raise Refusal(f"The file {path} cannot be written: {error}.") from error
     return path

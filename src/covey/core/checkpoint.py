@@ -1,7 +1,6 @@
 """Checkpoints: a method's whole state in one safetensors file, without pickle."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from covey.arrays import State
 from covey.errors import Refusal
+from covey.storage import replacing
 
 FORMAT = 2
 """Version of folders; one with a higher version is refused. In those of version 1, some settings did not exist yet."""
@@ -25,13 +25,10 @@ def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
     tensors: dict[str, Tensor] = {}
     rest = _split(state, "", tensors)
     path = folder / "checkpoint.safetensors"
-    beside = path.with_suffix(".part")
     # One entry only: several would be written in random order, and equal states must give equal bytes.
     header = {"format": FORMAT, "round": rounds_done, "state": rest}
-    save_file(tensors, str(beside), {"covey": json.dumps(header, allow_nan=False)})
-    with beside.open("rb") as written:
-        os.fsync(written.fileno())
-    beside.replace(path)
+    with replacing(path) as beside:
+        save_file(tensors, str(beside), {"covey": json.dumps(header, allow_nan=False)})
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,10 +32,10 @@ from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
 from covey.core.round_record import RoundRecord
 from covey.core.scores import finite
 from covey.errors import Refusal, require
-from covey.storage import replace_file, write_json
+from covey.storage import LOCK, FolderLock, replace_file, write_json
 from covey.trust import Trust
 
-_BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part")
+_BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part", LOCK)
 """Files that a run may leave if it is killed before it writes its configuration."""
 
 
@@ -48,7 +49,7 @@ def _json_value(value: Any) -> Any:
 
 
 class Records:
-    """Writes a run folder."""
+    """Writes a run folder, and keeps other writers out of it until it is closed."""
 
     checkpoint_seconds = 0.0
     """Least seconds between two checkpoints; 0 writes one every round. Sweeps of many runs raise it."""
@@ -57,7 +58,8 @@ class Records:
     longest_pause = 300.0
     """Most seconds between two checkpoints, however long one takes: the work that a killed sweep may lose."""
 
-    def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0) -> None:
+    def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0, *, lock: FolderLock | None = None) -> None:
+        self._lock = lock
         self.folder = folder
         self.rounds_done = rounds_done
         self.clock = clock
@@ -69,20 +71,27 @@ class Records:
     def create(cls, folder: Path, config: Config) -> "Records":
         """Create a run folder; refuse one that is not empty."""
         require_unused(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "environment.json", describe_machine())
-            write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
-            return cls(folder, 0)
-        except OSError as error:
-            raise _unwritable(folder, error) from error
+        with ExitStack() as stack:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(FolderLock(folder, "output folder"))
+                # Another process may have begun a run since.
+                require_unused(folder)
+                write_json(folder / "environment.json", describe_machine())
+                write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
+                made = cls(folder, 0, lock=lock)
+            except OSError as error:
+                raise _unwritable(folder, error) from error
+            stack.pop_all()
+        return made
 
     @classmethod
     def reopen(cls, folder: Path) -> tuple["Records", State | None]:
         """Open a run folder to resume, and return it with the state in its checkpoint (None before the first)."""
         read_config(folder)
-        done, state = read_checkpoint(folder)
-        try:
+        with ExitStack() as stack:
+            lock = stack.enter_context(FolderLock(folder))
+            done, state = read_checkpoint(folder)
             rows = [row for row in read_metrics(folder) if int(row["round"]) <= done]
             require(
                 len(rows) == done,
@@ -90,10 +99,13 @@ class Records:
                 f"{len(rows)} of its rounds. Put that file back, or begin another run.",
             )
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-            replace_file(folder / "metrics.jsonl", text.encode())
-            return cls(folder, done, float(rows[-1]["clock"]) if rows else 0.0), state
-        except OSError as error:
-            raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
+            try:
+                replace_file(folder / "metrics.jsonl", text.encode())
+                opened = cls(folder, done, float(rows[-1]["clock"]) if rows else 0.0, lock=lock)
+            except OSError as error:
+                raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
+            stack.pop_all()
+        return opened, state
 
     def write(self, record: RoundRecord, state: Callable[[], State], *, now: bool = True) -> None:
         """Write a finished round: its line, then (`now`, or when one is due) a checkpoint."""
@@ -121,6 +133,8 @@ class Records:
 
     def close(self) -> None:
         self._metrics.close()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def require_unused(folder: Path) -> None:

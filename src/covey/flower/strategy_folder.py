@@ -14,7 +14,7 @@ from covey.core.records import Records, describe_machine, folder_format, read_co
 from covey.core.round_record import RoundRecord
 from covey.errors import require
 from covey.model.layout import Layout
-from covey.storage import replace_file, write_json
+from covey.storage import FolderLock, replace_file, write_json
 
 
 class RoundCount:
@@ -35,6 +35,7 @@ class RunFolder:
     def __init__(self, folder: Path, config: Config, layout: Layout) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._lock = FolderLock(folder)
         # The server knows nothing of the clients' data.
         unknown = {"dataset": {"name": GIVEN}, "environment": GIVEN, "runtime": "flower"}
         tensors = {slot.name: list(slot.shape) for slot in (*layout.parameters, *layout.buffers)}
@@ -81,6 +82,7 @@ class RunFolder:
 
     def close(self) -> None:
         self.records.close()
+        self._lock.release()
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)

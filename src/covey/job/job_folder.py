@@ -7,6 +7,10 @@ from typing import Any
 
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal
+from covey.storage import LOCK
+
+_BEFORE_A_JOB = (LOCK, "compare.json.part", "ondemand.json.part", "base.safetensors", "base.safetensors.part")
+"""Files that a job may leave if it is killed before it writes what it is."""
 
 
 def free_folder(name: str) -> Path:
@@ -22,7 +26,9 @@ def free_folder(name: str) -> Path:
 def require_empty(folder: Path, kind: str) -> None:
     """Refuse a folder that holds something else than a job of this kind, such as "comparison"."""
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not folder.exists():
+            return
+        if not folder.is_dir() or any(path.name not in _BEFORE_A_JOB for path in folder.iterdir()):
             raise Refusal(f"The output folder {folder} is not empty and holds no {kind}; choose another --out.")
     except OSError as error:
         raise Refusal(f"The output folder {folder} cannot be read: {error.strerror or error}.") from error

@@ -31,6 +31,7 @@ from covey.job.experiment import Experiment
 from covey.job.settings import as_config, as_configured, default_folder, with_federation
 from covey.model.layout import Layout
 from covey.registries import methods
+from covey.storage import FolderLock, replacing
 from covey.trust import Trust
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class Run:
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, str(path), about)
+            with replacing(path) as beside:
+                save_file(tensors, str(beside), about)
         except (OSError, SafetensorError) as error:
             raise Refusal(f"The file {path} cannot be written: {error}.") from error
         return {"file": str(path), "parameters": layout.trainable, "bytes": path.stat().st_size}
@@ -231,6 +233,8 @@ def resume(
     folder = Path(folder)
     config = read_config(folder, trust=trust)
     config.require_trusted()
+    # Refused here, before anything is built; the records take the lock.
+    FolderLock(folder).release()
     if workers is not None:
         config = as_config(config, {"workers": workers})
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from covey.job.comparison.statistics import Comparison
 from covey.job.experiment import dry_run
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.settings import expand, with_federation
+from covey.storage import FolderLock
 from covey.trust import Trust, refused_names, require_trusted
 
 ONE_SEED = "A comparison takes seeds (a number, or a list such as 3,7), not one seed."
@@ -154,6 +156,7 @@ def _advance(
         for variant in variants
         for config in variant.configs
     ]
-    if not run_missing(runs, given, on_run, on_round, fleet):
-        raise Interrupted(folder)
+    with nullcontext() if all(one.finished for one in runs) else FolderLock(folder, "comparison"):
+        if not run_missing(runs, given, on_run, on_round, fleet):
+            raise Interrupted(folder)
     return Comparison.open(folder, given, trust=trust)

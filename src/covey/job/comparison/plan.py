@@ -17,7 +17,7 @@ from covey.job.runs import Run
 from covey.job.settings import as_config, expand
 from covey.registries import aggregators, manymodels, selectors
 from covey.registry import Registry
-from covey.storage import write_json
+from covey.storage import FolderLock, write_json
 
 _PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggregators, "many": manymodels}
 """Sections whose part depends on the method."""
@@ -151,7 +151,9 @@ def claim(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     require_empty(folder, "comparison")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "compare.json", plan)
+        with FolderLock(folder, "comparison"):
+            require_empty(folder, "comparison")
+            write_json(folder / "compare.json", plan)
     except OSError as error:
         raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error
     return plan

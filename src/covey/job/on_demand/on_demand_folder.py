@@ -17,13 +17,13 @@ from covey.core.checkpoint import FORMAT
 from covey.data.class_mix import TargetMix
 from covey.errors import Refusal
 from covey.job.experiment import Experiment
-from covey.job.job_folder import read_job_file
+from covey.job.job_folder import read_job_file, require_empty
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Composition, Pairing
 from covey.job.on_demand.on_demand_result import ComposedTargets
 from covey.job.runs import Run
 from covey.probe.class_query import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
-from covey.storage import write_json
+from covey.storage import FolderLock, replacing, write_json
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,22 @@ def claim(
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in kept.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({"model": model.cpu().contiguous(), **tensors}, str(folder / "base.safetensors"))
-        # Last, so that a folder with this file can be resumed.
-        write_json(
-            folder / "ondemand.json",
-            {
-                "format": FORMAT,
-                "plan": plan.as_mapping(),
-                "composed": [composition.as_mapping() for composition in compositions],
-                "notes": list(notes),
-                "bytes_up": sent[0],
-                "bytes_down": sent[1],
-            },
-        )
+        with FolderLock(folder, "on-demand job"):
+            require_empty(folder, "on-demand job")
+            with replacing(folder / "base.safetensors") as beside:
+                save_file({"model": model.cpu().contiguous(), **tensors}, str(beside))
+            # Last, so that a folder with this file can be resumed.
+            write_json(
+                folder / "ondemand.json",
+                {
+                    "format": FORMAT,
+                    "plan": plan.as_mapping(),
+                    "composed": [composition.as_mapping() for composition in compositions],
+                    "notes": list(notes),
+                    "bytes_up": sent[0],
+                    "bytes_down": sent[1],
+                },
+            )
     except (OSError, SafetensorError) as error:
         raise Refusal(f"The output folder {folder} cannot be written: {error}.") from error
 

@@ -1,6 +1,7 @@
 """On-demand jobs: begin, resume and read them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.runs import Run
 from covey.job.settings import as_config, expand
 from covey.registries import methods
+from covey.storage import FolderLock
 from covey.trust import Trust
 
 ROUNDS = 50
@@ -246,20 +248,20 @@ def _advance(
     data = read_job(folder)
     composed, model = read_composed(folder, data, experiment)
     assert isinstance(experiment.method, OneModel)
-    begin_runs(folder, data["plan"], composed, run, model, experiment.method)
-    if on_composed is not None:
-        on_composed(composed)
     places, with_base = run_folders(folder, data["plan"]), data["plan"]["continued"]
     targets = [(mix.name, mix.mix) for mix, _, _ in composed.targets]
     labelled = [*targets, *([("the base run, continued", None)] if with_base else [])]
     named = own_names(run.config.as_mapping()).values()
-    made = [Run.open(place, run.given, trust=named) for place in places]
-    pending = [
-        PendingRun(label, None, one.config, one.folder, partial(_on_target, mix))
-        for one, (label, mix) in zip(made, labelled, strict=True)
-    ]
-    if not run_missing(pending, run.given, on_run, on_round, fleet):
-        raise Interrupted(folder)
+    with nullcontext() if is_complete(folder, data["plan"]) else FolderLock(folder, "on-demand job"):
+        begin_runs(folder, data["plan"], composed, run, model, experiment.method)
+        if on_composed is not None:
+            on_composed(composed)
+        pending = [
+            PendingRun(label, None, Run.open(place, trust=named).config, place, partial(_on_target, mix))
+            for place, (label, mix) in zip(places, labelled, strict=True)
+        ]
+        if not run_missing(pending, run.given, on_run, on_round, fleet):
+            raise Interrupted(folder)
     made = [Run.open(place, run.given, trust=named) for place in places]
     return evaluate_targets(composed, model, experiment, made, with_base)
 
