@@ -1,6 +1,7 @@
-"""Files and folders of results: atomic writes, and locks that keep a second writer out of a folder."""
+"""Files and folders of results: JSON that is read with care, atomic writes, and locks against a second writer."""
 
 import json
+import math
 import os
 import platform
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EACCES, EAGAIN, EDEADLK
 from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from covey.errors import Refusal
 
@@ -22,6 +25,53 @@ _held: dict[Path, int] = {}
 """Folders that this process writes; a forked process writes none of them."""
 
 _guard = threading.Lock()
+
+
+def read_json(text: str | bytes) -> Any:
+    """Parse JSON; ValueError for what is none, holds NaN or infinities, or is nested too deeply."""
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _no_number(text)
+
+
+def misfit(value: Any, annotation: Any, where: str) -> str | None:
+    """Return where a JSON value is not of a type (`list[int]`, a typed dictionary, …), as a clause; None if it is.
+
+    A whole number serves as a float. Keys of a typed dictionary may be missing if it says so; others may be there.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is Any or (annotation is type(None) and value is None):
+        return None
+    if origin in (Union, UnionType):
+        faults = [misfit(value, choice, where) for choice in arguments]
+        return None if None in faults else next(fault for fault in faults if fault is not None)
+    if is_typeddict(annotation):
+        if not isinstance(value, dict):
+            return f"{where} is no mapping"
+        missing = sorted(annotation.__required_keys__ - value.keys())
+        if missing:
+            return f"{where} has no {missing[0]}"
+        hints = get_type_hints(annotation)
+        faults = [misfit(item, hints.get(name, Any), f"{where}.{name}") for name, item in value.items()]
+        return next((fault for fault in faults if fault is not None), None)
+    if origin in (list, dict) and isinstance(value, origin):
+        items = enumerate(value) if isinstance(value, list) else value.items()
+        faults = [misfit(item, arguments[-1], f"{where}.{name}") for name, item in items]
+        return next((fault for fault in faults if fault is not None), None)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    kinds = {int: whole and abs(value) < 1 << 63, float: whole or isinstance(value, float)}
+    good = kinds[annotation] if annotation in kinds else origin is None and isinstance(value, annotation)
+    return None if good else f"{where} is {value!r:.40}"
 
 
 def write_json(path: Path, value: object) -> None:

@@ -12,6 +12,7 @@ import covey
 from covey import Config, Refusal, Run, resume, run
 from covey.core import records
 from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
+from covey.core.round_record import RoundRecord
 from covey.core.records import Records
 from tests.conftest import SMALL, without_timings
 
@@ -96,11 +97,11 @@ def test_a_folder_whose_run_was_killed_before_it_had_a_configuration_can_be_used
 def test_numbers_that_json_cannot_say_are_none_in_a_line_and_themselves_in_a_checkpoint(tmp_path):
     kept = Records.create(tmp_path, Config.of(SMALL))
     figures = {"objective": float("inf"), "each": [1.0, float("nan")]}
-    kept.write({"round": 1, "clock": 0.0, "figures": figures}, lambda: {"best": float("-inf"), "deep": {"x": [1.5]}})
+    plain: RoundRecord = {"clients": [], "dropped": [], "bytes_up": 0, "bytes_down": 0, "seconds": {}}
+    record: RoundRecord = {"round": 1, "clock": 0.0, **plain, "figures": figures}
+    kept.write(record, lambda: {"best": float("-inf"), "deep": {"x": [1.5]}})
     kept.close()
-    assert records.read_metrics(tmp_path) == [
-        {"round": 1, "clock": 0.0, "figures": {"objective": None, "each": [1.0, None]}}
-    ]
+    assert records.read_metrics(tmp_path) == [{**record, "figures": {"objective": None, "each": [1.0, None]}}]
     assert read_checkpoint(tmp_path) == (1, {"best": float("-inf"), "deep": {"x": [1.5]}})
 
 

@@ -29,10 +29,10 @@ import covey
 from covey.arrays import State
 from covey.config.schema import Config
 from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
-from covey.core.round_record import RoundRecord
+from covey.core.round_record import RoundRecord, read_record
 from covey.core.scores import finite
 from covey.errors import Refusal, require
-from covey.storage import LOCK, FolderLock, replace_file, write_json
+from covey.storage import LOCK, FolderLock, read_json, replace_file, write_json
 from covey.trust import Trust
 
 _BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part", LOCK)
@@ -101,7 +101,7 @@ class Records:
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             try:
                 replace_file(folder / "metrics.jsonl", text.encode())
-                opened = cls(folder, done, float(rows[-1]["clock"]) if rows else 0.0, lock=lock)
+                opened = cls(folder, done, float(rows[-1].get("clock", 0.0)) if rows else 0.0, lock=lock)
             except OSError as error:
                 raise Refusal(f"The run folder {folder} cannot be written: {error.strerror or error}.") from error
             stack.pop_all()
@@ -175,11 +175,11 @@ def _read_config_file(folder: Path) -> tuple[int, dict[str, Any]]:
     if not path.is_file():
         raise Refusal(f"{folder} is not a run folder: it has no config.json.")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
         found = int(data["format"])
         mapping = data["config"]
         require(isinstance(mapping, dict), "its settings are no mapping")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Refusal(f"{folder} is not a run folder: its config.json cannot be read ({error}).") from error
     if found > FORMAT:
         raise Refusal(f"{folder} was made by a newer version of Covey (format {found}; this one reads up to {FORMAT}).")
@@ -187,16 +187,23 @@ def _read_config_file(folder: Path) -> tuple[int, dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rounds of a run folder; a last line that was cut off is left out."""
+    """Read the rounds of a run folder; a last line that was cut off is left out, and any other damage refused."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    try:
+        *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except ValueError:
-            break
+            row: dict[str, Any] = {**read_record(line)}
+            require(row["round"] > (rows[-1]["round"] if rows else 0), "its round does not follow the line before")
+            classes = {len(one["class_accuracy"]) for one in (row, *rows[-1:]) if "class_accuracy" in one}
+            require(len(classes) <= 1, "it has other classes than the line before")
+        except ValueError as error:
+            raise Refusal(f"{path} is damaged: line {number} is no record of a round ({error}).") from error
         rows.append(row)
     return rows
 

@@ -10,6 +10,7 @@ from covey.arrays import FloatArray
 from covey.core.messages import Fault, Order
 from covey.core.replies import Replies
 from covey.core.scores import EvaluationScores, finite
+from covey.storage import misfit, read_json
 
 TIMINGS = ("seconds", "probe_seconds")
 """Fields of a record that differ between two runs of the same seed."""
@@ -56,6 +57,29 @@ class RoundRecord(TypedDict, total=False):
     away: list[int]
     resting: list[int]
     health: dict[str, dict[str, int]]
+
+
+class _Written(TypedDict):
+    """What every line has."""
+
+    round: int
+    clients: list[int]
+    dropped: list[FaultRecord]
+    bytes_up: int
+    bytes_down: int
+    seconds: dict[str, float]
+
+
+def read_record(line: str) -> RoundRecord:
+    """Read a round's line; ValueError says what is wrong with one that is no record."""
+    record = read_json(line)
+    for kind in (_Written, RoundRecord):
+        if fault := misfit(record, kind, "its content"):
+            raise ValueError(fault)
+    found: RoundRecord = record
+    if "accuracy" in found and found["accuracy"] is None:
+        raise ValueError("its content.accuracy is None")
+    return found
 
 
 class Stopwatch:

@@ -72,6 +72,10 @@ def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray 
         pairs = [(str(label), share) for label, share in target.items()]
         name = ",".join(f"{label}={share:g}" if _is_number(share) else label for label, share in pairs)
         return _from_shares(name, pairs, class_names)
+    require(
+        isinstance(target, Sequence | np.ndarray) and np.ndim(target) <= 1,
+        f"{target!r:.60} is no target: give shares such as {class_names[0]}=0.7,{class_names[-1]}=0.3.",
+    )
     values = list(target)
     require(
         len(values) == len(class_names),
@@ -84,6 +88,10 @@ def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray 
 
 def parse_targets(targets: Any, class_names: Sequence[str], shares: FloatArray | None = None) -> tuple[TargetMix, ...]:
     """Return the mixes of one target or of a list of them."""
+    require(
+        isinstance(targets, str | Path | Mapping | TargetMix | Sequence | np.ndarray),
+        f"{targets!r:.60} is no target: give shares such as {class_names[0]}=0.7,{class_names[-1]}=0.3.",
+    )
     one = isinstance(targets, (str, Path, Mapping, TargetMix)) or (
         len(targets) > 0
         and all(np.ndim(item) == 0 and not isinstance(item, (str, Path, TargetMix)) for item in targets)

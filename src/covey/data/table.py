@@ -1,7 +1,6 @@
 """A user's own files: a CSV table or an NPZ archive, optionally with each sample's client."""
 
 import csv as csv_module
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,10 +109,11 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
             for name in archive.files:
                 fault = f"cannot be read: its array '{name}' is damaged, or holds Python objects, not numbers or words"
                 arrays[name] = archive[name]
-    except (ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise Refusal(f"{file} {fault}.") from error
     except OSError as error:
         raise Refusal(f"{file} cannot be read: {reason(error)}.") from error
+    except Exception as error:
+        # A damaged archive ends in errors of every kind: of zip, of zlib, of the array's header, of its size, ...
+        raise Refusal(f"{file} {fault}.") from error
     return arrays
 
 
@@ -173,6 +173,7 @@ def from_arrays(
 def _samples(x: NDArray[Any] | Tensor, name: str, tokens: bool) -> Tensor:
     array = _array(x, f"{name}: samples must be an array [n, ...], all of one shape.")
     require(array.ndim >= 2, f"{name}: samples must be an array [n, ...], not of shape {list(array.shape)}.")
+    require(array.size > 0 or len(array) == 0, f"{name}: samples hold no values, of shape {list(array.shape)}.")
     require(
         array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer),
         f"{name}: samples must be numbers, not {array.dtype}.",

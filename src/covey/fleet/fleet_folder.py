@@ -158,6 +158,8 @@ class Fleet:
             require(key in known, f"{path}: there is no section '{key}'. Known: {', '.join(known)}.")
         for key in ("address", "sites"):
             require(key in given, f"{path} does not say: {key}.")
+        for key in ("rules", "run", "data"):
+            require(isinstance(given.get(key, {}), dict), f"{path}: {key} must be a section, [{key}].")
         return cls(
             folder=folder.resolve(),
             address=coerce(given["address"], str, "address"),

@@ -52,7 +52,7 @@ class RunFolder:
         self.last: Mapping[str, Any] = rows[-1] if rows else {}
         """The line of the last finished round."""
         self._write_rows(rows)
-        self.records = Records(folder, self.done, float(rows[-1]["clock"]) if rows else 0.0)
+        self.records = Records(folder, self.done, float(rows[-1].get("clock", 0.0)) if rows else 0.0)
 
     def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
         """Refuse a folder of another run; a resumed one may have more rounds than it was begun with."""
@@ -78,7 +78,7 @@ class RunFolder:
             rows[-1] = {"round": t, **found, "own_accuracy": None, **rows[-1]}
             self.records.close()
             self._write_rows(rows)
-            self.records = Records(self.folder, t, float(rows[-1]["clock"]))
+            self.records = Records(self.folder, t, float(rows[-1].get("clock", 0.0)))
 
     def close(self) -> None:
         self.records.close()

@@ -13,6 +13,7 @@ from covey.core.interfaces import Method, Runtime
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation, Truth
 from covey.job.settings import as_configured
+from covey.model.layout import Layout
 from covey.registries import runtimes
 from covey.runtime.attack import UnderAttack
 from covey.runtime.devices import OnDevices
@@ -69,6 +70,11 @@ class Experiment:
         # Accuracy on own mixes concerns the original clients; a cohort's skew concerns those that took part.
         truth = Truth(split.truth.shares, federation.truth.skew)
         return cls(config, federation, truth, method, runtime, module)
+
+    @property
+    def module_size(self) -> int:
+        """Number of values in the model's state."""
+        return Layout.of(self.module).size
 
     @property
     def known(self) -> bool:

@@ -68,7 +68,13 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One mapping per round; `pandas.DataFrame(run.metrics)` is a table."""
-        return read_metrics(self.folder)
+        rows = read_metrics(self.folder)
+        invited = [client for row in rows for client in row["clients"]]
+        require(
+            not invited or (min(invited) >= 0 and max(invited) < self.config.clients),
+            f"The records in {self.folder} are damaged: they name clients that its {self.config.clients} are not.",
+        )
+        return rows
 
     @property
     def recorded(self) -> bool:
@@ -171,7 +177,7 @@ class Run:
             not (traits_of(self.config.runtime).live and method.resident),
             f"With '{self.config.method}' on a fleet, models stay at the sites: there are none here.",
         )
-        method.load_state_dict(state)
+        load_state(method, state, self.folder)
 
     def _row(self, method: Method, client: int | None) -> int:
         if len(method.models()) == 1:
@@ -251,9 +257,23 @@ def _reopened(experiment: Experiment, folder: Path, stack: ExitStack) -> Records
     records, state = Records.reopen(folder)
     stack.enter_context(closing(records))
     if state is not None:
-        experiment.method.load_state_dict(state)
+        load_state(experiment.method, state, folder)
     experiment.runtime.restore(read_metrics(folder))
     return records
+
+
+def load_state(method: Method, state: State, folder: Path) -> None:
+    """Load a checkpoint's state into a method; refuse one that is not of its kind."""
+    size = method.models().shape[-1]
+    try:
+        method.load_state_dict(state)
+        found = tuple(method.models().shape)
+        require(len(found) == 2 and found[0] >= 1 and found[1] == size, f"models of the shape {found}")
+        require(max(method.model_of_client, default=0) < found[0], "a client's model is missing")
+    except Exception as error:
+        # A state of another kind fails in every way: a key, a shape, a type.
+        reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
+        raise Refusal(f"The checkpoint in {folder} does not fit its settings ({reason}).") from error
 
 
 def _run(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:

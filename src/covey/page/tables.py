@@ -183,7 +183,8 @@ def machines(report: ReportData) -> Markup | None:
     for line in report.lines:
         for run in line.runs:
             about = environment_of(run.folder)
-            versions = about.pop("versions", None) or {}
+            versions = about.pop("versions", None)
+            versions = versions if isinstance(versions, dict) else {}
             about.pop("command", None)
             for key, value in {**about, **versions}.items():
                 if value is not None:

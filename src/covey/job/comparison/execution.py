@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -122,9 +122,15 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
+_MOST_SEEDS = 10_000
+"""Most seeds of a comparison."""
+
+
 def _numbers(seeds: int | Sequence[int]) -> list[int]:
     try:
-        return [index(seed) for seed in seeds] if isinstance(seeds, Iterable) else list(range(index(seeds)))
+        count = None if isinstance(seeds, Iterable) else index(seeds)
+        require(count is None or count <= _MOST_SEEDS, f"seeds must be at most {_MOST_SEEDS:,}, not {seeds}.")
+        return list(range(count)) if count is not None else [index(seed) for seed in cast(Sequence[int], seeds)]
     except TypeError:
         raise Refusal(f"seeds must be a whole number such as 3, or a list such as [0, 4, 7], not {seeds!r}.") from None
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config
@@ -21,6 +21,19 @@ from covey.storage import FolderLock, write_json
 
 _PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggregators, "many": manymodels}
 """Sections whose part depends on the method."""
+
+
+class _PlanFile(TypedDict):
+    """What `compare.json` holds."""
+
+    format: int
+    methods: list[str]
+    seeds: list[int]
+    vary: dict[str, list[Any]]
+    given: dict[str, Any]
+    target: float | None
+    agents: NotRequired[dict[str, str]]
+    fairness: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,13 @@ def is_comparison(folder: Path) -> bool:
 
 def read_plan(folder: Path) -> dict[str, Any]:
     """Read the plan of a comparison from its folder."""
-    return read_job_file(folder / "compare.json", "a comparison")
+    plan = read_job_file(folder / "compare.json", "a comparison", _PlanFile)
+    require(bool(plan["methods"] and plan["seeds"]), f"{folder} is not a comparison: it has no methods, or no seeds.")
+    require(
+        all(plan["vary"].values()) and all(name for name in plan["methods"]),
+        f"{folder} is not a comparison: a method without a name, or a setting that varies over nothing.",
+    )
+    return plan
 
 
 def default_folder(plan: dict[str, Any]) -> Path:

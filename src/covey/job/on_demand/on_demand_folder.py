@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from covey.arrays import FloatArray, IntArray
 from covey.core.checkpoint import FORMAT
 from covey.data.class_mix import TargetMix
-from covey.errors import Refusal
+from covey.errors import Refusal, require
 from covey.job.experiment import Experiment
 from covey.job.job_folder import read_job_file, require_empty
 from covey.job.on_demand.class_shares import Estimator
@@ -24,6 +24,44 @@ from covey.job.on_demand.on_demand_result import ComposedTargets
 from covey.job.runs import Run
 from covey.probe.class_query import EPSILONS, Estimates, Privacy, PrivacyCost, cost_of_privacy
 from covey.storage import FolderLock, replacing, write_json
+
+
+class _TargetFile(TypedDict):
+    name: str
+    mix: list[float]
+    notes: list[str]
+
+
+class _CompositionFile(TypedDict):
+    target: list[float]
+    clients: list[int]
+    ratios: list[float]
+    mix: list[float]
+    passes: int
+
+
+class _PlanOfJob(TypedDict):
+    base: str
+    base_round: int
+    targets: list[_TargetFile]
+    estimator: str
+    rounds: int
+    pairing: str
+    survey: bool
+    insight_dp: str | None
+    continued: bool
+    settings: dict[str, Any]
+
+
+class _JobFile(TypedDict):
+    """What `ondemand.json` holds."""
+
+    format: int
+    plan: _PlanOfJob
+    composed: list[_CompositionFile]
+    notes: list[str]
+    bytes_up: int
+    bytes_down: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +126,20 @@ def claim(
 
 def read_job(folder: Path) -> dict[str, Any]:
     """Read the file that describes a job: its plan and the composed clients."""
-    return read_job_file(folder / "ondemand.json", "an on-demand job")
+    job = read_job_file(folder / "ondemand.json", "an on-demand job", _JobFile)
+    plan, composed = job["plan"], job["composed"]
+    require(
+        len(plan["targets"]) == len(composed) > 0 and plan["rounds"] >= 1 and plan["base_round"] >= 1,
+        f"{folder} is not an on-demand job: its ondemand.json does not say who was composed for each target.",
+    )
+    for target, composition in zip(plan["targets"], composed, strict=True):
+        classes = {len(mix) for mix in (target["mix"], composition["target"], composition["mix"])}
+        clients, ratios = composition["clients"], composition["ratios"]
+        require(
+            len(classes) == 1 and len(clients) == len(ratios) > 0 and min(clients) >= 0,
+            f"{folder} is not an on-demand job: in its ondemand.json, shares, clients and ratios do not fit together.",
+        )
+    return job
 
 
 def run_folders(folder: Path, plan: Mapping[str, Any]) -> list[Path]:
@@ -112,8 +163,9 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
         tensors = load_file(str(folder / "base.safetensors"))
     except (OSError, SafetensorError) as error:
         raise Refusal(f"{folder} cannot be resumed: its base.safetensors cannot be read ({error}).") from error
-    found = Estimates(*(tensors[name].numpy() for name in ("shares", "seen", "sizes")))
     names, truth = experiment.federation.dataset.class_names, experiment.known_shares
+    _require_fitting(folder, data, tensors, experiment)
+    found = Estimates(*(tensors[name].numpy() for name in ("shares", "seen", "sizes")))
     targets = []
     for mix, mapping in zip(map(TargetMix.of, plan["targets"]), data["composed"], strict=True):
         composition = Composition.of(mapping)
@@ -137,6 +189,25 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
         privacy=() if truth is None else _cost(truth, experiment.federation.sizes, plan["insight_dp"]),
     )
     return composed, tensors["model"]
+
+
+def _require_fitting(
+    folder: Path, data: Mapping[str, Any], tensors: Mapping[str, Tensor], experiment: Experiment
+) -> None:
+    """Refuse a job whose estimates, compositions or base model are not those of its federation and its model."""
+    clients, classes = experiment.federation.clients, experiment.federation.dataset.classes
+    shapes = {"shares": (clients, classes), "seen": (clients,), "sizes": (clients,)}
+    shapes["model"] = (experiment.module_size,)
+    found = {name: tuple(tensors[name].shape) if name in tensors else None for name in shapes}
+    fitting = all(
+        len(one["mix"]) == classes and max(one["clients"]) < clients and len(set(one["clients"])) == len(one["clients"])
+        for one in data["composed"]
+    )
+    require(
+        found == shapes and fitting,
+        f"{folder} is damaged: its base model, estimates or compositions are not those of its {clients} clients and "
+        f"{classes} classes.",
+    )
 
 
 def _cost(truth: FloatArray, sizes: IntArray, insight_dp: str | None) -> tuple[PrivacyCost, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from covey.arrays import FloatArray
 from covey.data.class_mix import TargetMix
+from covey.errors import require
 from covey.job.on_demand.class_shares import Estimator
 from covey.job.on_demand.composition import Composition
 from covey.job.page_link import write_page_about
@@ -211,8 +212,9 @@ def _spread(points: Sequence[float]) -> str:
 
 def target_curve(metrics: Sequence[dict[str, Any]], mix: FloatArray) -> list[tuple[int, float]]:
     """Return round and accuracy on a mix, from the records that list the accuracy of every class."""
-    return [
-        (int(row["round"]), float(np.asarray(row["class_accuracy"]) @ mix))
-        for row in metrics
-        if "class_accuracy" in row
-    ]
+    listed = [(int(row["round"]), np.asarray(row["class_accuracy"])) for row in metrics if "class_accuracy" in row]
+    require(
+        all(len(accuracy) == len(mix) for _, accuracy in listed),
+        f"The records of a run are damaged: they are not about the {len(mix)} classes of the target.",
+    )
+    return [(t, float(accuracy @ mix)) for t, accuracy in listed]
