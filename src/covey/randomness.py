@@ -2,10 +2,11 @@
 
 Clients' draws (batch order, augmentation, dropout) come from splitmix64 in integer tensor operations, so that a CPU and
 a GPU draw the same numbers in any order of execution. The server's draws (cohorts, Beta samples) come from NumPy's
-Philox, under the same kind of key.
+Philox, under the same kind of key. Noise that nobody may foresee is the exception: it comes from the operating system.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -114,6 +115,17 @@ def permutation(key: int | Tensor, count: int, device: torch.device | str = "cpu
 def generator(*parts: int | str) -> np.random.Generator:
     """Return NumPy's Philox generator for the server's draws, keyed like all others."""
     return np.random.Generator(np.random.Philox(key=key(*parts)))
+
+
+def system_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Draw standard normal numbers from the operating system's generator (Box-Muller); no seed tells them."""
+    count = int(np.prod(shape))
+    words = np.frombuffer(os.urandom(16 * ((count + 1) // 2)), dtype=np.uint64).reshape(2, -1)
+    # Above 0, so that the logarithm is finite.
+    radius, angle = ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) / (1 << 53)
+    length = np.sqrt(-2 * np.log(radius))
+    drawn = np.concatenate([length * np.cos(2 * np.pi * angle), length * np.sin(2 * np.pi * angle)])
+    return drawn[:count].reshape(shape)
 
 
 @contextmanager

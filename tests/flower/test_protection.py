@@ -178,6 +178,11 @@ def sent_update(protection: Protection | None, *, simulated: bool = True) -> tor
     return torch.from_numpy(content.array_records["covey.reply.arrays"]["state"].numpy()).double() - task.start.double()
 
 
+def open_but_for_insights(insight: str, **options: Any) -> Protection:
+    """Return noise on insights, and everything else as it is."""
+    return Protection(insight=insight, budget="unlimited", unprotected=("update", "loss", "evaluation"), **options)
+
+
 def test_an_update_is_cut_to_its_bound_and_no_further():
     whole = sent_update(None)
     length = float(whole.norm())
@@ -189,13 +194,13 @@ def test_an_update_is_cut_to_its_bound_and_no_further():
 
 def test_noise_on_updates_is_as_large_as_the_mechanism_needs():
     clip = 0.01
-    protection = Protection(update="4,1e-5", update_clip=clip)
+    protection = Protection(update="4,1e-5", update_clip=clip, budget="unlimited")
     noisy = torch.cat([sent_update(protection, simulated=False) for _ in range(30)])
     assert float(noisy.std()) == pytest.approx(2 * clip * Privacy(4, 1e-5).deviation, rel=0.1)
 
 
 def test_a_real_client_draws_noise_that_a_seed_does_not_tell():
-    protection = Protection(update="4,1e-5", update_clip=0.1)
+    protection = Protection(update="4,1e-5", update_clip=0.1, budget="unlimited")
     assert torch.equal(sent_update(protection), sent_update(protection))
     one, two = sent_update(protection, simulated=False), sent_update(protection, simulated=False)
     assert not torch.equal(one, two)
@@ -218,14 +223,14 @@ def test_one_other_sample_moves_a_clipped_insight_by_no_more_than_its_sensitivit
 
 
 def test_fedacs_runs_with_noise_on_insights_and_the_fields_stay_the_same():
-    grid = watched("fedacs", protection=Protection(insight="8,1e-5"))
+    grid = watched("fedacs", protection=open_but_for_insights("8,1e-5"))
     sent = {name for answer in grid.seen if answer.metadata.message_type == TRAIN for name in fields_of(answer.content)}
     assert sent == documented("Replies, by method")["fedacs"]
 
 
 def test_insights_that_noise_is_not_known_for_are_not_sent():
     learner, samples = a_learner()
-    client = Client(learner, samples, protection=Protection(insight="8,1e-5"))
+    client = Client(learner, samples, protection=open_but_for_insights("8,1e-5"))
     with pytest.raises(Refusal, match="not for full"):
         client.answer(a_task(learner, probes=(Insight(0.1, "full"),)), Memory(RecordDict(), "a"))
 
@@ -255,7 +260,7 @@ def a_predictor_probe(sends: Sends = "gradient", epochs: int = 2) -> PredictorPr
     return PredictorProbe(initial_predictor(weight, CLASSES, 4, 0), 4, 5, epochs, 2, 0.1, 0.5, sends, 3)
 
 
-OWN = Protection(insight="1,1e-5", insight_clip=0.5)
+OWN = open_but_for_insights("1,1e-5", insight_clip=0.5)
 
 
 def test_a_plain_query_for_class_shares_gets_noise_from_a_client_that_protects_insights():
@@ -336,7 +341,7 @@ def test_how_far_off_an_estimate_is_has_the_noise_that_it_needs():
 def test_a_client_that_protects_insights_applies_the_predictor_to_what_has_noise():
     """With sends=shares; a loose budget tells them nearly, and the fields are those of an open answer."""
     probe = a_predictor_probe("shares")
-    loose = Protection(insight="1e6,1e-5", insight_clip=100.0)
+    loose = open_but_for_insights("1e6,1e-5", insight_clip=100.0)
     open_, guarded = told(probe, head=1), told(probe, loose, head=1)
     assert set(open_) == set(guarded) == {"shares", "error", "predictor", "gradients"}
     torch.testing.assert_close(guarded["shares"], open_["shares"], atol=0.05, rtol=0)
@@ -363,7 +368,7 @@ def test_a_client_that_protects_insights_does_not_train_the_predictor_on_its_own
 
 
 def test_ondemand_runs_with_noise_on_what_predictors_are_told_and_the_fields_stay_the_same():
-    grid = watched("ondemand", protection=Protection(insight="8,1e-5"))
+    grid = watched("ondemand", protection=open_but_for_insights("8,1e-5"))
     sent = {name for answer in grid.seen if answer.metadata.message_type == TRAIN for name in fields_of(answer.content)}
     assert sent == documented("Replies, by method")["ondemand"]
 
@@ -404,10 +409,16 @@ def test_a_server_cannot_ask_for_noise_without_a_bound(clip):
     [
         ({"update": "1,1e-5"}, "needs a bound"),
         ({"update_clip": -1.0}, "update_clip must be above 0"),
+        ({"update_clip": math.inf}, "update_clip must be above 0 and finite"),
         ({"insight": "1"}, r"^insight is epsilon and delta, such as 1,1e-5, not '1'\."),
         ({"update": "1", "update_clip": 1.0}, r"^update is epsilon and delta, such as 1,1e-5, not '1'\."),
         ({"update": "0,1e-5", "update_clip": 1.0}, r"^update: epsilon must be above 0"),
         ({"insight": "1,1e-5", "insight_clip": 0.0}, "insight_clip must be above 0"),
+        ({"insight": "1,1e-5"}, "say what all answers together may tell"),
+        ({"insight": "1,1e-5", "budget": "much"}, "A budget is kept in a file"),
+        ({"insight": "1,1e-5", "budget": "much", "ledger": "x"}, r"^budget is epsilon and delta"),
+        ({"budget": "1,1e-5", "ledger": "x"}, "A budget counts noisy answers"),
+        ({"insight": "1,1e-5", "budget": "unlimited", "unprotected": "loss"}, "unprotected lists names"),
     ],
 )
 def test_impossible_protection_is_refused(options, sentence):

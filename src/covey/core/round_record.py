@@ -44,6 +44,7 @@ class RoundRecord(TypedDict, total=False):
     cohort_skew: float | None
     dropped: list[FaultRecord]
     unmeasured: list[FaultRecord]
+    unscored: list[FaultRecord]
     withheld: list[int]
     bytes_up: int
     bytes_down: int

@@ -231,6 +231,8 @@ class FleetRuntime(Runtime):
                 record["own_accuracy"] = None
             if self._at_sites:
                 record.pop("class_accuracy", None)
+            if self._at_sites and (faults := self._exchange.unscored):
+                record["unscored"] = [{"client": fault.client, "reason": fault.reason} for fault in faults]
             if not self._scored:
                 record |= {"accuracy": None, "loss": None}
         return record

@@ -7,7 +7,8 @@ names the model; models and probes of users' own run only if the site's configur
     folder="/data/pumps"              where the samples are
     allow="fleet_models:Net"          models and probes of your own, separated by commas
     label="state"                     the label's column
-    update-clip=1.0  update-privacy="8,1e-5"  insight-privacy="1,1e-5"      see docs/privacy.md
+    update-clip=1.0  update-privacy="8,1e-5"  insight-privacy="1,1e-5"      see docs/privacy.md, also for:
+    budget="10,1e-5"  unprotected="loss,evaluation"  classes="ok,worn"      needed with noise: budget, classes
 """
 
 import csv
@@ -63,6 +64,12 @@ def prepared(context: Context, part: str) -> Client:
     torch.set_num_threads(1)
     run = json.loads(str(context.run_config[RUN]))
     node = context.node_config
+    rules = protection(node)
+    require(
+        rules is None or not rules.noisy or tuple(run["class_names"]) == _listed(node, "classes"),
+        "The run is about other classes than this site's operator states. Whether samples fit others would tell which "
+        "classes occur here.",
+    )
     try:
         samples = read_samples(
             Path(str(node["folder"])), part, tuple(run["class_names"]), str(node.get("label", "label"))
@@ -93,29 +100,47 @@ def prepared(context: Context, part: str) -> Client:
     )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in run["options"].items()}
     module = build_model(name, options, dataset.shape, dataset.classes, run["seed"])
-    return Client(Learner(module, dataset, run["precision"]), samples, protection=protection(node))
+    return Client(Learner(module, dataset, run["precision"]), samples, protection=rules)
 
 
 def allowed(node: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the models and probes of users' own that the site runs."""
-    return tuple(name.strip() for name in str(node.get("allow", "")).split(",") if name.strip())
+    return _listed(node, "allow")
+
+
+def _listed(node: Mapping[str, Any], option: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in str(node.get(option, "")).split(",") if name.strip())
 
 
 def protection(node: Mapping[str, Any]) -> Protection | None:
-    """Return the clipping and noise that the site applies to its answers."""
-    clip = node.get("update-clip")
+    """Return the clipping and noise that the site applies to its answers, and its budget."""
+    clip, budget = node.get("update-clip"), node.get("budget")
     update, insight = node.get("update-privacy"), node.get("insight-privacy")
     for option, text in (("update-privacy", update), ("insight-privacy", insight)):
         if text is not None:
             Privacy.of(str(text), option)
-    if clip is None and update is None and insight is None:
+    if clip is None and update is None and insight is None and budget is None:
         return None
-    return Protection(
+    rules = Protection(
         update=None if update is None else str(update),
         update_clip=None if clip is None else float(clip),
         insight=None if insight is None else str(insight),
         insight_clip=float(node.get("insight-clip", 1.0)),
+        budget=None if budget is None else str(budget),
+        ledger=_ledger(node),
+        unprotected=_listed(node, "unprotected"),
     )
+    require(
+        not rules.noisy or bool(_listed(node, "classes")),
+        "A site with noise states the classes that runs are about: classes='ok,worn', as in the fleet's data section.",
+    )
+    return rules
+
+
+def _ledger(node: Mapping[str, Any]) -> str | None:
+    """Return the file that counts the site's noisy answers: `privacy.json` in its folder, or as `ledger` says."""
+    given, memory = node.get("ledger"), node.get("memory")
+    return str(given) if given else str(Path(str(memory)).with_name("privacy.json")) if memory else None
 
 
 def read_samples(folder: Path, part: str, classes: tuple[str, ...], label: str = "label") -> Samples:

@@ -83,6 +83,8 @@ class Exchange:
         """The round's messages and the client that each went to."""
         self._kept: dict[int, set[str]] = {}
         """Client → digests of the arrays that probes keep there (in a simulation)."""
+        self.unscored: list[Fault] = []
+        """Clients that answered the last evaluation with an error, such as those that decline it."""
 
     def messages(self, order: Order, again: Sequence[int] | None = None, *, evaluate: bool = False) -> list[Message]:
         """Return the order as messages to its clients, or only to clients in `again`, which have lost their arrays."""
@@ -162,9 +164,15 @@ class Exchange:
         return self.read(grid, order, answers, self.timeout - (time.monotonic() - begin))
 
     def scores(self, grid: Grid, order: Order) -> dict[int, tuple[int, float, float]]:
-        """Return client → samples, loss and accuracy that it reports; senseless reports are left out."""
+        """Return client → samples, loss and accuracy that it reports; senseless reports are left out.
+
+        `unscored` then says who declined, and why.
+        """
         sent = self.messages(order, evaluate=True)
         found = self._by_client(grid.send_and_receive(sent, timeout=self.timeout)) if sent else {}
+        self.unscored = [
+            Fault(client, declined(found[client])) for client in sorted(found) if found[client].has_error()
+        ]
         read = {client: reported(found[client]) for client in sorted(found)}
         return {client: scores for client, scores in read.items() if scores is not None}
 
@@ -214,7 +222,7 @@ class Exchange:
             there = self.roster.node_of(client) is not None and code != ErrorCode.NODE_UNAVAILABLE
             return Fault(client, f"no answer within {self.timeout:g} seconds" if there else "it cannot be reached")
         if answer.has_error():
-            return Fault(client, f"it answered with an error: {_reason(answer.error.reason)}")
+            return Fault(client, declined(answer))
         if _lacks(answer):
             return Fault(client, "it lost arrays of earlier rounds")
         try:
@@ -289,6 +297,11 @@ def reported(reply: Message) -> tuple[int, float, float] | None:
     if len(numbers) < 3 or not 1 <= numbers[0] < 1 << 53 or not 0 <= numbers[2] <= 1:
         return None
     return int(numbers[0]), numbers[1], numbers[2]
+
+
+def declined(answer: Message) -> str:
+    """Return why a client answered with an error."""
+    return f"it answered with an error: {_reason(answer.error.reason)}"
 
 
 def _lacks(answer: Message) -> bool:

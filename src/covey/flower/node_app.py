@@ -62,7 +62,7 @@ def client_app(
     test: Data = None,
     train: Train | None = None,
     head: str | None = None,
-    protection: Protection | None = None,
+    protection: Protection | Callable[[Context], Protection] | None = None,
     probes: Collection[str] = (),
     threads: int | None = None,
     precision: Precision = "fp32",
@@ -76,7 +76,8 @@ def client_app(
         and `settings` the round's (`lr`, `epochs`, what the strategy's configuration adds). Without it, Covey's local
         training (SGD or Adam) does, as the strategy's `local` says, to the same bits as in a simulation.
     head: name of the last layer; the last linear layer where it is not given.
-    protection: clipping and noise on what the client sends.
+    protection: clipping and noise on what the client sends, and its budget; or a function of Flower's context that
+        returns them, where several clients share this app: each needs a ledger of its own.
     probes: measurements of your own that the client makes for a server, as `package.module:Name`.
     threads: torch threads; 1 makes results independent of the machine's cores.
     """
@@ -90,7 +91,8 @@ def client_app(
         given = _made_data(source, context)
         samples = as_samples(given)
         learner = Learner(module, _as_dataset(module, samples), precision)
-        return Client(learner, samples, None if fit is None else _own_fit(learner, given, fit), protection)
+        rules = protection(context) if callable(protection) else protection or Protection()
+        return Client(learner, samples, None if fit is None else _own_fit(learner, given, fit), rules)
 
     def work(message: Message, context: Context) -> Message:
         return answered(message, context, lambda: prepared(context, data, train), allowed=probes)

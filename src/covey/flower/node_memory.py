@@ -1,9 +1,12 @@
 """A client's memory between orders, in the node's own state (`context.state`), which is never sent.
 
 It holds models that a method leaves with its clients (local-only, MOCHA, FedFomo), and what probes keep there (MOCHA's
-dual variables). Arrays are found by their digest.
+dual variables). Arrays are found by their digest; models that were never sent by one that nobody else can compute, so
+that no order can ask whether the client holds a certain model.
 """
 
+import hashlib
+import secrets
 from typing import cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -23,7 +26,8 @@ class Memory:
     def __init__(self, state: RecordDict, run: str) -> None:
         index = state.config_records.get(_INDEX)
         if index is None or index["run"] != run:
-            state[_INDEX] = ConfigRecord({"run": run, "models": "", "own": "", "kept": ""})
+            empty = {"models": "", "own": "", "kept": ""}
+            state[_INDEX] = ConfigRecord({"run": run, "secret": secrets.token_hex(16), **empty})
             state[_ARRAYS] = ArrayRecord()
         self._index = state.config_records[_INDEX]
         self._arrays = state.array_records[_ARRAYS]
@@ -62,12 +66,13 @@ class Memory:
         found = [known for t, known in self.trained if before is None or t < before]
         return self.find(found[-1]) if found else None
 
-    def hold(self, model: Tensor, *, own: int | None = None) -> None:
+    def hold(self, model: Tensor, *, own: int | None = None, private: bool = False) -> None:
         """Keep a model; if there are too many, drop the least recently used.
 
         `own` is the round in which the client trained it; trained models of that round and later ones are forgotten.
+        `private` models are those that were never sent.
         """
-        known = digest(model)
+        known = self._private_name(model) if private else digest(model)
         if known not in self._arrays:
             self._arrays[known] = as_array(model)
         self._index["models"] = " ".join(used_now(self.models, known))
@@ -75,6 +80,11 @@ class Memory:
             others = [pair for pair in self.trained if pair[0] < own][-1:]
             self._index["own"] = " ".join(f"{t}={name}" for t, name in (*others, (own, known)))
         self._forget()
+
+    def _private_name(self, model: Tensor) -> str:
+        """Return a digest that only this client can compute; a memory of an earlier version gets its secret now."""
+        secret = str(self._index.setdefault("secret", secrets.token_hex(16)))
+        return hashlib.blake2b(digest(model).encode(), key=secret.encode(), digest_size=16).hexdigest()
 
     def keep(self, name: str, t: int, value: Tensor) -> None:
         """Keep the arrays that a probe leaves with the client.

@@ -32,7 +32,7 @@ from covey.core.messages import Order
 from covey.core.records import folder_format
 from covey.core.stall_warning import warn_of_stall
 from covey.errors import Refusal, require
-from covey.flower.exchange import Configure, Exchange, reported
+from covey.flower.exchange import Configure, Exchange, declined, reported
 from covey.flower.live_method import require_live
 from covey.flower.node_app import ModelWithHead
 from covey.flower.roster import Roster
@@ -286,11 +286,17 @@ class Strategy(FlowerStrategy):
         """
         roster = self._running().exchange.roster
         found: dict[int, tuple[int, float, float]] = {}
+        unscored: dict[int, str] = {}
         for reply in replies:
             client = roster.client_of(reply.metadata.src_node_id)
+            if client is not None and reply.has_error():
+                unscored[client] = declined(reply)
             scores = reported(reply)
             if client is not None and scores is not None:
                 found[client] = scores
+        self._running().runtime.note_unscored(unscored)
+        if self._folder is not None:
+            self._folder.note_unscored(server_round + self._done, unscored)
         if not found:
             return None
         rows = np.array([found[client] for client in sorted(found)])

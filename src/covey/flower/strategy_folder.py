@@ -72,10 +72,19 @@ class RunFolder:
 
     def score(self, t: int, scores: Mapping[str, Any]) -> None:
         """Add the scores that clients report of a round's model to its line."""
+        found = {name: float(scores[name]) for name in ("accuracy", "loss") if name in scores}
+        self._add(t, {**found, "own_accuracy": None})
+
+    def note_unscored(self, t: int, reasons: Mapping[int, str]) -> None:
+        """Add the clients that declined to evaluate, and why, to a round's line."""
+        if reasons:
+            faults = [{"client": client, "reason": reason} for client, reason in sorted(reasons.items())]
+            self._add(t, {"unscored": faults})
+
+    def _add(self, t: int, found: Mapping[str, Any]) -> None:
         rows = read_metrics(self.folder)
         if rows and rows[-1]["round"] == t:
-            found = {name: float(scores[name]) for name in ("accuracy", "loss") if name in scores}
-            rows[-1] = {"round": t, **found, "own_accuracy": None, **rows[-1]}
+            rows[-1] = {"round": t, **found, **rows[-1]}
             self.records.close()
             self._write_rows(rows)
             self.records = Records(self.folder, t, float(rows[-1].get("clock", 0.0)))

@@ -75,6 +75,12 @@ class StrategyRuntime(Runtime):
     def annotate(self, record: RoundRecord) -> RoundRecord:
         return self.attendance.annotate(record)
 
+    def note_unscored(self, reasons: Mapping[int, str]) -> None:
+        """Add the clients that declined to evaluate, and why, to the round's entry."""
+        for client, reason in sorted(reasons.items()):
+            (name,) = self._names([client])
+            self.history[-1].setdefault("unscored", []).append({"client": name, "reason": reason})
+
     def _noted(self, found: Replies) -> Replies:
         """Check replies, and add their faults to the round's entry."""
         replies = checked(found)

@@ -34,7 +34,7 @@ from covey.data.dataset import Samples
 from covey.errors import Refusal, require
 from covey.model.layout import Layout
 from covey.probe.insight import head_gradients, sample_gradients
-from covey.randomness import generator, key
+from covey.randomness import generator, key, system_normal
 from covey.registries import probes
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -95,8 +95,8 @@ class Privacy:
     computes σ and the ε of many answers (`after`).
 
     The guarantee covers this answer alone; the model that a client trains and sends reveals more about its samples. In
-    a simulation the noise is drawn from the run's seed, so that runs are repeatable; a real client must draw it in
-    secret. `cost_of_privacy` gives its effect on estimates of class shares.
+    a simulation the noise is drawn from the run's seed, so that runs are repeatable; a real client draws it in
+    secret (`in_secret`). `cost_of_privacy` gives its effect on estimates of class shares.
     """
 
     epsilon: float
@@ -130,8 +130,32 @@ class Privacy:
 
     def noisy(self, values: Tensor, sensitivity: float, key: int) -> Tensor:
         """Add noise to `values`; `sensitivity` is the largest change (Euclidean) from replacing one sample."""
-        noise = generator(key, "privacy").standard_normal(tuple(values.shape)) * sensitivity * self.deviation
+        noise = self._normal(tuple(values.shape), key) * sensitivity * self.deviation
         return values + torch.from_numpy(np.asarray(noise)).to(values.device, values.dtype)
+
+    def _normal(self, shape: tuple[int, ...], key: int) -> FloatArray:
+        return generator(key, "privacy").standard_normal(shape)
+
+    def in_secret(self) -> "SecretPrivacy":
+        """Return the same privacy with noise that no key tells."""
+        return SecretPrivacy(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True)
+class SecretPrivacy(Privacy):
+    """`Privacy` with noise from the operating system's generator, as a real client draws it; keys are ignored."""
+
+    def _normal(self, shape: tuple[int, ...], key: int) -> FloatArray:
+        return system_normal(shape)
+
+
+def composed_epsilon(spent: float, delta: float) -> float:
+    """Return ε at `delta` of Gaussian answers together, where `spent` is Σ 1/σ² over their σ for sensitivity 1.
+
+    Gaussian mechanisms compose to one with 1/σ² = Σ 1/σ_k², also if later questions depend on earlier answers (Dong,
+    Roth and Su 2022, corollary 3.3).
+    """
+    return float(_accountant().get_epsilon_gaussian(1 / np.sqrt(spent), delta)) if spent > 0 else 0.0
 
 
 def _no_budget(epsilon: float, delta: float) -> str:
