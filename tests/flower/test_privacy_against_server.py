@@ -24,9 +24,8 @@ from covey.flower import InProcessGrid, Protection, Strategy, client_app
 from covey.flower.node_memory import Memory
 from covey.flower.node_work import Client
 from covey.flower.privacy_ledger import Ledger
-from covey.flower.protection import clipped
 from covey.flower.wire import EVALUATE, REPLY, Missing, digest, fields_of
-from covey.probe.class_query import ClassQuery, Privacy
+from covey.probe.class_query import ClassQuery, Privacy, clipped
 from covey.probe.insight import Insight
 from covey.probe.losses import Losses, Utility
 from covey.probe.simhash import SimHash

@@ -3,6 +3,7 @@
 from covey.aggregation.average import Average, weighted_sum
 from covey.aggregation.cmfl import CMFL, ServerCMFL
 from covey.aggregation.coordinate_rules import Median, TrimmedMean
+from covey.aggregation.dp_fedavg import DPFedAvg
 from covey.aggregation.feddrl import FedDRL
 from covey.aggregation.feddrl_set import FedDRLSet
 from covey.aggregation.fixed_weights import Ratios
@@ -20,6 +21,7 @@ __all__ = [
     "AroundAggregator",
     "Average",
     "Bulyan",
+    "DPFedAvg",
     "FedDRL",
     "FedDRLSet",
     "GeometricMedian",

@@ -10,6 +10,7 @@ from covey.config.recipe import recipe_of
 from covey.config.schema import NATURAL, Config
 from covey.core.interfaces import Method, Setting
 from covey.core.one_model import OneModel
+from covey.core.runtime_traits import traits_of
 from covey.data.dataset import Dataset, load_dataset
 from covey.environment.alterations import assign
 from covey.environment.federated_data import Federation
@@ -93,8 +94,17 @@ def build_method(config: Config, module: nn.Module, clients: int, classes: int, 
     return method_of(config, setting, initial_model(config, module))
 
 
-def setting_of(config: Config, clients: int, classes: int, layout: Layout, *, resumed: bool = False) -> Setting:
-    """Return the facts about a run that its method may know."""
+def setting_of(
+    config: Config, clients: int, classes: int, layout: Layout, *, resumed: bool = False, live: bool | None = None
+) -> Setting:
+    """Return the facts about a run that its method may know.
+
+    `live` says whether clients are real, where the configuration's runtime does not.
+    """
+    live = traits_of(config.runtime).live if live is None else live
+    # Real clients may be away, which leaves fewer to draw from.
+    all_reachable = not live and config.devices.availability == 1
+    uniform = config.selector is not None and config.selector.name == "uniform"
     return Setting(
         clients=clients,
         cohort=min(config.cohort, clients),
@@ -105,4 +115,6 @@ def setting_of(config: Config, clients: int, classes: int, layout: Layout, *, re
         layout=layout,
         work=config.local,
         resumed=resumed,
+        uniform_sampling=uniform and all_reachable,
+        live=live,
     )

@@ -106,6 +106,10 @@ class Setting:
     """True on a resume: `load_state_dict` follows `begin`, so `begin` need not read files such as a trained agent."""
     shuffled: bool = True
     """True if the places of a cohort are shuffled in each round, for methods that see places; False in old runs."""
+    uniform_sampling: bool = False
+    """True if each round's cohort is drawn uniformly, without replacement and in its full size, from all clients."""
+    live: bool = False
+    """True if clients are real: they know the seed, so noise that hides one from the others must not come from it."""
 
 
 class Part(ABC):

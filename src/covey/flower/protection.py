@@ -17,7 +17,7 @@ from covey.core.interfaces import Probe
 from covey.data.dataset import Samples
 from covey.errors import require
 from covey.flower.privacy_ledger import Ledger
-from covey.probe.class_query import ClassQuery, Privacy, finite
+from covey.probe.class_query import ClassQuery, Privacy, clipped, finite
 from covey.probe.insight import Insight, sample_gradients
 from covey.probe.predictor import GuardedPredictorProbe, PredictorProbe, PrivatePredictorProbe, TracedPredictorProbe
 
@@ -190,19 +190,6 @@ def _stricter(own: Privacy, asked: Privacy | None) -> Privacy:
 
 def _noisy(privacy: Privacy, values: Tensor, sensitivity: float, key: int | None) -> Tensor:
     return privacy.in_secret().noisy(values, sensitivity, 0) if key is None else privacy.noisy(values, sensitivity, key)
-
-
-def clipped(update: Tensor, bound: float) -> Tensor:
-    """Return an update `[d]` of float64, cut to the norm `bound`; one that is not finite becomes zero.
-
-    So a server cannot tell that its model made a sample overflow. The norm is taken of the update divided by its
-    largest value, which cannot overflow.
-    """
-    largest = update.abs().max() if update.numel() else update.new_zeros(())
-    if not bool(torch.isfinite(largest)) or float(largest) == 0:
-        return torch.zeros_like(update)
-    factor = bound / float((update / largest).norm()) / float(largest)
-    return update * min(factor, 1.0)
 
 
 def clipped_head_gradient(learner: Learner, received: Tensor, samples: Samples, clip: float) -> dict[str, Tensor]:

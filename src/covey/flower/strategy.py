@@ -171,7 +171,7 @@ class Strategy(FlowerStrategy):
         self._started = StartedRun(tensors, runtime, on_round)
         self.history = runtime.history
         resumed = self._place is not None and has_checkpoint(self._place)
-        setting = setting_of(config, config.clients, self._classes(), self.layout, resumed=resumed)
+        setting = setting_of(config, config.clients, self._classes(), self.layout, resumed=resumed, live=True)
         self.method = method_of(config, setting, state)
         arrays = self._resumed(initial_arrays, config)
         done, rounds = self._done, num_rounds - self._done

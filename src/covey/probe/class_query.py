@@ -126,7 +126,7 @@ class Privacy:
 
     def after(self, answers: int) -> float:
         """Return ε of so many answers combined, at the same δ."""
-        return float(_accountant().get_epsilon_gaussian(self.deviation / np.sqrt(answers), self.delta))
+        return float(accountant().get_epsilon_gaussian(self.deviation / np.sqrt(answers), self.delta))
 
     def noisy(self, values: Tensor, sensitivity: float, key: int) -> Tensor:
         """Add noise to `values`; `sensitivity` is the largest change (Euclidean) from replacing one sample."""
@@ -155,7 +155,7 @@ def composed_epsilon(spent: float, delta: float) -> float:
     Gaussian mechanisms compose to one with 1/σ² = Σ 1/σ_k², also if later questions depend on earlier answers (Dong,
     Roth and Su 2022, corollary 3.3).
     """
-    return float(_accountant().get_epsilon_gaussian(1 / np.sqrt(spent), delta)) if spent > 0 else 0.0
+    return float(accountant().get_epsilon_gaussian(1 / np.sqrt(spent), delta)) if spent > 0 else 0.0
 
 
 def _no_budget(epsilon: float, delta: float) -> str:
@@ -167,10 +167,11 @@ def _no_budget(epsilon: float, delta: float) -> str:
 
 @lru_cache(maxsize=64)
 def _deviation(epsilon: float, delta: float) -> float:
-    return float(_accountant().get_sigma_gaussian(epsilon, delta))
+    return float(accountant().get_sigma_gaussian(epsilon, delta))
 
 
-def _accountant() -> ModuleType:
+def accountant() -> ModuleType:
+    """Return the package dp-accounting; refuse where it is not installed."""
     try:
         return import_module("dp_accounting")
     except ImportError as error:
@@ -319,6 +320,19 @@ def bounded_bias_gradient(learner: Learner, received: Tensor, samples: Samples) 
         mixes.append(nearest_mix(1 / each.shape[1] - each))
     mean = np.concatenate(mixes).mean(axis=0)
     return torch.from_numpy(1 / len(mean) - mean).to(learner.device)
+
+
+def clipped(update: Tensor, bound: float) -> Tensor:
+    """Return an update `[d]` of float64, cut to the norm `bound`; one that is not finite becomes zero.
+
+    So nobody can tell that a model made a sample overflow. The norm is taken of the update divided by its
+    largest value, which cannot overflow.
+    """
+    largest = update.abs().max() if update.numel() else update.new_zeros(())
+    if not bool(torch.isfinite(largest)) or float(largest) == 0:
+        return torch.zeros_like(update)
+    factor = bound / float((update / largest).norm()) / float(largest)
+    return update * min(factor, 1.0)
 
 
 def finite(gradients: Tensor) -> Tensor:
