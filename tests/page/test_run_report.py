@@ -333,6 +333,16 @@ def test_folders_without_anything_to_show_are_refused(faulty, tmp_path):
         report([empty])
 
 
+def test_runs_with_private_models_show_epsilon_beside_their_accuracy(compared, tmp_path):
+    private = {**SMALL, "aggregator": {"name": "dp-fedavg", "noise": 5.0}}
+    run = covey.run(private, out=tmp_path / "private")
+    epsilon = run.metrics[-1]["figures"]["epsilon"]
+    shown = Outline(text_of(report([tmp_path / "private"])))
+    assert f"{epsilon:.3g} at δ = 1e-05" in shown.cells
+    assert "ε" in shown.cells
+    assert "ε" not in Outline(text_of(report([compared], tmp_path / "open.html"))).cells
+
+
 def test_the_page_lands_where_it_is_wanted(faulty, tmp_path, monkeypatch):
     run = Path(shutil.copytree(faulty, tmp_path / "run"))
     assert report([run]) == run / "report.html"

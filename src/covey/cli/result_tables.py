@@ -15,6 +15,7 @@ from covey.job.result_text import (
     comparison_columns,
     or_dash,
     percent,
+    privacy_text,
     run_summary,
     size,
     verdicts,
@@ -37,12 +38,15 @@ def show_run(run: Run) -> None:
         ("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}"),
         ("time", f"{summary['seconds']:.1f} s"),
     ]
+    if epsilon := privacy_text(summary):
+        rows.insert(3, ("ε of its models", epsilon))
     console.print(table_of(rows), highlight=False)
     say(f"Records: {summary['folder']}")
     names = read_names(run.folder)
     for faults, loss in (
         (summary["dropped"], ("reply was dropped", "replies were dropped")),
         (summary["unmeasured"], ("measurement could not be used", "measurements could not be used")),
+        (summary.get("unscored", ()), ("evaluation was declined", "evaluations were declined")),
     ):
         if faults:
             clients = [names.get(client, str(client)) for client in sorted({fault["client"] for fault in faults})]

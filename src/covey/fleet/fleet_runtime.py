@@ -233,8 +233,9 @@ class FleetRuntime(Runtime):
                 record.pop("class_accuracy", None)
             if self._at_sites and (faults := self._exchange.unscored):
                 record["unscored"] = [{"client": fault.client, "reason": fault.reason} for fault in faults]
-            if not self._scored:
-                record |= {"accuracy": None, "loss": None}
+            if self._at_sites and not self._scored:
+                # Nobody evaluated the model, as in a round that is not evaluated.
+                del record["accuracy"], record["loss"], record["own_accuracy"]
         return record
 
     def close(self) -> None:

@@ -139,11 +139,13 @@ def verdicts(result: Comparison) -> list[str]:
 
 def run_summary(run: Run) -> dict[str, Any]:
     """Return the figures that sum up a run, for JSON."""
-    scored = [row for row in run.metrics if "accuracy" in row]
-    dropped, unmeasured = (
+    scored = [row for row in run.metrics if row.get("accuracy") is not None]
+    dropped, unmeasured, unscored = (
         [{"round": row["round"], **fault} for row in run.metrics for fault in row.get(kind, ())]
-        for kind in ("dropped", "unmeasured")
+        for kind in ("dropped", "unmeasured", "unscored")
     )
+    figures = run.metrics[-1].get("figures", {}) if run.metrics else {}
+    privacy = {name: figures[name] for name in ("epsilon", "delta") if name in figures}
     last = scored[-1] if scored else {}
     return {
         "folder": str(run.folder),
@@ -154,12 +156,19 @@ def run_summary(run: Run) -> dict[str, Any]:
         "own_accuracy": last.get("own_accuracy"),
         "loss": last.get("loss"),
         "best_accuracy": max((row["accuracy"] for row in scored), default=None),
+        **privacy,
         "bytes_up": sum(row["bytes_up"] for row in run.metrics),
         "bytes_down": sum(row["bytes_down"] for row in run.metrics),
         "seconds": sum(sum(row["seconds"].values()) for row in run.metrics),
         "dropped": dropped,
         "unmeasured": unmeasured,
+        **({"unscored": unscored} if unscored else {}),
     }
+
+
+def privacy_text(summary: Mapping[str, Any]) -> str | None:
+    """Return ε of a run's models; None if it has none."""
+    return f"{summary['epsilon']:.3g} at δ = {summary['delta']:g}" if "epsilon" in summary else None
 
 
 def analysis_rows(result: Analysis) -> list[tuple[str, str]]:

@@ -117,7 +117,8 @@ def read_report_data(folders: Sequence[Path]) -> ReportData:
         found.extend((folder, run) for run in runs if _evaluated(run, notices))
     if not found:
         raise Refusal(
-            f"There is no evaluated round yet in {', '.join(map(str, folders))}; resume with: covey resume {folders[0]}"
+            f"There is no evaluated round yet in {', '.join(map(str, folders))}; resume with: covey resume "
+            f"{folders[0]} (if clients decline to evaluate, metrics.jsonl says so: unscored)"
         )
     targets = {read_plan(folder).get("target") for folder in folders if is_comparison(folder)}
     return ReportData(tuple(folders), _groups(found, targets.pop() if len(targets) == 1 else None), tuple(notices))

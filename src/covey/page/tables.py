@@ -11,7 +11,7 @@ from covey.config.schema import GIVEN, NATURAL, Config
 from covey.core.client_names import read_names
 from covey.core.runtime_traits import traits_of
 from covey.job.comparison.plan import is_comparison, read_plan
-from covey.job.result_text import comparison_columns, or_dash, percent, run_summary, size
+from covey.job.result_text import comparison_columns, or_dash, percent, privacy_text, run_summary, size
 from covey.job.settings import expand
 from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
@@ -63,14 +63,17 @@ def runs_table(report: ReportData) -> Markup:
                         percent(figures["best_accuracy"]),
                         percent(figures["own_accuracy"]),
                         or_dash(figures["loss"], "{:.3f}"),
+                        privacy_text(figures) or "-",
                         size(figures["bytes_up"]),
                         size(figures["bytes_down"]),
                         f"{figures['seconds']:.1f} s",
                         str(len(figures["dropped"])),
                     ]
                 )
-    columns = ["method", "seed", "rounds", "test accuracy", "best", "own mix", "test loss"]
+    columns = ["method", "seed", "rounds", "test accuracy", "best", "own mix", "test loss", "ε"]
     columns += ["sent up", "sent down", "time", "dropped replies"]
+    if all(row[7] == "-" for row in rows):
+        columns, rows = columns[:7] + columns[8:], [row[:7] + row[8:] for row in rows]
     found = table(columns, rows, "Each run at its last evaluation", figures=True)
     return found if len(rows) <= _OPEN_UP_TO else folded(f"All {len(rows)} runs", found)
 
