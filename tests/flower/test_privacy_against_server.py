@@ -250,6 +250,24 @@ def test_no_order_can_ask_whether_a_client_holds_a_certain_model():
     assert memory.find(digest(latest)) is None
 
 
+def test_nothing_is_measured_on_a_model_that_one_sample_may_have_changed():
+    """Noise on a measurement is made for a model that is the same whatever the samples are."""
+    learner, samples = a_learner()
+    memory = Memory(RecordDict(), "a")
+    client = Client(learner, samples, protection=INSIGHT)
+    client.answer(a_task(learner, returns=False, holds=True), memory)
+    with pytest.raises(Refusal, match="on models that the server sends alone"):
+        task = a_task(learner, start=None, own=True, round=2, train=False, returns=False, probes=(Insight(0.1),))
+        client.answer(task, memory)
+
+
+@pytest.mark.parametrize("holdout", [-5, 1])
+def test_a_senseless_share_of_samples_is_declined_whatever_their_number(holdout):
+    learner, samples = a_learner()
+    with pytest.raises(Refusal, match="holdout is 0, or at least 2"):
+        asked(Client(learner, samples, protection=NOISY), holdout=holdout)
+
+
 def test_a_client_whose_own_training_overflows_holds_a_model_all_the_same():
     learner, _, with_, start = overflowing()
     memory = Memory(RecordDict(), "a")

@@ -50,6 +50,12 @@ class Client:
         received = self._received(task, memory)
         training = self._training(task, client_key)
         rules = self._rules
+        if rules.noisy:
+            require(task.holdout == 0 or task.holdout > 1, "holdout is 0, or at least 2.")
+            # One sample may change a model of the client's own, and with it what all others add to a measurement.
+            require(
+                not (task.own and task.probes), "A client with noise measures on models that the server sends alone."
+            )
         rules.admit(task.probes, update=task.train and task.returns)
         asked = ClientTask(task.round, task.client, task.work, task.probes, task.train, task.holdout, task.gate)
         # A user's own layers may draw from torch's global generator.
