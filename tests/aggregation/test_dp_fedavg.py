@@ -144,6 +144,9 @@ def test_epsilon_with_amplification_is_that_of_sampling_without_replacement(nois
 def test_amplification_is_never_worse_than_none():
     """With little noise the bound for sampling is loose."""
     assert composed_rounds(0.5, 50, 100, 500, 1e-5) == composed_rounds(0.5, 50, 50, 500, 1e-5)
+    aggregator = begun(replace(SETTING, cohort=50), noise=0.5)
+    aggregator.observe(500, replies(torch.zeros(0, SIZE)))
+    assert aggregator.figures()["amplified"] is False
 
 
 def test_records_tell_epsilon_which_grows_with_rounds_and_counts_those_without_replies():

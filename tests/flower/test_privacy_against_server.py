@@ -256,8 +256,8 @@ def test_nothing_is_measured_on_a_model_that_one_sample_may_have_changed():
     memory = Memory(RecordDict(), "a")
     client = Client(learner, samples, protection=INSIGHT)
     client.answer(a_task(learner, returns=False, holds=True), memory)
+    task = a_task(learner, start=None, own=True, round=2, train=False, returns=False, probes=(Insight(0.1),))
     with pytest.raises(Refusal, match="on models that the server sends alone"):
-        task = a_task(learner, start=None, own=True, round=2, train=False, returns=False, probes=(Insight(0.1),))
         client.answer(task, memory)
 
 

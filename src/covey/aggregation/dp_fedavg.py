@@ -99,8 +99,8 @@ class DPFedAvg(Aggregator):
     def observe(self, t: int, replies: Replies) -> None:
         # A round counts even if nobody replies.
         self._figures = {"clip": self.bound, "noise": self.update_noise * self.bound / self.setting.cohort}
-        if (epsilon := self.epsilon(t)) is not None:
-            amplified = self.setting.uniform_sampling and self.setting.cohort < self.setting.clients
+        if self.delta is not None and (epsilon := self.epsilon(t)) is not None:
+            amplified = epsilon < self._epsilon(t, self.setting.cohort, self.delta)
             self._figures |= {"epsilon": epsilon, "delta": self.delta, "amplified": amplified}
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
@@ -133,7 +133,10 @@ class DPFedAvg(Aggregator):
         if self.delta is None:
             return None
         population = self.setting.clients if self.setting.uniform_sampling else self.setting.cohort
-        return composed_rounds(self.noise, self.setting.cohort, population, rounds, self.delta)
+        return self._epsilon(rounds, population, self.delta)
+
+    def _epsilon(self, rounds: int, population: int, delta: float) -> float:
+        return composed_rounds(self.noise, self.setting.cohort, population, rounds, delta)
 
     def figures(self) -> dict[str, object]:
         return self._figures

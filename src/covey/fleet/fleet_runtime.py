@@ -161,6 +161,7 @@ class FleetRuntime(Runtime):
         """Score models on the server's test set. Without one, or without the models, sites score them."""
         self._at_sites = self._resident or not self._tests
         if not self._at_sites:
+            self._scored = True
             return self._evaluator.evaluate(states)
         method = self._method
         if method is not None and len(states) == len(method.models()):
@@ -233,9 +234,11 @@ class FleetRuntime(Runtime):
                 record.pop("class_accuracy", None)
             if self._at_sites and (faults := self._exchange.unscored):
                 record["unscored"] = [{"client": fault.client, "reason": fault.reason} for fault in faults]
-            if self._at_sites and not self._scored:
-                # Nobody evaluated the model, as in a round that is not evaluated.
-                del record["accuracy"], record["loss"], record["own_accuracy"]
+            if not self._scored:
+                # As in a round that is not evaluated.
+                record.pop("accuracy", None)
+                record.pop("loss", None)
+                record.pop("own_accuracy", None)
         return record
 
     def close(self) -> None:
