@@ -49,6 +49,7 @@ from covey.fleet.processes import alive, environment, free_port, listens
 from covey.fleet.samples import settings as run_settings
 from covey.fleet.site import about, prepared, read_samples, recall, remember
 from covey.fleet.site import app as site_app
+from covey.fleet.site_keys import public_bytes
 from covey.fleet.superlink import Link
 from covey.flower import InProcessGrid
 from covey.flower.exchange import Exchange
@@ -206,7 +207,7 @@ def test_a_site_that_claims_another_ones_name_is_known_by_its_key(fleet):
     assert sorted(names) == sorted(fleet.fleet.sites)
     other = fleet.fleet.folder / "other"
     write_node_keys(other)
-    with pytest.raises(Refusal, match="registered with another key"):
+    with pytest.raises(Refusal, match="registered with another key than the pinned one"):
         fleet.link.register([("site-0", other / "node.pub")])
 
 
@@ -700,11 +701,14 @@ class Session:
 
 
 class Registered(InProcessGrid):
-    """A grid that knows its nodes by the names of their keys."""
+    """A grid that knows its nodes by their keys."""
+
+    keys: dict[str, bytes]
+    """Name → public key."""
 
     def get_nodes(self) -> list[Any]:
         named = {node: context.node_config["client"] for node, context in self.contexts.items()}
-        return [SimpleNamespace(node_id=node, name=name) for node, name in named.items()]
+        return [SimpleNamespace(node_id=node, name=name, public_key=self.keys[name]) for node, name in named.items()]
 
 
 @pytest.fixture
@@ -727,6 +731,7 @@ def own_data(tmp_path, monkeypatch) -> Callable[..., Fleet]:
                 np.savez(path, x=x, y=y)
             nodes.append({"client": name, "folder": str(fleet.site(name) / "data")})
         grid = Registered(site_app, nodes)
+        grid.keys = {name: public_bytes(fleet.key(name)) for name in sites}
 
         def entered(fleet: Fleet, settings: str, limit: int) -> Session:
             for context in grid.contexts.values():

@@ -13,19 +13,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 import covey
 from covey.cli import terminal as display
 from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, TrustFlag, print_json
 from covey.cli.flags import settings as settings_of
+from covey.cli.fleet_site_commands import FolderArgument, accept, fleet_of, join, log, register, remove, status
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config, require_same, resolve
 from covey.config.values import overlay, own_names
 from covey.core.client_names import read_names, write_names
 from covey.core.runtime_traits import traits_of
-from covey.errors import Refusal, require
+from covey.errors import require
 from covey.registry import coerce
 from covey.trust import Trust, is_own, refused_names, require_trusted
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="A real fleet: TLS, authenticated nodes, faults, restart.", no_args_is_help=True)
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The fleet's folder.")]
 SetFlag = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1.")
 ]
@@ -155,6 +153,10 @@ def init(
     poll: Annotated[
         str, typer.Option("--poll", metavar="SECONDS", help="Time between a site's checks for orders.")
     ] = "3",
+    own_keys: Annotated[
+        bool,
+        typer.Option("--own-keys", help="Sites make their own keys (covey fleet join), and you accept them."),
+    ] = False,
     set_: SetFlag = None,
 ) -> None:
     """Write the files of a real fleet: certificates, keys, a start script for each site, a page for the operator."""
@@ -183,19 +185,18 @@ def init(
     rules = Rules() if timeout is None else Rules(timeout=coerce(timeout, float, "--timeout"))
     fleet = Fleet(folder=folder, address=address, sites=names, rules=rules, run=settings, data=data)
     fleet = replace(fleet, run=_as_values(settings, dry_run_fleet(fleet)))
-    fleet.write([fleet.host, *(host or [])], poll=coerce(poll, float, "--poll"))
-    write_deployment(fleet, SERVER_DAYS)
+    fleet.write([fleet.host, *(host or [])], poll=coerce(poll, float, "--poll"), own_keys=own_keys)
+    write_deployment(fleet, SERVER_DAYS, own_keys=own_keys)
     display.say(f"Written: {folder}. Begin with {folder / 'README.md'}")
 
 
 @app.command()
 def link(folder: FolderArgument) -> None:
     """Run the fleet's SuperLink, which sites connect to, until it is stopped."""
-    from covey.fleet.fleet_folder import Fleet
     from covey.fleet.loopback import superlink_command
     from covey.fleet.processes import environment
 
-    fleet = Fleet.read(folder)
+    fleet = fleet_of(folder)
     command = superlink_command(fleet, host="127.0.0.1" if fleet.host in ("127.0.0.1", "localhost") else "0.0.0.0")
     log = ["--log-file", str(fleet.server / "superlink.log")]
     os.execve(command[0], [*command, *log], environment(fleet.server / "flower"))
@@ -219,36 +220,6 @@ def node(
     raise typer.Exit(main([str(folder)]))
 
 
-@app.command()
-def register(folder: FolderArgument, json_: JsonFlag = False) -> None:
-    """Register the keys of a fleet's sites with its SuperLink."""
-    fleet = _fleet(folder)
-    known = _link(fleet).register((name, fleet.site(name) / "node.pub") for name in fleet.sites)
-    if json_:
-        print_json(known)
-    else:
-        display.say(f"Registered: {', '.join(known)}")
-
-
-@app.command()
-def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
-    """Show which sites of a fleet are connected."""
-    fleet = _fleet(folder)
-    nodes = {str(known.name): known for known in _link(fleet).nodes()}
-    rows = [
-        {"site": name, "status": str(nodes[name].status) if name in nodes else "not registered"} for name in fleet.sites
-    ]
-    if json_:
-        print_json(rows)
-        return
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("site", "status"):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(row["site"], row["status"])
-    display.console.print(table, highlight=False)
-
-
 @app.command("run")
 def run_(
     folder: FolderArgument,
@@ -262,7 +233,7 @@ def run_(
     from covey.core.records import folder_format
     from covey.flower.live_method import require_live
 
-    fleet = _fleet(folder)
+    fleet = fleet_of(folder)
     given = overlay(fleet_settings(folder, trust), settings_of(None, {}, set_))
     place = out or fleet.folder / "run"
     begun = place if (place / "config.json").is_file() else None
@@ -274,9 +245,13 @@ def run_(
     _show_result(_run_live(fleet, chosen, begun, place, own_names(given).values()), json_)
 
 
+for command in (register, status, log, join, accept, remove):
+    app.command()(command)
+
+
 def fleet_settings(folder: Path, trust: bool) -> dict[str, Any]:
     """Return the settings of a live fleet's jobs, for `--fleet`; code that they name is refused unless trusted."""
-    fleet = _fleet(folder)
+    fleet = fleet_of(folder)
     # Imported late, so that without Flower the refusal says so.
     from covey.fleet.samples import settings
 
@@ -289,7 +264,7 @@ def resume_on_fleet(folder: Path, begun: Path, json_: bool, trust: bool) -> None
     """Resume a run on a live fleet, for `covey resume --fleet`."""
     chosen = covey.Run.open(begun, trust=trust).config
     require(traits_of(chosen.runtime).takes_fleet, f"The run in {begun} is not one of a fleet: leave out --fleet.")
-    fleet, sites = _fleet(folder), list(read_names(begun).values())
+    fleet, sites = fleet_of(folder), list(read_names(begun).values())
     require(
         not sites or sites == list(fleet.sites),
         f"The run in {begun} is one of the sites {', '.join(sites)}; those of {folder} are {', '.join(fleet.sites)}.",
@@ -307,21 +282,6 @@ def _as_values(settings: Mapping[str, Any], resolved: Config) -> dict[str, Any]:
 
     meant = resolved.as_mapping()
     return {key: value(given, meant.get(key)) for key, given in settings.items()}
-
-
-def _fleet(folder: Path) -> "Fleet":
-    """Return the fleet that a folder describes."""
-    try:
-        from covey.fleet.fleet_folder import Fleet
-    except ImportError as error:
-        raise Refusal(f"A fleet needs Flower: pip install 'covey[flower]' ({error}).") from error
-    return Fleet.read(folder)
-
-
-def _link(fleet: "Fleet") -> Any:
-    from covey.fleet.superlink import Link
-
-    return Link(fleet.address, fleet.server / "ca.crt")
 
 
 def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | None, trust: Trust) -> "Run":

@@ -23,6 +23,14 @@ class FaultRecord(TypedDict):
     reason: str
 
 
+class RefusedNode(TypedDict):
+    """A node that connected with a key of no site: the name under which it was registered, and the key."""
+
+    name: str
+    key: str
+    reason: str
+
+
 class ClientLoss(TypedDict):
     """Loss of the sent model on the samples of the round's clients: mean, variance, highest minus lowest."""
 
@@ -58,6 +66,7 @@ class RoundRecord(TypedDict, total=False):
     away: list[int]
     resting: list[int]
     health: dict[str, dict[str, int]]
+    refused: list[RefusedNode]
 
 
 class _Written(TypedDict):

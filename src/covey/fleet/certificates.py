@@ -13,10 +13,16 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from covey.errors import require
+from covey.errors import Refusal, require
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 """Days for which certificates are valid."""
@@ -94,6 +100,42 @@ def write_node_keys(folder: Path) -> None:
     write_private(folder / "node.key", private)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     (folder / "node.pub").write_bytes(public + b"\n")
+
+
+def read_authority(path: Path) -> bytes:
+    """Return an authority's certificate as PEM; one that cannot be read is refused."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.PEM)
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            f"The authority's certificate {path} cannot be read ({error}). It is the same file as server/ca.crt of the "
+            "fleet, and as ca.crt of each site: copy it from there."
+        ) from error
+
+
+def require_server_files(folder: Path) -> None:
+    """Refuse a server's certificate or key that cannot be read, or that do not belong together."""
+    read_authority(folder / "ca.crt")
+    for name in ("server.crt", "server.key"):
+        try:
+            content = (folder / name).read_bytes()
+            if name == "server.crt":
+                certified = x509.load_pem_x509_certificate(content).public_key()
+            else:
+                own = load_pem_private_key(content, None).public_key()
+        except (OSError, ValueError, TypeError) as error:
+            raise Refusal(f"The server's file {folder / name} cannot be read: {error}.") from error
+    require(certified == own, f"The certificate {folder / 'server.crt'} is not one of the key {folder / 'server.key'}.")
+
+
+def read_secret(path: Path) -> bytes:
+    """Return a secret; one that is missing or empty is refused."""
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise Refusal(f"The secret {path} cannot be read: {error.strerror or error}.") from error
+    require(bool(secret.strip()), f"The secret {path} is empty.")
+    return secret
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -34,23 +34,23 @@ Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]
 
 ## Once
 
-1. **Keep secret:** `authority/ca.key` (signs certificates; move it off this machine), `server/server.key`,
-   `server/secret`, and each `sites/<name>/node.key` and `sites/<name>/secret`. All are readable by their owner alone.
-2. **Give each site its folder** `sites/<name>`, over a channel that you trust, and delete your copy of its `node.key`.
-   Keep `node.pub`: it is how the server recognises the site.
+1. **Keep secret:** `authority/ca.key` (signs certificates; move it off this machine) and everything in `server`,
+   above all `server.key` and `secret`{secret}. All are readable by their owner alone.
+2. {handover}
 3. **Each site puts its samples** into its folder `data`: `train.npz` (arrays `x`, `y`) or `train.csv` (a column
    `label`), and `test.npz` or `test.csv` where it keeps some apart. What the site sends: `docs/privacy.md` of Covey.
-4. **Open port {port}** of the server to the sites and to nobody else. Flower lets anyone who reaches that port register
-   nodes and open runs; sites run no code that is sent to them, but they would answer.
+4. **Open port {port}** of the server to the sites and to nobody else. Registering nodes, opening runs and stopping them
+   needs `server/secret`, and sites sign every call; but whoever reaches the port can keep the SuperLink busy.
 
 ## Every day
 
 | who | command | |
 |---|---|---|
 | server | `server/start.sh` | the SuperLink; keep it running |
-| server | `covey fleet register .` | register the sites' keys, once, and after a site was added |
+| server | `covey fleet register .` | register the sites' keys, once, and after a site was accepted |
 | site | `./start.sh` | the site's node; keep it running |
-| server | `covey fleet status .` | who is there |
+| server | `covey fleet status .` | who is there, with which key, and who was refused |
+| server | `covey fleet log .` | who registered, joined, was refused, opened and stopped runs |
 | server | `server/run.sh` | the run: starts it, or resumes it |
 | server | `covey report run` | a page about it, with every fault |
 | server | `covey analyze --fleet .` | how skewed each site is |
@@ -66,7 +66,17 @@ that has begun keeps its method, model and so on; for others begin another one: 
 """
 
 
-def write_deployment(fleet: Fleet, server_days: int) -> None:
+_GIVEN_KEYS = """\
+**Give each site its folder** `sites/<name>`, over a channel that you trust, and delete your copy of its `node.key`.
+   The key in `keys/<name>.pub` is how the server recognises the site: keep it. Who has the private half is the site."""
+
+_OWN_KEYS = """\
+**Give each site its folder** `sites/<name>`; it holds nothing secret. The site makes its key there with
+   `covey fleet join .`, sends you the request that this writes, and reads out the key's fingerprint. You accept it:
+   `covey fleet accept . REQUEST`, compare the fingerprint, and `covey fleet register .`."""
+
+
+def write_deployment(fleet: Fleet, server_days: int, *, own_keys: bool = False) -> None:
     """Write scripts and the operator's page, beside the files of `Fleet.write`."""
     _script(fleet.server / "start.sh", _SERVER)
     _script(fleet.server / "run.sh", _RUN)
@@ -77,6 +87,8 @@ def write_deployment(fleet: Fleet, server_days: int) -> None:
         address=fleet.address,
         port=fleet.port,
         sites=", ".join(fleet.sites),
+        secret="" if own_keys else ", and each `node.key` and `secret` in `sites`",
+        handover=_OWN_KEYS if own_keys else _GIVEN_KEYS,
         strikes=fleet.rules.strikes,
         days=server_days,
     )

@@ -1,9 +1,12 @@
 """A fleet's folder: the operator's files, each site's files, and the settings of runs.
 
 fleet.toml            address, sites, time-outs, and the settings of runs
+keys/<name>.pub       the public key that makes a site this site
+audit.jsonl           who registered, joined, was refused, opened and stopped runs
 server/               certificates and key of the SuperLink, the secret of its server app, its state and logs
 authority/            the key that signed them; keep it elsewhere
-sites/<name>/         what a site is given: its key, the authority's certificate, site.toml, start.sh, data/
+sites/<name>/         what a site is given: its key (unless it makes its own), the authority's certificate, site.toml,
+                      start.sh, data/
 """
 
 import json
@@ -18,7 +21,7 @@ from typing import Any
 
 from covey.config.values import parse_bytes
 from covey.errors import Refusal, require
-from covey.fleet.certificates import write_node_keys, write_private, write_server
+from covey.fleet.certificates import read_secret, write_node_keys, write_private, write_server
 from covey.registry import coerce
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -108,6 +111,7 @@ class Site:
         given = read_toml(folder / "site.toml")
         hints = {"name": str, "server": str, "data": str, "port": int, "poll": float, "app": str}
         node = given.pop("node", {})
+        require(isinstance(node, Mapping), f"{folder / 'site.toml'}: [node] is a section, not a value.")
         for key in given:
             require(
                 key in hints, f"{folder / 'site.toml'}: there is no setting '{key}'. Known: {', '.join(hints)}, node."
@@ -131,7 +135,7 @@ class Site:
 
     @property
     def secret(self) -> bytes:
-        return (self.folder / "secret").read_bytes()
+        return read_secret(self.folder / "secret")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +167,8 @@ class Fleet:
         for key in ("address", "sites"):
             require(key in given, f"{path} does not say: {key}.")
         for key in ("rules", "run", "data"):
-            require(isinstance(given.get(key, {}), dict), f"{path}: {key} must be a section, [{key}].")
-        return cls(
+            require(isinstance(given.get(key, {}), Mapping), f"{path}: [{key}] is a section, not a value.")
+        fleet = cls(
             folder=folder.resolve(),
             address=coerce(given["address"], str, "address"),
             sites=coerce(given["sites"], tuple[str, ...], "sites"),
@@ -172,6 +176,11 @@ class Fleet:
             run=given.get("run", {}),
             data=given.get("data", {}),
         )
+        try:
+            fleet.check()
+        except Refusal as error:
+            raise Refusal(f"{path}: {error}") from error
+        return fleet
 
     @property
     def host(self) -> str:
@@ -190,10 +199,15 @@ class Fleet:
         """Return the folder of a site."""
         return self.folder / "sites" / name
 
+    def key(self, name: str) -> Path:
+        """Return the file of a site's pinned public key. Folders of earlier versions keep it with the site's files."""
+        pinned, earlier = self.folder / "keys" / f"{name}.pub", self.site(name) / "node.pub"
+        return earlier if not (self.folder / "keys").is_dir() and earlier.is_file() else pinned
+
     @property
     def secret(self) -> bytes:
-        """The secret with which the server app claims its tasks."""
-        return (self.server / "secret").read_bytes()
+        """The secret with which the server claims its tasks and controls the SuperLink."""
+        return read_secret(self.server / "secret")
 
     def check(self) -> None:
         """Refuse names of sites and addresses that are not valid."""
@@ -209,8 +223,18 @@ class Fleet:
         require(1 <= int(port) <= 65535, f"The address has a port from 1 to 65535, not {port}.")
         _require_host(host)
 
-    def write(self, hosts: Collection[str], poll: float = 3.0, node: Mapping[str, Any] | None = None) -> None:
-        """Write the whole folder: settings, certificates, and a folder for each site. Refuse one that is not empty."""
+    def write(
+        self,
+        hosts: Collection[str],
+        poll: float = 3.0,
+        node: Mapping[str, Any] | None = None,
+        *,
+        own_keys: bool = False,
+    ) -> None:
+        """Write the whole folder: settings, certificates, and a folder for each site. Refuse one that is not empty.
+
+        With `own_keys` sites make their keys themselves, and the operator accepts them (`covey.fleet.site_request`).
+        """
         self.check()
         require(poll > 0, f"poll must be above 0 seconds, not {poll:g}.")
         for host in hosts:
@@ -220,22 +244,26 @@ class Fleet:
                 not self.folder.exists() or not any(self.folder.iterdir()),
                 f"The folder {self.folder} is not empty; a fleet's keys are never written over.",
             )
-            self.server.mkdir(parents=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.server.mkdir(mode=0o700)
+            (self.folder / "keys").mkdir(mode=0o700)
             write_server(self.server, hosts)
             (self.folder / "authority").mkdir(mode=0o700)
             (self.server / "ca.key").rename(self.folder / "authority" / "ca.key")
             write_private(self.server / "secret", secrets.token_hex(32).encode())
             write_toml(self.folder / "fleet.toml", self.as_mapping())
             for name in self.sites:
-                self._write_site(name, poll, node or {})
+                self._write_site(name, poll, node or {}, own_keys)
         except OSError as error:
             raise Refusal(f"The folder {self.folder} cannot be written: {error.strerror or error}.") from error
 
-    def _write_site(self, name: str, poll: float, node: Mapping[str, Any]) -> None:
+    def _write_site(self, name: str, poll: float, node: Mapping[str, Any], own_keys: bool) -> None:
         folder = self.site(name)
         (folder / "data").mkdir(parents=True)
-        write_node_keys(folder)
-        write_private(folder / "secret", secrets.token_hex(32).encode())
+        if not own_keys:
+            write_node_keys(folder)
+            write_private(folder / "secret", secrets.token_hex(32).encode())
+            shutil.copy(folder / "node.pub", self.key(name))
         shutil.copy(self.server / "ca.crt", folder / "ca.crt")
         about = {"name": name, "server": self.address, "data": "data", "poll": poll}
         write_toml(folder / "site.toml", {**about, **({"node": dict(node)} if node else {})})

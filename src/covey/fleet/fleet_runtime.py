@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,14 +23,17 @@ from covey.core.client_health import Attendance, Health
 from covey.core.interfaces import Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
-from covey.core.round_record import RoundRecord
+from covey.core.round_record import RefusedNode, RoundRecord
 from covey.core.scores import Scores
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
+from covey.fleet.audit_log import note_event
 from covey.fleet.fleet_folder import Fleet
+from covey.fleet.fleet_grid import FleetGrid, run_is_over
 from covey.fleet.flower_app import write_app
 from covey.fleet.site import about
-from covey.fleet.superlink import FleetGrid, Link
+from covey.fleet.site_keys import pinned_keys, refusals
+from covey.fleet.superlink import Link
 from covey.flower.exchange import Exchange
 from covey.flower.live_method import require_live
 from covey.flower.private_api import TaskNumbers, set_task_identity, task_identity
@@ -75,11 +79,14 @@ class FleetRuntime(Runtime):
         self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
         size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
         self._limit = max(self.rules.bytes, _LARGER * size)
-        self._roster = Roster(len(fleet.sites), fleet.sites, patience=self.rules.patience, registered=True)
+        self._roster = Roster(len(fleet.sites), fleet.sites, patience=self.rules.patience, keys=pinned_keys(fleet))
         self._attendance = Attendance(
             len(fleet.sites), Health(self.rules.strikes, self.rules.longest), self.rules.minimum
         )
         self._session: _Session | None = None
+        self._refused: list[RefusedNode] = []
+        """Nodes that were connected in this round with keys of no site."""
+        self._warned: set[str] = set()
         self._begun = False
         self._method: Method | None = None
         self._resident = False
@@ -207,16 +214,39 @@ class FleetRuntime(Runtime):
 
     def _look(self, grid: FleetGrid) -> IntArray:
         """Return the sites that are connected now."""
+        # A site may be accepted in the middle of a run.
+        self._roster.keys = pinned_keys(self.fleet)
         with self._connected():
             self._roster.refresh(grid, self._exchange.timeout)
+        for refused in refusals(self._roster.strangers, self.fleet):
+            if refused not in self._refused:
+                self._refused.append(refused)
+                self._warn_once(refused)
         return self._roster.available()
+
+    def _warn_once(self, refused: RefusedNode) -> None:
+        """Note a node that is none of the sites in the audit log, and say so, once in a run."""
+        if refused["key"] not in self._warned:
+            self._warned.add(refused["key"])
+            note_event(self.fleet.folder, "refused", **refused)
+            warnings.warn(
+                f"A node is connected that is none of the sites: {refused['reason']} (key {refused['key']}). It gets "
+                "no orders. covey fleet status shows it.",
+                stacklevel=2,
+            )
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Turn a lost connection into a refusal."""
+        """Turn a lost connection, or a run that somebody else stopped, into a refusal."""
         try:
             yield
         except (httpx.HTTPError, OSError) as error:
+            if run_is_over(error) and self._session is not None and self._session.stopped():
+                raise Refusal(
+                    "The run was stopped from outside, on the SuperLink's control interface: "
+                    f"covey fleet log {self.fleet.folder} says when and from where. What is done is kept: resume the "
+                    "run, unless it was stopped for a reason."
+                ) from error
             raise Refusal(
                 f"The SuperLink at {self.fleet.address} is gone ({error}). What is done is kept: start it again, and "
                 "resume the run."
@@ -225,6 +255,9 @@ class FleetRuntime(Runtime):
     def annotate(self, record: RoundRecord) -> RoundRecord:
         """Return a round's record with the sites that were away or rested, without facts about unknown data."""
         record = self._attendance.annotate(record)
+        if self._refused:
+            record["refused"] = self._refused
+            self._refused = []
         if not self.holdings_known:
             record["cohort_skew"] = None
         if "accuracy" in record:
@@ -262,8 +295,14 @@ class FleetRuntime(Runtime):
     def _load_accounts(self) -> None:
         """Load which models sites hold of a run that is resumed."""
         if self._accounts.is_file():
-            held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
-            self._exchange.holds = {int(client): list(models) for client, models in held.items()}
+            try:
+                held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
+                self._exchange.holds = {int(client): [str(model) for model in held[client]] for client in held}
+            except (ValueError, TypeError, KeyError) as error:
+                raise Refusal(
+                    f"{self._accounts}, which says what models sites hold, is damaged ({error}). Delete it to resume "
+                    "the run; if its method leaves models at sites, begin another."
+                ) from error
 
     def _save_accounts(self) -> None:
         if self._exchange.holds:
@@ -283,6 +322,7 @@ class _Session:
     """A run on a fleet's SuperLink, shared by all runtimes of this process with the same model."""
 
     key: tuple[Path, str]
+    link: Link
     grid: FleetGrid
     stack: ExitStack
     identity: TaskNumbers
@@ -304,10 +344,17 @@ class _Session:
             except BaseException:
                 stack.close()
                 raise
-            _sessions[key] = cls(key, grid, stack, task_identity())
+            _sessions[key] = cls(key, link, grid, stack, task_identity())
         session = _sessions[key]
         session.users += 1
         return session
+
+    def stopped(self) -> bool:
+        """True if somebody else stopped the run."""
+        try:
+            return self.link.stopped(self.grid.run.run_id)
+        except Refusal:
+            return False
 
     def act(self) -> None:
         """Send messages as this run's server from now on."""

@@ -17,7 +17,7 @@ from covey.environment.federated_data import Federation
 from covey.errors import Refusal
 from covey.fleet.fleet_folder import Fleet, Rules
 from covey.fleet.node import PID
-from covey.fleet.processes import end, environment, free_port, kill, listens, program, start
+from covey.fleet.processes import end, environment, free_port, kill, listens, start
 from covey.fleet.superlink import Link
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -54,21 +54,8 @@ def loopback_fleet(
 
 
 def superlink_command(fleet: Fleet, host: str = "127.0.0.1") -> list[str]:
-    """Return the command of the fleet's SuperLink: TLS, only nodes with registered keys, state in a file."""
-    server = fleet.server
-    return [
-        program("flower-superlink"),
-        *("--host", host, "--port", str(fleet.port)),
-        *("--ssl-ca-certfile", str(server / "ca.crt")),
-        *("--ssl-certfile", str(server / "server.crt")),
-        *("--ssl-keyfile", str(server / "server.key")),
-        "--enable-supernode-auth",
-        *("--isolation", "process"),
-        *("--superexec-auth-secret-file", str(server / "secret")),
-        *("--database", str(server / "state.db")),
-        # Flower's older interfaces, which nobody here uses.
-        *("--fleet-api-address", "127.0.0.1:0", "--control-api-address", "127.0.0.1:0"),
-    ]
+    """Return the command of the fleet's SuperLink."""
+    return [sys.executable, "-m", "covey.fleet.link_process", str(fleet.folder), "--host", host]
 
 
 class Loopback:
@@ -129,7 +116,7 @@ class Loopback:
 
     def register(self) -> None:
         """Register the sites' keys."""
-        self.link.register((name, self.fleet.site(name) / "node.pub") for name in self.fleet.sites)
+        self.link.register((name, self.fleet.key(name)) for name in self.fleet.sites)
 
     def start_nodes(self, names: Sequence[str]) -> None:
         """Start nodes; several share the loaded libraries."""

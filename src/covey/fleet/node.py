@@ -28,6 +28,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from covey.errors import Refusal, require
+from covey.fleet.certificates import read_authority
 from covey.fleet.fleet_folder import Site
 from covey.fleet.processes import end_with_parent, free_port
 from covey.fleet.site import protection
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _separately(site: Site) -> int:
     os.setsid()
-    log = os.open(site.folder / "node.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(site.folder / "node.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -117,6 +118,11 @@ def run_node(site: Site) -> int:
     if site.app == Site.app:
         # Check the options now, not at the first order.
         protection(site.settings)
+    require(
+        (site.folder / "node.key").is_file(),
+        f"The site {site.name} has no key yet. Make one: covey fleet join {site.folder}",
+    )
+    read_authority(site.folder / "ca.crt")
     alone = (site.folder / "node.lock").open("w")
     try:
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)

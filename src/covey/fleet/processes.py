@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from covey.errors import Refusal
-
 GRACE = 5.0
 """Seconds that a process has to end by itself."""
 
@@ -41,20 +39,15 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Flower's older servers for control and fleet calls.
+        "FLWR_INTERNAL_GRPC_CONTROL_API": "0",
+        "FLWR_INTERNAL_GRPC_FLEET_API": "0",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-
-
-def program(name: str) -> str:
-    """Return the path of a program of this Python environment."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise Refusal(f"{name} is not installed here: pip install 'covey[flower]'")
-    return str(path)
 
 
 def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":

@@ -22,6 +22,7 @@ from covey.core.messages import Fault, Order, Reply
 from covey.core.replies import Replies, stack_replies
 from covey.errors import Refusal
 from covey.flower.node_memory import used_now
+from covey.flower.printable_text import printable
 from covey.flower.private_api import ErrorCode
 from covey.flower.roster import Roster
 from covey.flower.wire import (
@@ -329,7 +330,7 @@ def _reason(text: str | None) -> str:
 
 
 def _short(text: str | None) -> str:
-    """Return the last line of a message, cut to 200 characters."""
-    lines = [line for line in (text or "no reason given").strip().splitlines() if line.strip()]
-    line = lines[-1].strip() if lines else "no reason given"
+    """Return the last line of a message that a client sent, printable and cut to 200 characters."""
+    lines = [line for part in (text or "").splitlines() if (line := printable(part).strip())]
+    line = lines[-1] if lines else "no reason given"
     return line if len(line) <= 200 else f"{line[:197]}..."

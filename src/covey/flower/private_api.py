@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flwr.proto.control_pb2 import RegisterNodeRequest as RegisterNodeRequest
     from flwr.proto.control_pb2 import StartRunRequest as StartRunRequest
     from flwr.proto.control_pb2 import StopRunRequest as StopRunRequest
+    from flwr.proto.control_pb2 import UnregisterNodeRequest as UnregisterNodeRequest
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest as DeactivateNodeRequest
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest as ConfirmMessageReceivedRequest
     from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from flwr.supercore.run import Run as FlowerRun
     from flwr.supercore.runtime import RuntimeHttpClient as RuntimeHttpClient
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+    from flwr.superlink import extensions as superlink_extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink as flower_superlink
     from flwr.superlink.grid import HttpGrid as HttpGrid
     from flwr.supernode import start_client_internal as start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
@@ -86,7 +89,7 @@ class PrivateName(NamedTuple):
 _CONTROL, _RUNTIME = "flwr.proto.control_pb2", "flwr.proto.runtime_pb2"
 _INFLATABLE, _SERDE = "flwr.supercore.inflatable", "flwr.common.serde"
 
-__all__ = ["FlowerRun", "ProtoMessage", "ProtoRecordDict"]
+__all__ = ["FlowerRun", "ProtoMessage", "ProtoRecordDict", "superlink_extensions"]
 
 PRIVATE: dict[str, PrivateName] = {
     # Messages and records as bytes, and their metadata.
@@ -126,6 +129,7 @@ PRIVATE: dict[str, PrivateName] = {
     "RegisterNodeRequest": PrivateName(_CONTROL, "RegisterNodeRequest", "register a site's key"),
     "StartRunRequest": PrivateName(_CONTROL, "StartRunRequest", "open a run"),
     "StopRunRequest": PrivateName(_CONTROL, "StopRunRequest", "end a run"),
+    "UnregisterNodeRequest": PrivateName(_CONTROL, "UnregisterNodeRequest", "remove a site's key"),
     "NodeInfo": PrivateName("flwr.proto.node_pb2", "NodeInfo", "a registered node"),
     "Status": PrivateName("flwr.common.constant", "Status", "tell runs that have ended", ("FINISHED",)),
     "build_fab_from_disk": PrivateName("flwr.cli.build", "build_fab_from_disk", "pack the app that opens a run"),
@@ -134,6 +138,11 @@ PRIVATE: dict[str, PrivateName] = {
     "run_from_proto": PrivateName(_SERDE, "run_from_proto", "read the run that was opened"),
     "public_key_to_bytes": PrivateName(
         "flwr.supercore.primitives.asymmetric", "public_key_to_bytes", "name a site by its key"
+    ),
+    # The SuperLink itself.
+    "flower_superlink": PrivateName("flwr.superlink.cli.flower_superlink", "flower_superlink", "run a SuperLink"),
+    "superlink_extensions": PrivateName(
+        "flwr.superlink", "extensions", "put a gate before a SuperLink", ("get_middleware",)
     ),
     # Tasks: a server app or a client app that this process runs itself.
     "RuntimeHttpClient": PrivateName("flwr.supercore.runtime", "RuntimeHttpClient", "claim tasks, move messages"),

@@ -2,10 +2,13 @@
 
 Flower numbers nodes at random. A node states its name (`client = "north"` in its node configuration) or its partition;
 clients are numbered by sorted names, or by partition. A node that returns under another number is the same client.
+Where clients' public keys are pinned, as on a fleet, a node is the client whose key it signs its calls with, whatever
+it states.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -14,6 +17,7 @@ from flwr.serverapp import Grid
 from covey.arrays import IntArray
 from covey.core.client_health import Health
 from covey.errors import Refusal
+from covey.flower.printable_text import printable
 from covey.flower.wire import WHO
 
 IDENTITY = "covey.identity"
@@ -23,15 +27,35 @@ _FIRST = 5.0
 long. Late nodes are asked soon, and slow ones have time."""
 
 
+_LONGEST = 200
+"""Characters of a name that a node states."""
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A connected node whose key is no client's."""
+
+    name: str
+    """The name under which its key was registered."""
+    key: bytes
+
+
 class Roster:
     """Clients and the nodes that they are reached at."""
 
     def __init__(
-        self, clients: int, names: Sequence[str] | None = None, *, patience: float = 60.0, registered: bool = False
+        self,
+        clients: int,
+        names: Sequence[str] | None = None,
+        *,
+        patience: float = 60.0,
+        keys: Mapping[bytes, str] | None = None,
     ) -> None:
         self.clients = clients
-        self.registered = registered
-        """True if a node is named by its registered key, whatever name it states."""
+        self.keys = keys
+        """Public key → client's name; None if clients have no pinned keys, and nodes state their names."""
+        self.strangers: set[Stranger] = set()
+        """Nodes that are connected with keys of no client; they get no order."""
         self.patience = patience
         """Seconds to wait for clients that are not connected yet."""
         self.names: list[str] = list(names) if names is not None else []
@@ -95,8 +119,15 @@ class Roster:
 
     def _ask(self, grid: Grid, limit: float, resting: Collection[int] = ()) -> list[int]:
         """Ask nodes without a known name, except those that rest; return the nodes asked."""
-        if self.registered:
-            self._name_of_node = {int(node.node_id): str(node.name) for node in grid.get_nodes()}
+        if self.keys is not None:
+            nodes = {int(node.node_id): node for node in grid.get_nodes()}
+            named = {number: self.keys.get(bytes(node.public_key)) for number, node in nodes.items()}
+            self._name_of_node = {number: name for number, name in named.items() if name is not None}
+            self.strangers = {
+                Stranger(printable(str(nodes[number].name))[:_LONGEST], bytes(nodes[number].public_key))
+                for number, name in named.items()
+                if name is None
+            }
             return []
         unknown = [node for node in grid.get_node_ids() if node not in self._name_of_node and node not in resting]
         if not unknown:
@@ -105,7 +136,7 @@ class Roster:
         for answer in grid.send_and_receive(asked, timeout=limit):
             stated = answer.content.config_records.get(IDENTITY) if answer.has_content() else None
             if stated is not None and "name" in stated:
-                self._name_of_node[answer.metadata.src_node_id] = str(stated["name"])
+                self._name_of_node[answer.metadata.src_node_id] = printable(str(stated["name"]))[:_LONGEST]
         return unknown
 
     def _assign(self, present: set[int]) -> None:

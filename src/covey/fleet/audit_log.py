@@ -1,0 +1,53 @@
+"""A fleet's audit log: who registered, joined, was refused, opened and stopped runs. JSON lines, only ever appended."""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from covey.errors import Refusal
+from covey.flower.printable_text import printable
+
+AUDIT = "audit.jsonl"
+"""The log in a fleet's folder."""
+
+
+def note_event(folder: Path, event: str, **facts: Any) -> None:
+    """Append an event to the log of a fleet's folder, with the time (UTC); facts that are None are left out."""
+    known = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+    line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event}
+    line |= {name: fact for name, fact in known.items() if fact is not None}
+    # One write in append mode: lines of several processes do not mix.
+    handle = os.open(folder / AUDIT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace"))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of a fleet, oldest first. A line that a power cut left incomplete is left out."""
+    try:
+        lines = (folder / AUDIT).read_bytes().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Refusal(f"The audit log {folder / AUDIT} cannot be read: {error.strerror or error}.") from error
+    return [event for line in lines if (event := _event(line)) is not None]
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    """Return an event without its time as one line."""
+    facts = [f"{name} {printable(str(fact))}" for name, fact in event.items() if name not in ("time", "event")]
+    return ", ".join([printable(str(event.get("event", "?"))), *facts])
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,137 @@
+"""The gate before a fleet's SuperLink: control calls need the server's token, and the audit log says who called.
+
+Flower 1.41 serves all its interfaces on one port, and its open version lets everybody register nodes, open runs and
+stop them. Sites need the fleet interface alone, in which every call is signed with a site's key.
+"""
+
+import base64
+import hmac
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from covey.errors import Refusal
+from covey.fleet.audit_log import note_event
+from covey.fleet.fleet_folder import Fleet
+from covey.fleet.site_keys import fingerprint, pinned_keys
+from covey.fleet.superlink import control_token
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+CONTROL, FLEET_CALLS, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
+
+_EVENTS = {
+    f"{CONTROL}register-node": "registered",
+    f"{CONTROL}unregister-node": "removed",
+    f"{CONTROL}start-run": "run opened",
+    f"{CONTROL}stop-run": "run stopped",
+    f"{FLEET_CALLS}activate-node": "joined",
+    f"{FLEET_CALLS}deactivate-node": "left",
+}
+"""Calls that are noted when they succeed."""
+
+_KEY_HEADER = b"flwr-public-key"
+
+_MINUTE, _REFUSALS = 60.0, 30
+"""At most so many refusals are noted in a minute, so that nobody can fill the disk; the rest are counted."""
+
+
+class Gate:
+    """Passes on what sites and the fleet's server may ask of the SuperLink, and refuses the rest."""
+
+    def __init__(self, app: Application, fleet: Fleet) -> None:
+        self._app = app
+        self._fleet = fleet
+        self._token = f"Bearer {control_token(fleet.secret)}".encode()
+        self._since, self._noted = 0.0, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._call(scope, receive, send)
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope["path"])
+        status = 0
+        if path.startswith(CONTROL) and not self._authorized(scope):
+            status = 401
+            await _refuse(send, status, "A control call needs the token of the fleet's server.")
+        elif not path.startswith((CONTROL, FLEET_CALLS, RUNTIME)):
+            status = 404
+            await _refuse(send, status, "There is nothing here.")
+        else:
+
+            async def noting(message: MutableMapping[str, Any]) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = int(message["status"])
+                await send(message)
+
+            await self._app(scope, receive, noting)
+        self._note(scope, path, status)
+
+    def _authorized(self, scope: Scope) -> bool:
+        shown = _headers(scope, b"authorization")
+        return len(shown) == 1 and hmac.compare_digest(shown[0], self._token)
+
+    def _note(self, scope: Scope, path: str, status: int) -> None:
+        if status in (401, 403) or (status >= 400 and path in _EVENTS):
+            if self._room():
+                self._write(scope, path, "refused", call=path.removeprefix("/v1/"), status=status)
+        elif status < 400 and path in _EVENTS:
+            self._write(scope, path, _EVENTS[path])
+
+    def _room(self) -> bool:
+        """True if another refusal may be noted; how many were not is noted when a minute is over."""
+        now = time.monotonic()
+        if now - self._since > _MINUTE:
+            if self._noted > _REFUSALS:
+                note_event(self._fleet.folder, "refused", more=self._noted - _REFUSALS)
+            self._since, self._noted = now, 0
+        self._noted += 1
+        return self._noted <= _REFUSALS
+
+    def _write(self, scope: Scope, path: str, event: str, **facts: Any) -> None:
+        asked = scope.get("state", {}).get("protobuf_request")
+        key = _key(scope) if path.startswith(FLEET_CALLS) else bytes(getattr(asked, "public_key", b"")) or None
+        peer = scope.get("client")
+        note_event(
+            self._fleet.folder,
+            event,
+            site=self._site(key),
+            name=str(getattr(asked, "name", "")) or None,
+            key=None if key is None else fingerprint(key),
+            run=int(getattr(asked, "run_id", 0)) or None,
+            node=int(getattr(asked, "node_id", 0)) or None,
+            peer=None if not peer else str(peer[0]),
+            **facts,
+        )
+
+    def _site(self, key: bytes | None) -> str | None:
+        """Return the site that a key is pinned for."""
+        try:
+            return None if key is None else pinned_keys(self._fleet).get(key)
+        except Refusal:
+            return None
+
+
+def _headers(scope: Scope, name: bytes) -> list[bytes]:
+    return [bytes(value) for header, value in scope["headers"] if header.lower() == name]
+
+
+def _key(scope: Scope) -> bytes | None:
+    """Return the public key with which a call was signed, as it states."""
+    try:
+        return base64.b64decode(_headers(scope, _KEY_HEADER)[0], validate=True)
+    except (IndexError, ValueError):
+        return None
+
+
+async def _refuse(send: Send, status: int, text: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
