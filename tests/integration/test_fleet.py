@@ -49,11 +49,11 @@ from covey.fleet.processes import alive, environment, free_port, listens
 from covey.fleet.samples import settings as run_settings
 from covey.fleet.site import about, prepared, read_samples, recall, remember
 from covey.fleet.site import app as site_app
-from covey.fleet.site_keys import public_bytes
 from covey.fleet.superlink import Link
 from covey.flower import InProcessGrid
 from covey.flower.exchange import Exchange
 from covey.flower.node_memory import Memory
+from covey.flower.public_keys import public_bytes
 from covey.flower.roster import Roster
 from covey.job.experiment import Experiment
 from covey.job.federation_summary import describe
@@ -708,7 +708,10 @@ class Registered(InProcessGrid):
 
     def get_nodes(self) -> list[Any]:
         named = {node: context.node_config["client"] for node, context in self.contexts.items()}
-        return [SimpleNamespace(node_id=node, name=name, public_key=self.keys[name]) for node, name in named.items()]
+        return [
+            SimpleNamespace(node_id=node, name=name, public_key=self.keys[str(name)], registered_at="")
+            for node, name in named.items()
+        ]
 
 
 @pytest.fixture

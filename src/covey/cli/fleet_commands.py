@@ -308,14 +308,18 @@ def _show_result(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None
 
     names = read_names(result.folder)
     faults = [(row["round"], fault) for row in result.metrics for fault in row["dropped"]]
+    refused = {one["key"]: one for row in result.metrics for one in row.get("refused", ())}
     if json_:
         lost = [{"round": number, **fault, "name": names.get(fault["client"])} for number, fault in faults]
-        print_json({**run_summary(result), "faults": lost, "missed_drills": list(missed)})
+        nodes = {"refused": list(refused.values())} if refused else {}
+        print_json({**run_summary(result), "faults": lost, **nodes, "missed_drills": list(missed)})
     else:
         show_run(result)
         for number, fault in faults[:20]:
             who = names.get(fault["client"], f"client {fault['client']}")
             display.say(f"Round {number}: the answer of {who} was lost: {fault['reason']}.")
+        for one in refused.values():
+            display.say(f"A node got no orders: {one['reason']} (key {one['key']}).")
         for sentence in missed:
             display.say(sentence)
     if not result.finished:

@@ -34,7 +34,9 @@ def register(
 ) -> None:
     """Register the pinned keys of a fleet's sites with its SuperLink."""
     fleet = fleet_of(folder)
-    having = [name for name in fleet.sites if fleet.key(name).is_file()]
+    from covey.fleet.site_keys import pinned_keys
+
+    having = list(pinned_keys(fleet).values())
     known = _link(fleet).register(((name, fleet.key(name)) for name in having), replace=replace)
     if json_:
         print_json(known)

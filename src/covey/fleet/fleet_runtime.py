@@ -32,7 +32,7 @@ from covey.fleet.fleet_folder import Fleet
 from covey.fleet.fleet_grid import FleetGrid, run_is_over
 from covey.fleet.flower_app import write_app
 from covey.fleet.site import about
-from covey.fleet.site_keys import pinned_keys, refusals
+from covey.fleet.site_keys import pinned_keys
 from covey.fleet.superlink import Link
 from covey.flower.exchange import Exchange
 from covey.flower.live_method import require_live
@@ -218,7 +218,7 @@ class FleetRuntime(Runtime):
         self._roster.keys = pinned_keys(self.fleet)
         with self._connected():
             self._roster.refresh(grid, self._exchange.timeout)
-        for refused in refusals(self._roster.strangers, self.fleet):
+        for refused in self._roster.refused:
             if refused not in self._refused:
                 self._refused.append(refused)
                 self._warn_once(refused)
@@ -295,19 +295,24 @@ class FleetRuntime(Runtime):
     def _load_accounts(self) -> None:
         """Load which models sites hold of a run that is resumed."""
         if self._accounts.is_file():
-            try:
-                held: Mapping[str, list[str]] = json.loads(self._accounts.read_text(encoding="utf-8"))
-                self._exchange.holds = {int(client): [str(model) for model in held[client]] for client in held}
-            except (ValueError, TypeError, KeyError) as error:
-                raise Refusal(
-                    f"{self._accounts}, which says what models sites hold, is damaged ({error}). Delete it to resume "
-                    "the run; if its method leaves models at sites, begin another."
-                ) from error
+            self._exchange.holds = read_accounts(self._accounts)
 
     def _save_accounts(self) -> None:
         if self._exchange.holds:
             self._accounts.parent.mkdir(exist_ok=True)
             replace_file(self._accounts, json.dumps(self._exchange.holds).encode())
+
+
+def read_accounts(path: Path) -> dict[int, list[str]]:
+    """Return client → digests of the models that it holds, from a file."""
+    try:
+        held: Mapping[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
+        return {int(client): [str(model) for model in models] for client, models in held.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise Refusal(
+            f"{path}, which says what models sites hold, is damaged ({error}). Delete it to resume the run; if its "
+            "method leaves models at sites, begin another."
+        ) from error
 
 
 def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:

@@ -13,8 +13,8 @@ from starlette.middleware import Middleware
 
 from covey.errors import Refusal
 from covey.fleet.certificates import require_server_files
+from covey.fleet.control_gate import ControlGate
 from covey.fleet.fleet_folder import Fleet
-from covey.fleet.gate import Gate
 from covey.fleet.site_keys import pinned_keys
 from covey.flower.private_api import flower_superlink, superlink_extensions
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     require_server_files(fleet.server)
     pinned_keys(fleet)
     # Sites and the gate need nothing else of the interfaces that Flower can be told to serve.
-    vars(superlink_extensions).update(get_middleware=lambda: (Middleware(Gate, fleet=fleet),))
+    vars(superlink_extensions).update(get_middleware=lambda: (Middleware(ControlGate, fleet=fleet),))
     log = ["--log-file", str(given.log_file)] if given.log_file else []
     sys.argv = ["flower-superlink", *superlink_arguments(fleet, given.host), *log]
     flower_superlink()

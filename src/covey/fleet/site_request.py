@@ -17,9 +17,10 @@ from covey.errors import Refusal, require
 from covey.fleet.audit_log import note_event
 from covey.fleet.certificates import read_authority, write_node_keys, write_private
 from covey.fleet.fleet_folder import Fleet, Site
-from covey.fleet.site_keys import fingerprint, parsed_key, pin, pinned_keys, public_bytes
+from covey.fleet.site_keys import pin, pinned_keys
 from covey.fleet.superlink import Link
 from covey.flower.printable_text import printable
+from covey.flower.public_keys import fingerprint, parsed_key, public_bytes
 from covey.storage import write_json
 
 _KIND = "covey site request 1"

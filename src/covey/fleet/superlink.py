@@ -18,7 +18,6 @@ import httpx
 from covey.errors import Refusal, require
 from covey.fleet.certificates import read_authority
 from covey.fleet.fleet_grid import LIMIT, OPENING, FleetGrid
-from covey.fleet.site_keys import public_bytes
 from covey.flower.printable_text import printable
 from covey.flower.private_api import (
     AcquireTaskRequest,
@@ -48,6 +47,7 @@ from covey.flower.private_api import (
     run_from_proto,
     set_task_identity,
 )
+from covey.flower.public_keys import public_bytes
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 """Calls that need the shared secret."""

@@ -8,7 +8,6 @@ it states.
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -16,8 +15,10 @@ from flwr.serverapp import Grid
 
 from covey.arrays import IntArray
 from covey.core.client_health import Health
+from covey.core.round_record import RefusedNode
 from covey.errors import Refusal
 from covey.flower.printable_text import printable
+from covey.flower.public_keys import LONGEST, fingerprint, unpinned
 from covey.flower.wire import WHO
 
 IDENTITY = "covey.identity"
@@ -25,19 +26,6 @@ IDENTITY = "covey.identity"
 _FIRST = 5.0
 """Seconds that the first question stays open while the server waits for clients; each further one stays open twice as
 long. Late nodes are asked soon, and slow ones have time."""
-
-
-_LONGEST = 200
-"""Characters of a name that a node states."""
-
-
-@dataclass(frozen=True)
-class Stranger:
-    """A connected node whose key is no client's."""
-
-    name: str
-    """The name under which its key was registered."""
-    key: bytes
 
 
 class Roster:
@@ -54,14 +42,16 @@ class Roster:
         self.clients = clients
         self.keys = keys
         """Public key → client's name; None if clients have no pinned keys, and nodes state their names."""
-        self.strangers: set[Stranger] = set()
-        """Nodes that are connected with keys of no client; they get no order."""
+        self.refused: list[RefusedNode] = []
+        """Connected nodes that pass for a client or are nobody's; they get no order."""
         self.patience = patience
         """Seconds to wait for clients that are not connected yet."""
         self.names: list[str] = list(names) if names is not None else []
         """`[clients]`; if none are given, empty until all clients were seen."""
         self._nodes: dict[int, int] = {}
         """Client → node."""
+        self._bound: set[str] = set()
+        """Names that are bound to a node's key, pinned or registered."""
         self._name_of_node: dict[int, str] = {}
         """Node → the name that it states."""
         self._numbered: dict[str, int] = {}
@@ -83,7 +73,7 @@ class Roster:
             time.sleep(0.2)
         if not self.names:
             self.names = sorted(seen, key=_in_order)[: self.clients]
-        self._assign(set(grid.get_node_ids()))
+        self._assign(grid)
 
     def refresh(self, grid: Grid, timeout: float) -> None:
         """Update which nodes are connected."""
@@ -91,7 +81,7 @@ class Roster:
         resting = self._silent.resting(self._looks)
         asked = self._ask(grid, min(timeout, max(self.patience, 1.0)), resting)
         self._silent.note(self._looks, asked, [node for node in asked if node not in self._name_of_node])
-        self._assign(set(grid.get_node_ids()))
+        self._assign(grid)
 
     def available(self) -> IntArray:
         """Return the clients that can be reached, ascending."""
@@ -102,9 +92,10 @@ class Roster:
         return self._nodes.get(client)
 
     def client_of(self, node: int) -> int | None:
-        """Return the client of a node; None if it is none of this run's clients."""
+        """Return the client of a node; None if it is none of this run's clients, or passes for one."""
         name = self._name_of_node.get(node)
-        return None if name is None else self._numbers.get(name)
+        client = None if name is None else self._numbers.get(name)
+        return client if name not in self._bound or client is None or self._nodes.get(client) == node else None
 
     @property
     def unexpected(self) -> set[str]:
@@ -123,11 +114,8 @@ class Roster:
             nodes = {int(node.node_id): node for node in grid.get_nodes()}
             named = {number: self.keys.get(bytes(node.public_key)) for number, node in nodes.items()}
             self._name_of_node = {number: name for number, name in named.items() if name is not None}
-            self.strangers = {
-                Stranger(printable(str(nodes[number].name))[:_LONGEST], bytes(nodes[number].public_key))
-                for number, name in named.items()
-                if name is None
-            }
+            others = [nodes[number] for number, name in named.items() if name is None]
+            self.refused = [unpinned(str(node.name), bytes(node.public_key), self.names) for node in others]
             return []
         unknown = [node for node in grid.get_node_ids() if node not in self._name_of_node and node not in resting]
         if not unknown:
@@ -136,16 +124,40 @@ class Roster:
         for answer in grid.send_and_receive(asked, timeout=limit):
             stated = answer.content.config_records.get(IDENTITY) if answer.has_content() else None
             if stated is not None and "name" in stated:
-                self._name_of_node[answer.metadata.src_node_id] = printable(str(stated["name"]))[:_LONGEST]
+                self._name_of_node[answer.metadata.src_node_id] = printable(str(stated["name"]))[:LONGEST]
         return unknown
 
-    def _assign(self, present: set[int]) -> None:
-        numbers = self._numbers
-        # Of two nodes with one name the later one counts: the client was restarted.
-        reached = [
-            (numbers[name], node) for node, name in self._name_of_node.items() if node in present and name in numbers
-        ]
-        self._nodes = dict(reached)
+    def _assign(self, grid: Grid) -> None:
+        """Decide which connected node is which client.
+
+        Of two nodes that state one name, the one counts that was registered under that name, and first. Where neither
+        was, the later one counts: the client was restarted.
+        """
+        present = {int(node.node_id): node for node in grid.get_nodes()}
+        stating: dict[str, list[int]] = {}
+        for number, name in self._name_of_node.items():
+            if number in present and name in self._numbers:
+                stating.setdefault(name, []).append(number)
+        if self.keys is None:
+            self.refused = []
+        self._nodes, self._bound = {}, set()
+        for name, numbers in stating.items():
+            registered = [number for number in numbers if name and present[number].name == name]
+            first = min(registered, key=lambda number: present[number].registered_at, default=None)
+            self._nodes[self._numbers[name]] = numbers[-1] if first is None else first
+            if first is not None or self.keys is not None:
+                self._bound.add(name)
+            for number in numbers if first is not None else ():
+                if number != first:
+                    reason = f"it states the name {name}, which is registered with another key"
+                    key = fingerprint(bytes(present[number].public_key))
+                    self.refused.append(RefusedNode(name=name, key=key, reason=reason))
+
+    def identities(self) -> dict[str, str]:
+        """Return connected client's name → how it is known: by a pinned key, a registered key, or its node's word."""
+        known = "pinned key" if self.keys is not None else "registered key"
+        names = [self.names[client] for client in sorted(self._nodes)]
+        return {name: known if name in self._bound else "claimed" for name in names}
 
     def _absent(self, seen: set[str], connected: int) -> str:
         after, there = f"after {self.patience:g} seconds", f"(nodes connected: {connected})"

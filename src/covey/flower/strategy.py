@@ -35,11 +35,13 @@ from covey.errors import Refusal, require
 from covey.flower.exchange import Configure, Exchange, declined, reported
 from covey.flower.live_method import require_live
 from covey.flower.node_app import ModelWithHead
+from covey.flower.public_keys import public_bytes
 from covey.flower.roster import Roster
 from covey.flower.strategy_folder import RoundCount, RunFolder
 from covey.flower.strategy_runtime import StrategyRuntime
 from covey.model.layout import Layout
 from covey.randomness import generator
+from covey.storage import write_json
 
 _log = logging.getLogger("flwr")
 
@@ -74,6 +76,8 @@ class Strategy(FlowerStrategy):
     clients: the number of clients; the strategy waits for all of them before the first round.
     names: the clients' names, if they have any. Then `clients` can be left out, and each client keeps its number
         independently of the others connected.
+    keys: name → file with the public key of the client's SuperNode (as given to `flwr supernode register`). Then a
+        client is whoever holds its key. Otherwise nodes state their names, which the log and `identities.json` say.
     cohort: clients invited each round, a count or a fraction.
     selector, aggregator, many: parts or their options, as in `covey.run`.
     local: local training, as in `covey.run` (`{"epochs": 1, "rate": 0.05}`).
@@ -96,6 +100,7 @@ class Strategy(FlowerStrategy):
         model: nn.Module,
         clients: int | None = None,
         names: Sequence[str] | None = None,
+        keys: Mapping[str, Path | str] | None = None,
         cohort: int | float = 0.1,
         selector: PartChoice | None = None,
         aggregator: PartChoice | None = None,
@@ -110,6 +115,11 @@ class Strategy(FlowerStrategy):
         folder: Path | str | None = None,
         strikes: int = 2,
     ) -> None:
+        names = list(keys) if names is None and keys is not None else names
+        require(
+            keys is None or set(names or ()) == set(keys),
+            "keys= and names= are about other clients: give a key for each name.",
+        )
         if names is None and clients is None:
             raise Refusal("Say how many clients there are (clients=20), or what they call themselves (names=[...]).")
         count = len(names) if names is not None else clients
@@ -122,6 +132,8 @@ class Strategy(FlowerStrategy):
         self._local = local
         self._module = ModelWithHead(model, head)
         self._names = names
+        self._keys = None if keys is None else {public_bytes(Path(file)): name for name, file in keys.items()}
+        require(self._keys is None or len(self._keys) == len(keys or ()), "Two clients have the same key in keys=.")
         self._configure = configure
         self._patience = patience
         self._place = None if folder is None else Path(folder)
@@ -162,7 +174,7 @@ class Strategy(FlowerStrategy):
         self.config = config = self._configured(num_rounds)
         tensors = initial_arrays.to_torch_state_dict()
         state = self._flat(tensors)
-        roster = Roster(config.clients, self._names, patience=self._patience)
+        roster = Roster(config.clients, self._names, patience=self._patience, keys=self._keys)
         roster.wait(grid, timeout)
         exchange = Exchange(roster, seed=config.seed, timeout=timeout, configure=self._configure)
         expected = "names= does not list them" if self._names else f"{config.clients} clients are expected"
@@ -199,6 +211,7 @@ class Strategy(FlowerStrategy):
         self._folder = RunFolder(self._place, config, self.layout)
         started = self._running()
         write_names(self._place, started.exchange.roster.names)
+        write_json(self._place / "identities.json", started.exchange.roster.identities())
         if self._folder.state is None:
             return initial
         self._ready().load_state_dict(self._folder.state)

@@ -39,6 +39,8 @@ class StrategyRuntime(Runtime):
         """One entry for each round: the clients invited, those that answered, and the faults."""
         self._expected = expected
         self._unexpected: set[str] = set()
+        self._refused: set[str] = set()
+        self._say_how_known()
 
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.attendance.restore(rows)
@@ -48,6 +50,10 @@ class StrategyRuntime(Runtime):
         roster = self.exchange.roster
         roster.refresh(self.grid, self.exchange.timeout)
         self._warn_of_unexpected(roster.unexpected)
+        for refused in roster.refused:
+            if refused["key"] not in self._refused:
+                self._refused.add(refused["key"])
+                _log.warning("A node gets no orders: %s (key %s).", refused["reason"], refused["key"])
         reachable = roster.available()
         resting = self.attendance.health.resting(t).intersection(reachable.tolist())
         entry: dict[str, Any] = {"round": t, "reachable": len(reachable), "invited": [], "answered": [], "faults": []}
@@ -73,7 +79,10 @@ class StrategyRuntime(Runtime):
         raise NotImplementedError("Clients of a strategy evaluate their models themselves.")
 
     def annotate(self, record: RoundRecord) -> RoundRecord:
-        return self.attendance.annotate(record)
+        record = self.attendance.annotate(record)
+        if refused := self.exchange.roster.refused:
+            record["refused"] = refused
+        return record
 
     def note_unscored(self, reasons: Mapping[int, str]) -> None:
         """Add the clients that declined to evaluate, and why, to the round's entry."""
@@ -89,6 +98,13 @@ class StrategyRuntime(Runtime):
             self.history[-1]["faults"].append({"client": name, "reason": fault.reason})
             _log.warning("Client %s: %s", name, fault.reason)
         return replace(replies, timing=replace(replies.timing, wall_seconds=replies.round_seconds))
+
+    def _say_how_known(self) -> None:
+        """Say which clients' names rest on their nodes' word alone."""
+        claimed = [name for name, how in self.exchange.roster.identities().items() if how == "claimed"]
+        if claimed:
+            named = f"{', '.join(claimed[:10])}{' …' * (len(claimed) > 10)}"
+            _log.info("Nodes state these names themselves, and no key is tied to them (keys= does): %s", named)
 
     def _warn_of_unexpected(self, found: set[str]) -> None:
         """Name nodes that are none of the clients, once."""

@@ -13,8 +13,9 @@ from typing import Any
 from covey.errors import Refusal
 from covey.fleet.audit_log import note_event
 from covey.fleet.fleet_folder import Fleet
-from covey.fleet.site_keys import fingerprint, pinned_keys
+from covey.fleet.site_keys import pinned_keys
 from covey.fleet.superlink import control_token
+from covey.flower.public_keys import fingerprint
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,7 +40,7 @@ _MINUTE, _REFUSALS = 60.0, 30
 """At most so many refusals are noted in a minute, so that nobody can fill the disk; the rest are counted."""
 
 
-class Gate:
+class ControlGate:
     """Passes on what sites and the fleet's server may ask of the SuperLink, and refuses the rest."""
 
     def __init__(self, app: Application, fleet: Fleet) -> None:

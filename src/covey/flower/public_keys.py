@@ -1,0 +1,58 @@
+"""Public keys of nodes: SuperNodes sign every call with theirs, and the SuperLink checks the signature."""
+
+import base64
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
+
+from covey.core.round_record import RefusedNode
+from covey.errors import Refusal
+from covey.flower.printable_text import printable
+from covey.flower.private_api import public_key_to_bytes
+
+LONGEST = 200
+"""Characters of a node's name; the rest is cut off."""
+
+
+def public_bytes(path: Path) -> bytes:
+    """Return a public key from an OpenSSH file, in the SuperLink's form."""
+    try:
+        return parsed_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Refusal(f"The public key {path} cannot be read: {error}.") from error
+
+
+def parsed_key(text: bytes) -> bytes:
+    """Return a public key from OpenSSH's form in the SuperLink's."""
+    key = load_ssh_public_key(text)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("it is not an ECDSA key")
+    return public_key_to_bytes(key)
+
+
+def fingerprint(public: bytes) -> str:
+    """Return the fingerprint of a key in the SuperLink's form, as `ssh-keygen -l` shows it."""
+    try:
+        key = load_pem_public_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        blob = base64.b64decode(key.split()[1])
+    except ValueError:
+        blob = public
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def unpinned(name: str, key: bytes, clients: Collection[str]) -> RefusedNode:
+    """Return why a node is refused whose key is pinned for no client, registered under a name."""
+    shown = printable(name)[:LONGEST]
+    if name in clients:
+        reason = f"it is registered as {shown}, and its key is not the one pinned for {shown}"
+    else:
+        reason = f"it is registered as {shown or 'nobody'}, and its key is pinned for nobody"
+    return RefusedNode(name=shown, key=fingerprint(key), reason=reason)

@@ -1,0 +1,320 @@
+"""Keys of a fleet's sites, with nothing running: requests, the audit log, the SuperLink's gate, damaged files."""
+
+import asyncio
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey import Refusal
+from covey.fleet import Fleet
+from covey.fleet.audit_log import AUDIT, note_event, read_events
+from covey.fleet.certificates import require_server_files, write_node_keys
+from covey.fleet.control_gate import ControlGate
+from covey.fleet.fleet_runtime import read_accounts
+from covey.fleet.link_process import close_to_others
+from covey.fleet.node import run_node
+from covey.fleet.processes import free_port
+from covey.fleet.site_keys import pinned_keys
+from covey.fleet.site_request import accept_request, make_request
+from covey.fleet.superlink import Link, control_token
+from covey.flower.public_keys import fingerprint, public_bytes
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """A fleet's folder with keys made by the operator; nothing runs."""
+    made = Fleet(folder=tmp_path / "fleet", address=f"127.0.0.1:{free_port()}", sites=("harbour", "mill"))
+    made.write(["127.0.0.1"])
+    return made
+
+
+@pytest.fixture
+def own_keys(tmp_path: Path) -> Fleet:
+    """A fleet's folder in which sites make their keys."""
+    made = Fleet(folder=tmp_path / "own", address=f"127.0.0.1:{free_port()}", sites=("harbour", "mill"))
+    made.write(["127.0.0.1"], own_keys=True)
+    return made
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# Requests
+
+
+def test_a_site_makes_its_key_and_the_operator_accepts_it(covey_command: Command, tmp_path):
+    samples = ["--shape", "6", "--classes", "3", "--address", f"127.0.0.1:{free_port()}"]
+    made = covey_command("fleet", "init", tmp_path / "fleet", "--sites", "harbour,mill", *samples, "--own-keys")
+    assert made.code == 0, made.err
+    fleet = Fleet.read(tmp_path / "fleet")
+    assert "covey fleet join ." in (fleet.folder / "README.md").read_text()
+    assert not list(fleet.folder.glob("sites/*/node.*")) and not list(fleet.folder.glob("sites/*/secret"))
+    assert pinned_keys(fleet) == {}
+    # The folder travels to the site, which has the only private key there ever is.
+    site = tmp_path / "elsewhere" / "harbour"
+    shutil.copytree(fleet.site("harbour"), site)
+    asked = covey_command("fleet", "join", site, "--contact", "Ada, 555\x1b[2J0199")
+    assert asked.code == 0, asked.err
+    assert {mode(site / name) for name in ("node.key", "secret")} == {0o600}
+    request = site / "harbour.request.json"
+    assert "PRIVATE" not in request.read_text()
+    answer = covey_command("fleet", "accept", fleet.folder, request)
+    assert answer.code == 0, answer.err
+    key = public_bytes(site / "node.pub")
+    assert pinned_keys(fleet) == {key: "harbour"}
+    assert fingerprint(key) in asked.out and fingerprint(key) in answer.out
+    (noted,) = read_events(fleet.folder)
+    assert (noted["event"], noted["site"], noted["key"]) == ("accepted", "harbour", fingerprint(key))
+    assert noted["contact"] == "Ada, 5550199"
+    said = covey_command("fleet", "log", fleet.folder).out
+    assert "accepted, site harbour" in said
+
+
+def test_fingerprints_are_those_of_ssh_keygen(fleet):
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        pytest.skip("ssh-keygen is not installed")
+    path = fleet.key("mill")
+    shown = subprocess.run([program, "-lf", str(path)], capture_output=True, text=True, check=True).stdout
+    assert fingerprint(public_bytes(path)) == shown.split()[1]
+
+
+def test_a_name_that_has_a_key_gets_no_other_unless_told_to_replace(fleet, covey_command: Command, tmp_path):
+    site = tmp_path / "site"
+    shutil.copytree(fleet.site("harbour"), site, ignore=shutil.ignore_patterns("node.*"))
+    request = make_request(site).path
+    before = pinned_keys(fleet)
+    answer = covey_command("fleet", "accept", fleet.folder, request)
+    assert answer.code == 2
+    assert "The site harbour has another key, SHA256:" in " ".join(answer.err.split())
+    assert pinned_keys(fleet) == before
+    assert covey_command("fleet", "accept", fleet.folder, request, "--replace").code == 0
+    assert public_bytes(site / "node.pub") in pinned_keys(fleet)
+    refused, accepted = read_events(fleet.folder)
+    assert (refused["event"], refused["call"], accepted["event"]) == ("refused", "accept", "accepted")
+    assert accepted["replaced"] in {fingerprint(key) for key in before}
+    # Accepting it again changes nothing.
+    after = pinned_keys(fleet)
+    assert "replaced" not in (accept_request(fleet, request), read_events(fleet.folder))[1][-1]
+    assert pinned_keys(fleet) == after
+
+
+def test_a_request_is_for_a_site_of_the_fleet_with_a_key_of_its_own(own_keys, tmp_path):
+    harbour, mill = own_keys.site("harbour"), own_keys.site("mill")
+    request = make_request(harbour)
+    accept_request(own_keys, request.path)
+    with pytest.raises(Refusal, match="has a key already"):
+        make_request(harbour)
+    assert make_request(harbour, replace=True).key != request.key
+    # mill asks with harbour's pinned key.
+    (harbour / "site.toml").write_text((mill / "site.toml").read_text())
+    other = json.loads(make_request(harbour, replace=True).path.read_text())
+    path = tmp_path / "request.json"
+    for altered, said in (
+        ({"site": "harbour"}, "is not signed with the key"),
+        ({"key": request.key}, "is not signed with the key"),
+        ({"signature": "AAAA"}, "is not signed with the key"),
+        ({"key": "ssh-rsa AAAA"}, "cannot be read"),
+        ({"key": 3}, "does not say the site's key"),
+        ({"kind": "another"}, "is not a site's request"),
+    ):
+        path.write_text(json.dumps({**other, **altered}))
+        with pytest.raises(Refusal, match=said):
+            accept_request(own_keys, path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(Refusal, match="too large"):
+        accept_request(own_keys, path)
+    path.write_text("{")
+    with pytest.raises(Refusal, match="cannot be read"):
+        accept_request(own_keys, path)
+    (mill / "site.toml").write_text((mill / "site.toml").read_text().replace("mill", "castle"))
+    with pytest.raises(Refusal, match=r"'castle' is none of the sites"):
+        accept_request(own_keys, make_request(mill).path)
+
+
+def test_a_key_of_another_site_is_not_accepted(own_keys):
+    harbour = own_keys.site("harbour")
+    accept_request(own_keys, make_request(harbour).path)
+    shutil.copytree(harbour, own_keys.folder / "copied")
+    (own_keys.folder / "keys" / "mill.pub").write_bytes(own_keys.key("harbour").read_bytes())
+    with pytest.raises(Refusal, match="The sites harbour and mill have the same key"):
+        pinned_keys(own_keys)
+
+
+def test_a_site_without_a_key_says_how_to_make_one(own_keys):
+    from covey.fleet.fleet_folder import Site
+
+    with pytest.raises(Refusal, match=r"The site mill has no key yet\. Make one: covey fleet join"):
+        run_node(Site.read(own_keys.site("mill")))
+
+
+def test_a_folder_of_an_earlier_version_has_its_keys_with_the_sites(fleet, tmp_path):
+    pinned = pinned_keys(fleet)
+    shutil.rmtree(fleet.folder / "keys")
+    assert pinned_keys(fleet) == pinned
+    (fleet.site("harbour") / "node.key").unlink()
+    request = make_request(fleet.site("harbour"))
+    new = public_bytes(fleet.site("harbour") / "node.pub")
+    accept_request(fleet, request.path, replace=True)
+    mill = next(key for key, name in pinned.items() if name == "mill")
+    assert pinned_keys(fleet) == {new: "harbour", mill: "mill"}
+
+
+# The audit log
+
+
+def test_the_audit_log_is_appended_private_and_readable_after_a_power_cut(fleet):
+    note_event(fleet.folder, "joined", site="mill", key=None)
+    path = fleet.folder / AUDIT
+    assert mode(path) == 0o600
+    with path.open("ab") as file:
+        file.write(b'3\n{"time": "2026')
+    assert [event["site"] for event in read_events(fleet.folder)] == ["mill"]
+    with path.open("ab") as file:
+        file.write(b"\n")
+    note_event(fleet.folder, "refused", name="\x1b[31mmill")
+    assert [event["event"] for event in read_events(fleet.folder)] == ["joined", "refused"]
+    assert b"\x1b" not in path.read_bytes() and "\\u001b" not in path.read_text()
+    assert "key" not in read_events(fleet.folder)[0]
+
+
+def called(gate: ControlGate, path: str, headers: list[tuple[bytes, bytes]] | None = None) -> int:
+    """Return the status of a call through the gate."""
+    found: list[int] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            found.append(message["status"])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    scope = {"type": "http", "path": path, "headers": headers or [], "client": ("192.0.2.7", 40000), "state": {}}
+    asyncio.run(gate(scope, receive, send))
+    return found[0]
+
+
+async def served(scope: Any, receive: Any, send: Any) -> None:
+    """A SuperLink that says yes."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+def test_the_gate_lets_sites_pass_and_control_calls_with_the_token(fleet):
+    gate = ControlGate(served, fleet)
+    token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
+    assert called(gate, "/v1/fleet/pull-messages") == 200
+    assert called(gate, "/v1/runtime/acquire-task") == 200
+    assert called(gate, "/v1/control/stop-run", [token]) == 200
+    for headers in ([], [(token[0], b"Bearer x")], [token, token], [(token[0], token[1] + b"0")]):
+        assert called(gate, "/v1/control/stop-run", headers) == 401
+    for path in ("/docs", "/openapi.json", "/health", "/v1", "/v1/control", "//v1/control/stop-run", "/V1/control/x"):
+        assert called(gate, path) == 404
+    noted = read_events(fleet.folder)
+    assert [event["event"] for event in noted] == ["run stopped", *["refused"] * 4]
+    assert {event["peer"] for event in noted} == {"192.0.2.7"}
+
+
+def test_a_flood_of_refusals_does_not_fill_the_audit_log(fleet):
+    gate = ControlGate(served, fleet)
+    for _ in range(200):
+        assert called(gate, "/v1/control/stop-run") == 401
+    assert len(read_events(fleet.folder)) == 30
+    gate._since -= 61
+    assert called(gate, "/v1/control/stop-run") == 401
+    assert [event.get("more") for event in read_events(fleet.folder)[-2:]] == [170, None]
+
+
+# Files
+
+
+def test_what_a_server_has_written_before_is_closed_to_others(fleet):
+    (fleet.server / "state.db").write_bytes(b"")
+    (fleet.server / "state.db").chmod(0o644)
+    fleet.server.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        close_to_others(fleet)
+        (fleet.server / "later").write_text("")
+    finally:
+        os.umask(before)
+    assert {mode(path) & 0o077 for path in (fleet.server, *fleet.server.rglob("*"))} == {0}
+    assert {mode(fleet.folder), mode(fleet.server), mode(fleet.folder / "keys")} == {0o700}
+
+
+HOLLOW = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", HOLLOW, None])
+def test_a_damaged_certificate_of_the_authority_is_refused_with_a_sentence(fleet, covey_command: Command, content):
+    for path in (fleet.server / "ca.crt", fleet.site("mill") / "ca.crt"):
+        path.write_bytes(content) if content is not None else path.unlink()
+    for arguments in (("status", fleet.folder), ("register", fleet.folder), ("node", fleet.site("mill"))):
+        answer = covey_command("fleet", *arguments)
+        assert answer.code == 2
+        assert "The authority's certificate" in answer.err and "Traceback" not in answer.err
+    with pytest.raises(Refusal, match="The authority's certificate"):
+        Link(fleet.address, fleet.server / "ca.crt").nodes()
+
+
+def test_damaged_files_of_a_fleet_are_refused_with_a_sentence(fleet, covey_command: Command):
+    def refusal(*arguments: object) -> str:
+        answer = covey_command("fleet", *arguments)
+        assert answer.code == 2
+        return " ".join(answer.err.split())
+
+    toml, kept = fleet.folder / "fleet.toml", (fleet.folder / "fleet.toml").read_text()
+    for before, after, said in (
+        (f'address = "{fleet.address}"', 'address = "nowhere"', "The address is of the form host:port"),
+        (f'address = "{fleet.address}"', "address = 3", "address"),
+        ('["harbour", "mill"]', '["harbour", "harbour"]', "Two sites have the same name."),
+        ('["harbour", "mill"]', '["../harbour"]', "cannot be a site's name"),
+        ("[rules]", "[data]\nshape=3\n[run.x]\n[rules]", ""),
+    ):
+        toml.write_text(kept.replace(before, after))
+        assert said in refusal("status", fleet.folder)
+    toml.write_text("run = 3\n" + kept)
+    assert "[run] is a section, not a value." in refusal("status", fleet.folder)
+    toml.write_text(kept)
+    secret = fleet.secret
+    (fleet.server / "secret").write_bytes(b"")
+    assert "secret is empty" in refusal("status", fleet.folder)
+    (fleet.server / "secret").unlink()
+    assert "The secret" in refusal("status", fleet.folder)
+    (fleet.server / "secret").write_bytes(secret)
+    fleet.key("mill").write_bytes(b"ecdsa-sha2-nistp384 nonsense")
+    assert "mill.pub cannot be read" in refusal("register", fleet.folder)
+    write_node_keys(fleet.folder / "another")
+    shutil.copy(fleet.folder / "another" / "node.pub", fleet.key("mill"))
+    require_server_files(fleet.server)
+    for name in ("server.crt", "server.key"):
+        content = (fleet.server / name).read_bytes()
+        (fleet.server / name).write_bytes(content[:100])
+        with pytest.raises(Refusal, match=f"{name} cannot be read"):
+            require_server_files(fleet.server)
+        (fleet.server / name).write_bytes(content)
+    shutil.copy(fleet.folder / "authority" / "ca.key", fleet.server / "server.key")
+    command = [sys.executable, "-m", "covey.fleet.link_process", str(fleet.folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 2
+    assert "is not one of the key" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("content", ["{", "[3]", '{"x": ["a"]}', '{"0": 3}', "\x00", "3"])
+def test_a_damaged_account_of_what_sites_hold_is_refused(tmp_path, content):
+    path = tmp_path / "accounts.json"
+    path.write_text('{"0": ["a", "b"]}')
+    assert read_accounts(path) == {0: ["a", "b"]}
+    path.write_text(content)
+    with pytest.raises(Refusal, match="is damaged"):
+        read_accounts(path)
