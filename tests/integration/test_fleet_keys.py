@@ -1,6 +1,7 @@
 """Keys of a fleet's sites, with nothing running: requests, the audit log, the SuperLink's gate, damaged files."""
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -9,15 +10,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from covey import Refusal
 from covey.fleet import Fleet
 from covey.fleet.audit_log import AUDIT, note_event, read_events
 from covey.fleet.certificates import require_server_files, write_node_keys
-from covey.fleet.control_gate import ControlGate
+from covey.fleet.control_gate import ControlGate, of_its_own
 from covey.fleet.fleet_runtime import read_accounts
 from covey.fleet.link_process import close_to_others
 from covey.fleet.node import run_node
@@ -230,9 +233,32 @@ def test_a_flood_of_refusals_does_not_fill_the_audit_log(fleet):
     for _ in range(200):
         assert called(gate, "/v1/control/stop-run") == 401
     assert len(read_events(fleet.folder)) == 30
+    # Nor does a site that comes and goes; the lines of another, and the operator's own, are there all the same.
+    key, other = ([(b"flwr-public-key", base64.b64encode(one))] for one in (b"mine", b"other"))
+    for _ in range(50):
+        assert called(gate, "/v1/fleet/activate-node", key) == 200
+    assert called(gate, "/v1/fleet/activate-node", other) == 200
+    token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
+    assert called(gate, "/v1/control/start-run", [token]) == 200
+    assert len(read_events(fleet.folder)) == 62
     gate._since -= 61
     assert called(gate, "/v1/control/stop-run") == 401
-    assert [event.get("more") for event in read_events(fleet.folder)[-2:]] == [170, None]
+    assert [event.get("left_out") for event in read_events(fleet.folder)[-2:]] == [190, None]
+
+
+def test_a_node_answers_for_itself_alone():
+    taken: list[Any] = []
+    push = of_its_own(lambda request, state: taken.append(request))
+
+    def answers(node: int, *sources: int) -> Any:
+        messages = [SimpleNamespace(metadata=SimpleNamespace(src_node_id=source)) for source in sources]
+        return SimpleNamespace(node=SimpleNamespace(node_id=node), messages_list=messages)
+
+    push(answers(7, 7), None)
+    for stated in ([8], [7, 8]):
+        with pytest.raises(HTTPException, match="for itself alone"):
+            push(request=answers(7, *stated), state=None)
+    assert len(taken) == 1
 
 
 # Files

@@ -7,8 +7,11 @@ stop them. Sites need the fleet interface alone, in which every call is signed w
 import base64
 import hmac
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.exceptions import HTTPException
 
 from covey.errors import Refusal
 from covey.fleet.audit_log import note_event
@@ -36,8 +39,8 @@ _EVENTS = {
 
 _KEY_HEADER = b"flwr-public-key"
 
-_MINUTE, _REFUSALS = 60.0, 30
-"""At most so many refusals are noted in a minute, so that nobody can fill the disk; the rest are counted."""
+_MINUTE, _LINES = 60.0, 30
+"""So many refusals, and calls of one site, are noted in a minute: nobody can fill the disk. The rest are counted."""
 
 
 class ControlGate:
@@ -47,7 +50,9 @@ class ControlGate:
         self._app = app
         self._fleet = fleet
         self._token = f"Bearer {control_token(fleet.secret)}".encode()
-        self._since, self._noted = 0.0, 0
+        self._since = 0.0
+        self._noted: Counter[bytes | None] = Counter()
+        """Lines of this minute by a site's key; None stands for refusals."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -81,23 +86,26 @@ class ControlGate:
 
     def _note(self, scope: Scope, path: str, status: int) -> None:
         if status in (401, 403) or (status >= 400 and path in _EVENTS):
-            if self._room():
+            if self._room(None):
                 self._write(scope, path, "refused", call=path.removeprefix("/v1/"), status=status)
-        elif status < 400 and path in _EVENTS:
+        elif status < 400 and path in _EVENTS and (path.startswith(CONTROL) or self._room(_key(scope))):
             self._write(scope, path, _EVENTS[path])
 
-    def _room(self) -> bool:
-        """True if another refusal may be noted; how many were not is noted when a minute is over."""
+    def _room(self, whose: bytes | None) -> bool:
+        """True if another line may be written; how many were not is noted when a minute is over."""
         now = time.monotonic()
         if now - self._since > _MINUTE:
-            if self._noted > _REFUSALS:
-                note_event(self._fleet.folder, "refused", more=self._noted - _REFUSALS)
-            self._since, self._noted = now, 0
-        self._noted += 1
-        return self._noted <= _REFUSALS
+            left_out = sum(max(count - _LINES, 0) for count in self._noted.values())
+            if left_out:
+                note_event(self._fleet.folder, "too many calls", left_out=left_out)
+            self._since = now
+            self._noted.clear()
+        self._noted[whose] += 1
+        return self._noted[whose] <= _LINES
 
     def _write(self, scope: Scope, path: str, event: str, **facts: Any) -> None:
-        asked = scope.get("state", {}).get("protobuf_request")
+        state = scope.get("state", {})
+        asked, answered = state.get("protobuf_request"), state.get("protobuf_response")
         key = _key(scope) if path.startswith(FLEET_CALLS) else bytes(getattr(asked, "public_key", b"")) or None
         peer = scope.get("client")
         note_event(
@@ -106,7 +114,7 @@ class ControlGate:
             site=self._site(key),
             name=str(getattr(asked, "name", "")) or None,
             key=None if key is None else fingerprint(key),
-            run=int(getattr(asked, "run_id", 0)) or None,
+            run=int(getattr(asked, "run_id", 0) or getattr(answered, "run_id", 0)) or None,
             node=int(getattr(asked, "node_id", 0)) or None,
             peer=None if not peer else str(peer[0]),
             **facts,
@@ -118,6 +126,17 @@ class ControlGate:
             return None if key is None else pinned_keys(self._fleet).get(key)
         except Refusal:
             return None
+
+
+def of_its_own(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Flower's handler of answers, restricted: Flower checks who calls, not whose answer it is."""
+
+    def checked(request: Any, state: Any) -> Any:
+        if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
+            raise HTTPException(403, "A node answers for itself alone.")
+        return push(request=request, state=state)
+
+    return checked
 
 
 def _headers(scope: Scope, name: bytes) -> list[bytes]:

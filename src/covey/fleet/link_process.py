@@ -13,10 +13,10 @@ from starlette.middleware import Middleware
 
 from covey.errors import Refusal
 from covey.fleet.certificates import require_server_files
-from covey.fleet.control_gate import ControlGate
+from covey.fleet.control_gate import ControlGate, of_its_own
 from covey.fleet.fleet_folder import Fleet
 from covey.fleet.site_keys import pinned_keys
-from covey.flower.private_api import flower_superlink, superlink_extensions
+from covey.flower.private_api import fleet_handlers, flower_superlink, superlink_extensions
 
 _OWNER_ALONE = 0o077
 
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     close_to_others(fleet)
     require_server_files(fleet.server)
     pinned_keys(fleet)
-    # Sites and the gate need nothing else of the interfaces that Flower can be told to serve.
     vars(superlink_extensions).update(get_middleware=lambda: (Middleware(ControlGate, fleet=fleet),))
+    vars(fleet_handlers).update(push_messages=of_its_own(fleet_handlers.push_messages))
     log = ["--log-file", str(given.log_file)] if given.log_file else []
     sys.argv = ["flower-superlink", *superlink_arguments(fleet, given.host), *log]
     flower_superlink()

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from flwr.superlink import extensions as superlink_extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink as flower_superlink
     from flwr.superlink.grid import HttpGrid as HttpGrid
+    from flwr.superlink.servicer.fleet import fleet_handlers as fleet_handlers
     from flwr.supernode import start_client_internal as start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode as flower_supernode
     from flwr.supernode.fleet_http_client import FleetHttpClient as FleetHttpClient
@@ -143,6 +144,9 @@ PRIVATE: dict[str, PrivateName] = {
     "flower_superlink": PrivateName("flwr.superlink.cli.flower_superlink", "flower_superlink", "run a SuperLink"),
     "superlink_extensions": PrivateName(
         "flwr.superlink", "extensions", "put a gate before a SuperLink", ("get_middleware",)
+    ),
+    "fleet_handlers": PrivateName(
+        "flwr.superlink.servicer.fleet", "fleet_handlers", "have nodes answer for themselves alone", ("push_messages",)
     ),
     # Tasks: a server app or a client app that this process runs itself.
     "RuntimeHttpClient": PrivateName("flwr.supercore.runtime", "RuntimeHttpClient", "claim tasks, move messages"),
