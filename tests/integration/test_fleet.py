@@ -39,6 +39,7 @@ from covey.core.client_names import write_names
 from covey.core.records import read_metrics
 from covey.core.replies import checked
 from covey.fleet import Fleet, Rules
+from covey.fleet.audit_log import read_events
 from covey.fleet.certificates import write_node_keys
 from covey.fleet.fault_injection import HUGE, InjectedFault
 from covey.fleet.fleet_folder import write_toml
@@ -53,7 +54,7 @@ from covey.fleet.superlink import Link
 from covey.flower import InProcessGrid
 from covey.flower.exchange import Exchange
 from covey.flower.node_memory import Memory
-from covey.flower.public_keys import public_bytes
+from covey.flower.public_keys import fingerprint, public_bytes
 from covey.flower.roster import Roster
 from covey.job.experiment import Experiment
 from covey.job.federation_summary import describe
@@ -191,6 +192,9 @@ def test_a_node_with_a_key_that_nobody_registered_is_refused_and_the_log_says_so
     assert ended.returncode != 0
     said = fleet.log.read_text()[len(before) :]
     assert re.search(r'"POST /v1/fleet/activate-node HTTP/1\.1" 4\d\d', said), said
+    noted = read_events(fleet.fleet.folder)[-1]
+    assert (noted["event"], noted["call"]) == ("refused", "fleet/activate-node")
+    assert noted["key"] == fingerprint(public_bytes(stranger / "node.pub"))
     assert len(fleet.link.nodes()) == 5
 
 

@@ -15,7 +15,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.node_pb2 import Node
 
 import covey
 from covey import Config, Refusal
@@ -26,7 +31,15 @@ from covey.fleet.certificates import write_node_keys
 from covey.fleet.fleet_runtime import FLEET
 from covey.fleet.loopback import Loopback, loopback_fleet
 from covey.fleet.processes import end, environment
+from covey.fleet.site_request import accept_request, make_request
 from covey.fleet.superlink import Link
+from covey.flower.private_api import (
+    FleetHttpClient,
+    NodeAuthHttpInterceptor,
+    ProtobufClientInterceptor,
+    ProtoMessage,
+    RuntimeVersionHttpInterceptor,
+)
 from covey.flower.public_keys import fingerprint, public_bytes
 from tests.conftest import SMALL
 
@@ -77,6 +90,24 @@ def refused_without_the_secret(fleet: Loopback) -> None:
         assert client.post("/v1/control/get-login-details").status_code == 401
 
 
+def a_site_answers_for_itself_alone(fleet: Loopback) -> None:
+    """site-1 signs a call as itself, and hands in an answer of site-0."""
+    key = load_ssh_private_key((fleet.fleet.site("site-1") / "node.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    numbers = {node.name: node.node_id for node in fleet.link.nodes()}
+    interceptors: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    authority = (fleet.fleet.server / "ca.crt").read_bytes()
+    answer = ProtoMessage(metadata=ProtoMetadata(src_node_id=numbers["site-0"], reply_to_message_id="an order's"))
+    with FleetHttpClient.from_server_address(fleet.fleet.address, False, authority, interceptors) as client:
+        for caller, status in (("site-1", 403), ("site-0", 401)):
+            with pytest.raises(httpx.HTTPStatusError) as refused:
+                client.PushMessages(PushMessagesRequest(node=Node(node_id=numbers[caller]), messages_list=[answer]))
+            assert refused.value.response.status_code == status
+
+
 def readable_by_others(folder: Path) -> list[Path]:
     """Files of a folder that group or others can open."""
     if not stat.S_IMODE(folder.stat().st_mode) & 0o077:
@@ -113,6 +144,8 @@ def test_nobody_without_its_key_is_a_site_and_nobody_without_the_secret_controls
     rules = Rules(timeout=LONG, patience=LONG, poll=0.1)
     described = loopback_fleet(tmp_path / "fleet", build_federation(Config.of(SETTINGS)), SETTINGS, rules=rules)
     monkeypatch.setenv(FLEET, str(described.folder))
+    # One site makes its key itself.
+    accept_request(described, make_request(described.site("site-1"), replace=True).path, replace=True)
     local = covey.run(SETTINGS, out=tmp_path / "local")
     before = os.umask(0o022)
     try:
@@ -120,6 +153,7 @@ def test_nobody_without_its_key_is_a_site_and_nobody_without_the_secret_controls
             assert readable_by_others(described.server) == []
             assert stat.S_IMODE((described.server / "state.db").stat().st_mode) == 0o600
             refused_without_the_secret(fleet)
+            a_site_answers_for_itself_alone(fleet)
             impostor, key = with_an_impostor(fleet, tmp_path)
             try:
                 the_run_ignores_it_and_says_when_it_is_stopped(fleet, key, local, tmp_path, covey_command)
