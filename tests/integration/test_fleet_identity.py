@@ -76,7 +76,7 @@ def refused_without_the_secret(fleet: Loopback) -> None:
             lambda control: control.StartRun(StartRunRequest()),
             lambda control: control.StopRun(StopRunRequest(run_id=1)),
         ):
-            with pytest.raises(Refusal, match="A control call needs the token"), link._control() as control:
+            with pytest.raises(Refusal, match="needs the token of the fleet's server"), link._control() as control:
                 ask(control)
     noted = events(fleet, "refused")[before:]
     assert [event["call"] for event in noted] == [

@@ -21,13 +21,14 @@ from covey.fleet import Fleet
 from covey.fleet.audit_log import AUDIT, note_event, read_events
 from covey.fleet.certificates import require_server_files, write_node_keys
 from covey.fleet.control_gate import ControlGate, of_its_own
+from covey.fleet.fleet_grid import control_token
 from covey.fleet.fleet_runtime import read_accounts
 from covey.fleet.link_process import close_to_others
 from covey.fleet.node import run_node
 from covey.fleet.processes import free_port
 from covey.fleet.site_keys import pinned_keys
 from covey.fleet.site_request import accept_request, make_request
-from covey.fleet.superlink import Link, control_token
+from covey.fleet.superlink import Link
 from covey.flower.public_keys import fingerprint, public_bytes
 
 Command = Callable[..., Any]
@@ -203,7 +204,10 @@ def called(gate: ControlGate, path: str, headers: list[tuple[bytes, bytes]] | No
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    scope = {"type": "http", "path": path, "headers": headers or [], "client": ("192.0.2.7", 40000), "state": {}}
+    given = headers or []
+    if not any(name in (b"content-length", b"transfer-encoding") for name, _ in given):
+        given = [(b"content-length", b"0"), *given]
+    scope = {"type": "http", "path": path, "headers": given, "client": ("192.0.2.7", 40000), "state": {}}
     asyncio.run(gate(scope, receive, send))
     return found[0]
 
@@ -217,15 +221,34 @@ def test_the_gate_lets_sites_pass_and_control_calls_with_the_token(fleet):
     gate = ControlGate(served, fleet)
     token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
     assert called(gate, "/v1/fleet/pull-messages") == 200
-    assert called(gate, "/v1/runtime/acquire-task") == 200
+    assert called(gate, "/v1/runtime/acquire-task", [token]) == 200
     assert called(gate, "/v1/control/stop-run", [token]) == 200
+    assert called(gate, "/v1/runtime/push-object") == 401
     for headers in ([], [(token[0], b"Bearer x")], [token, token], [(token[0], token[1] + b"0")]):
         assert called(gate, "/v1/control/stop-run", headers) == 401
     for path in ("/docs", "/openapi.json", "/health", "/v1", "/v1/control", "//v1/control/stop-run", "/V1/control/x"):
         assert called(gate, path) == 404
     noted = read_events(fleet.folder)
-    assert [event["event"] for event in noted] == ["run stopped", *["refused"] * 4]
+    assert [event["event"] for event in noted] == ["run stopped", *["refused"] * 5]
     assert {event["peer"] for event in noted} == {"192.0.2.7"}
+
+
+def test_large_calls_are_read_from_sites_alone(fleet):
+    gate = ControlGate(served, fleet)
+    site = (b"flwr-public-key", base64.b64encode(public_bytes(fleet.key("mill"))))
+    stranger = (b"flwr-public-key", base64.b64encode(b"another"))
+
+    def sized(bytes_: int, *headers: tuple[bytes, bytes]) -> int:
+        return called(gate, "/v1/fleet/push-object", [(b"content-length", str(bytes_).encode()), *headers])
+
+    assert [sized(1 << 16), sized(1 << 16, stranger), sized(1 << 16, site)] == [200, 200, 200]
+    assert [sized(1 << 20), sized(1 << 20, stranger), sized(1 << 20, site)] == [413, 413, 200]
+    assert sized(1 << 27, site) == 413
+    assert called(gate, "/v1/fleet/push-object", [(b"transfer-encoding", b"chunked")]) == 411
+    # A key that is taken away loses its place within seconds.
+    fleet.key("mill").unlink()
+    gate._read_at -= 3
+    assert sized(1 << 20, site) == 413
 
 
 def test_a_flood_of_refusals_does_not_fill_the_audit_log(fleet):

@@ -1,7 +1,9 @@
-"""The gate before a fleet's SuperLink: control calls need the server's token, and the audit log says who called.
+"""The gate before a fleet's SuperLink: only sites and the fleet's server pass, and the audit log says who called.
 
 Flower 1.41 serves all its interfaces on one port, and its open version lets everybody register nodes, open runs and
-stop them. Sites need the fleet interface alone, in which every call is signed with a site's key.
+stop them. Sites need the fleet interface alone, in which every call is signed with a site's key. All other calls need
+the server's token here. Flower checks a signature after it has read the whole call, so large ones are not let through
+without a site's key.
 """
 
 import base64
@@ -9,6 +11,7 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -16,8 +19,8 @@ from starlette.exceptions import HTTPException
 from covey.errors import Refusal
 from covey.fleet.audit_log import note_event
 from covey.fleet.fleet_folder import Fleet
+from covey.fleet.fleet_grid import control_token
 from covey.fleet.site_keys import pinned_keys
-from covey.fleet.superlink import control_token
 from covey.flower.public_keys import fingerprint
 
 Scope = MutableMapping[str, Any]
@@ -43,6 +46,13 @@ _MINUTE, _LINES = 60.0, 30
 """So many refusals, and calls of one site, are noted in a minute: nobody can fill the disk. The rest are counted."""
 
 
+_SMALL, _LARGE = 64 << 10, 64 << 20
+"""Bytes of a call without a site's key, and with one; Flower sends arrays in parts of 5 MiB."""
+
+_KNOWN_FOR = 2.0
+"""Seconds after which pinned keys are read again."""
+
+
 class ControlGate:
     """Passes on what sites and the fleet's server may ask of the SuperLink, and refuses the rest."""
 
@@ -53,6 +63,7 @@ class ControlGate:
         self._since = 0.0
         self._noted: Counter[bytes | None] = Counter()
         """Lines of this minute by a site's key; None stands for refusals."""
+        self._read_at, self._pinned = -_KNOWN_FOR, dict[bytes, str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -62,13 +73,9 @@ class ControlGate:
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope["path"])
-        status = 0
-        if path.startswith(CONTROL) and not self._authorized(scope):
-            status = 401
-            await _refuse(send, status, "A control call needs the token of the fleet's server.")
-        elif not path.startswith((CONTROL, FLEET_CALLS, RUNTIME)):
-            status = 404
-            await _refuse(send, status, "There is nothing here.")
+        status, reason = self._objection(scope, path)
+        if status:
+            await _refuse(send, status, reason)
         else:
 
             async def noting(message: MutableMapping[str, Any]) -> None:
@@ -80,12 +87,26 @@ class ControlGate:
             await self._app(scope, receive, noting)
         self._note(scope, path, status)
 
+    def _objection(self, scope: Scope, path: str) -> tuple[int, str]:
+        """Return the status and the reason with which a call is refused before it is read; 0 if it is not."""
+        if path.startswith((CONTROL, RUNTIME)):
+            allowed = self._authorized(scope)
+            return (0, "") if allowed else (401, "A call other than a site's needs the token of the fleet's server.")
+        if not path.startswith(FLEET_CALLS):
+            return 404, "There is nothing here."
+        length = b"".join(_headers(scope, b"content-length"))
+        if not length.isdigit():
+            return 411, "A call says how long it is."
+        if int(length) > _SMALL and int(length) > (_LARGE if self._site(_key(scope)) else 0):
+            return 413, "The call is too large."
+        return 0, ""
+
     def _authorized(self, scope: Scope) -> bool:
         shown = _headers(scope, b"authorization")
         return len(shown) == 1 and hmac.compare_digest(shown[0], self._token)
 
     def _note(self, scope: Scope, path: str, status: int) -> None:
-        if status in (401, 403) or (status >= 400 and path in _EVENTS):
+        if status in (401, 403, 411, 413) or (status >= 400 and path in _EVENTS):
             if self._room(None):
                 self._write(scope, path, "refused", call=path.removeprefix("/v1/"), status=status)
         elif status < 400 and path in _EVENTS and (path.startswith(CONTROL) or self._room(_key(scope))):
@@ -111,7 +132,8 @@ class ControlGate:
         note_event(
             self._fleet.folder,
             event,
-            site=self._site(key),
+            # A refused call only states its key.
+            site=None if event == "refused" else self._site(key),
             name=str(getattr(asked, "name", "")) or None,
             key=None if key is None else fingerprint(key),
             run=int(getattr(asked, "run_id", 0) or getattr(answered, "run_id", 0)) or None,
@@ -122,10 +144,11 @@ class ControlGate:
 
     def _site(self, key: bytes | None) -> str | None:
         """Return the site that a key is pinned for."""
-        try:
-            return None if key is None else pinned_keys(self._fleet).get(key)
-        except Refusal:
-            return None
+        if time.monotonic() - self._read_at > _KNOWN_FOR:
+            with suppress(Refusal):
+                self._pinned = pinned_keys(self._fleet)
+            self._read_at = time.monotonic()
+        return None if key is None else self._pinned.get(key)
 
 
 def of_its_own(push: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,11 +1,13 @@
 """The grid of a fleet's run: answers are limited in size and time, and a bad one is lost alone."""
 
+import hashlib
+import hmac
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import httpx
 from flwr.app import Error, Message, Metadata
@@ -15,8 +17,12 @@ from covey.flower.private_api import (
     HttpGrid,
     ObjectPullError,
     ObjectTree,
+    ProtobufClientInterceptor,
     ProtoMessage,
     PullAppMessagesRequest,
+    RuntimeHttpClient,
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
     inflate_object_from_contents,
     iterate_object_tree,
     make_message,
@@ -51,6 +57,23 @@ _ENDED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 """A SuperLink's answers to the server of a run that is over."""
 
 
+def control_token(secret: bytes) -> str:
+    """Return the token that the server shows with each call, derived from its secret."""
+    return hmac.new(secret, b"covey control", hashlib.sha256).hexdigest()
+
+
+class ServerToken:
+    """Shows the server's token with each call."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._token = control_token(secret)
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        """Add the token to a call."""
+        context.request.headers["authorization"] = f"Bearer {self._token}"
+        return call_next(context)
+
+
 class TooLarge(Exception):
     """An answer exceeds the limit of bytes."""
 
@@ -58,8 +81,11 @@ class TooLarge(Exception):
 class FleetGrid(HttpGrid):
     """Flower's grid for a server that trusts nobody: answers are limited in size, and a bad one is lost alone."""
 
-    def __init__(self, address: str, authority: bytes, token: str, poll: float, limit: int) -> None:
+    def __init__(
+        self, address: str, authority: bytes, token: str, secret: bytes | None, poll: float, limit: int
+    ) -> None:
         super().__init__(address, False, authority, token=token)
+        self._secret = secret
         # Wait for a SuperLink that is away for a moment; if it stays away the run ends, and can be resumed.
         self._retry_invoker = make_simple_http_retry_invoker()
         self._retry_invoker.max_time = OPENING
@@ -70,6 +96,18 @@ class FleetGrid(HttpGrid):
         self._limit = limit
         self._overdue: list[str] = []
         """Orders whose answers are late; these are discarded when they arrive."""
+
+    def _connect(self) -> None:
+        """Connect as Flower's grid does, and show the server's token with each call."""
+        interceptors: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
+            RuntimeTokenHttpInterceptor(self._token),
+        ]
+        if self._secret:
+            interceptors.append(ServerToken(self._secret))
+        self._client = RuntimeHttpClient.from_server_address(
+            self._addr, False, self._cert, interceptors, retry_invoker=self._retry_invoker
+        )
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Return the answers that arrive in time, without waiting for nodes that leave."""

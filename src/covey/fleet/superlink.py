@@ -5,19 +5,17 @@ opens a run, claims its task, and sends orders from this process until the run e
 """
 
 import hashlib
-import hmac
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from covey.errors import Refusal, require
 from covey.fleet.certificates import read_authority
-from covey.fleet.fleet_grid import LIMIT, OPENING, FleetGrid
+from covey.fleet.fleet_grid import LIMIT, OPENING, FleetGrid, ServerToken
 from covey.flower.printable_text import printable
 from covey.flower.private_api import (
     AcquireTaskRequest,
@@ -51,22 +49,6 @@ from covey.flower.public_keys import public_bytes
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 """Calls that need the shared secret."""
-
-
-def control_token(secret: bytes) -> str:
-    """Return the token of control calls (register nodes, open and stop runs), derived from the server's secret."""
-    return hmac.new(secret, b"covey control", hashlib.sha256).hexdigest()
-
-
-class _Authorized:
-    """Shows the control token with each call."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._token = control_token(secret)
-
-    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
-        context.request.headers["authorization"] = f"Bearer {self._token}"
-        return call_next(context)
 
 
 @dataclass(frozen=True)
@@ -163,6 +145,7 @@ class Link:
         """Return the token of a run's server task; tasks of runs whose server died earlier are dropped."""
         interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
         if self.secret:
+            interceptors.append(ServerToken(self.secret))
             interceptors.append(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE))
         end = time.monotonic() + OPENING
         with self._reachable():
@@ -190,7 +173,7 @@ class Link:
         with self._reachable():
             interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
             if self.secret:
-                interceptors.append(_Authorized(self.secret))
+                interceptors.append(ServerToken(self.secret))
             client = ControlHttpClient.from_server_address(
                 self.address, False, read_authority(self.authority), interceptors
             )
@@ -227,7 +210,7 @@ def _heartbeat(grid: FleetGrid) -> Callable[[], bool]:
 @contextmanager
 def _opened(link: Link, token: str, poll: float, limit: int) -> "Iterator[FleetGrid]":
     """Open the grid of a claimed run; report to the SuperLink that the server is alive, and how it ended."""
-    grid = FleetGrid(link.address, read_authority(link.authority), token, poll, limit)
+    grid = FleetGrid(link.address, read_authority(link.authority), token, link.secret, poll, limit)
     heartbeat = HeartbeatSender(_heartbeat(grid))
     status, details = SubStatus.FAILED, "stopped"
     try:
