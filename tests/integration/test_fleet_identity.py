@@ -192,6 +192,8 @@ def the_run_ignores_it_and_says_when_it_is_stopped(
     assert checkpoint(live) == checkpoint(local)
     answer = covey_command("fleet", "run", fleet.fleet.folder, "--out", live.folder)
     assert f"A node got no orders: {reason} (key {key})." in " ".join(answer.out.split())
+    page = covey.report([live.folder]).read_text()
+    assert "Nodes that got no orders" in page and key in page
     assert len(events(fleet, "run stopped")) >= 1
     noted = [event for event in events(fleet, "refused") if event.get("key") == key]
     assert {(event["name"], event["reason"]) for event in noted} == {("site-0", reason)}

@@ -247,6 +247,11 @@ class FleetRuntime(Runtime):
                     f"covey fleet log {self.fleet.folder} says when and from where. What is done is kept: resume the "
                     "run, unless it was stopped for a reason."
                 ) from error
+            require(
+                not run_is_over(error),
+                f"The SuperLink at {self.fleet.address} regards the run as over ({error}). What is done is kept: "
+                "resume the run.",
+            )
             raise Refusal(
                 f"The SuperLink at {self.fleet.address} is gone ({error}). What is done is kept: start it again, and "
                 "resume the run."

@@ -78,6 +78,7 @@ def page_of(report: ReportData) -> HtmlPage:
                     federation_page.dropped_figure(report),
                     tables.dropped_table(report),
                     tables.absence_table(report),
+                    tables.refused_table(report),
                 ]
             ),
         ),

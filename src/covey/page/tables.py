@@ -132,6 +132,20 @@ def absence_table(report: ReportData) -> Markup | None:
     return table(["method", "client", "answer lost", "away", "rested"], rows, "Faults by client, with their rounds")
 
 
+def refused_table(report: ReportData) -> Markup | None:
+    """Return the nodes that connected to a live run with a key of no client, and got no order."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for line in report.lines:
+        for run in line.runs:
+            for row in run.metrics:
+                for node in row.get("refused", ()):
+                    found.setdefault((line.label, node["key"], node["reason"]), []).append(int(row["round"]))
+    if not found:
+        return None
+    rows = [[label, reason, key, _in_rounds(rounds)] for (label, key, reason), rounds in sorted(found.items())]
+    return table(["method", "reason", "key", "connected in"], rows, "Nodes that got no orders")
+
+
 def _in_rounds(rounds: list[int]) -> str:
     """Return text such as `3: rounds 2, 5, 6`."""
     if not rounds:
