@@ -55,6 +55,11 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "aggregator": {"method": None, "aggregator": "payload:load", "selector": "uniform"},
     "pair": {"method": "payload:load+average", "selector": None, "aggregator": None},
     "inner": {"method": None, "selector": "uniform", "aggregator": {"name": "ondemand", "inner": "payload:load"}},
+    "around": {
+        "method": None,
+        "selector": "uniform",
+        "aggregator": {"name": "norm-bound", "around": "norm-bound, around=payload:load,weighted=false"},
+    },
     "insight": {"method": "fedacs", "selector": {"name": "fedacs", "insight": "payload:load"}},
 }
 

@@ -46,8 +46,9 @@ def is_own(name: Any) -> bool:
 
 def paths_in(value: Any) -> Iterator[str]:
     """Yield the texts in an option's value that could be imported as `package.module:name`."""
-    if isinstance(value, str) and is_own(value) and _PATH.fullmatch(value):
-        yield value
+    if isinstance(value, str) and value not in BUILT_IN:
+        # An option may describe a part with options of its own: average,weighted=false.
+        yield from (piece for piece in re.split(r"[,=\s]+", value) if is_own(piece) and _PATH.fullmatch(piece))
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from paths_in(item)

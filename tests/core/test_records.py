@@ -12,8 +12,8 @@ import covey
 from covey import Config, Refusal, Run, resume, run
 from covey.core import records
 from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
-from covey.core.round_record import RoundRecord
 from covey.core.records import Records
+from covey.core.round_record import RoundRecord
 from tests.conftest import SMALL, without_timings
 
 
