@@ -133,6 +133,19 @@ class Leap(Aggregator):
         return model * 1e20 if t == 2 else model + 1
 
 
+def test_updates_are_not_compared_before_an_aggregator_with_privacy(tmp_path):
+    given = {**SMALL, "rounds": 2, "attack": {"kind": "scale"}}
+    private = covey.run({**given, "aggregator": {"name": "dp-fedavg", "delta": None}}, out=tmp_path / "private")
+    assert not any(row["dropped"] for row in private.metrics)
+    bounded = {"name": "norm-bound", "around": "dp-fedavg,delta=none"}
+    assert not any(
+        row["dropped"]
+        for row in covey.run({**given, "aggregator": {**bounded, "bound": 1.0}}, out=tmp_path / "bounded").metrics
+    )
+    with pytest.raises(covey.Refusal, match="a bound that adapts to the clients' updates tells about them"):
+        covey.run({**given, "aggregator": bounded}, out=tmp_path / "adapting")
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_a_model_that_leaves_nothing_finite_is_rolled_back(on):
     module = build_model("mlp", {"hidden": (4,)}, (1, 8, 8), 10, 0)

@@ -51,6 +51,8 @@ class DPFedAvg(Aggregator):
         twentieth of the cohort, or z if that is more.
     """
 
+    private = True
+
     def __init__(
         self,
         *,

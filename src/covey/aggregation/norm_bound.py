@@ -29,6 +29,11 @@ class NormBound(AroundAggregator):
         super().__init__(around=around)
         require(bound >= 0, f"aggregator.bound must not be negative, not {bound:g}; 0 adapts it.")
         require(factor > 0, f"aggregator.factor must be above 0, not {factor:g}.")
+        require(
+            bool(bound) or not self.inner.private,
+            "aggregator.bound must be given around an aggregator with differential privacy: a bound that adapts to the "
+            "clients' updates tells about them.",
+        )
         self.bound = bound
         self.factor = factor
         self._figures: dict[str, object] = {}

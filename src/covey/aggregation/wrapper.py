@@ -22,6 +22,7 @@ class AroundAggregator(Aggregator):
     def __init__(self, *, around: str) -> None:
         name, options = _described(around)
         self.inner: Aggregator = aggregators.make(name, options)
+        self.private = self.inner.private
 
     @abstractmethod
     def altered(self, t: int, model: Tensor, replies: Replies) -> Replies:

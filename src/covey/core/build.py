@@ -102,8 +102,8 @@ def setting_of(
     `live` says whether clients are real, where the configuration's runtime does not.
     """
     live = traits_of(config.runtime).live if live is None else live
-    # Real clients may be away, which leaves fewer to draw from.
-    all_reachable = not live and config.devices.availability == 1
+    # Real clients may be away, and a bound on invitations leaves some out: fewer are drawn from.
+    all_reachable = not live and config.devices.availability == 1 and not config.guard.invitations
     uniform = config.selector is not None and config.selector.name == "uniform"
     return Setting(
         clients=clients,

@@ -165,6 +165,9 @@ class Selector(Part):
 class Aggregator(Part):
     """Turns replies into the next model."""
 
+    private: bool = False
+    """True if its proof of privacy needs every client's update judged by itself: nothing before it compares them."""
+
     def gate(self, t: int) -> Gate | None:
         """Return the condition under which clients of round `t` keep their model, or None."""
         return None

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,18 +34,20 @@ class OneModel:
         resident: bool = False,
         limits: GuardLimits | None = None,
     ) -> None:
+        _require_role(selector, Selector)
+        _require_role(aggregator, Aggregator)
         self.setting = setting
         self.model = model
         self.selector = selector
         self.aggregator = aggregator
         self.resident = resident
-        self.guard = Guard(limits or GuardLimits(), setting.clients, setting.cohort)
+        limits = limits or GuardLimits()
+        limits = replace(limits, norm=0.0) if aggregator.private else limits
+        self.guard = Guard(limits, setting.clients, setting.cohort)
         self._model_kept = False
         self._rolled_back = False
         self._before: Tensor | None = None
         """The model before the current one, while that is on probation."""
-        _require_role(selector, Selector)
-        _require_role(aggregator, Aggregator)
         selector.begin(setting)
         aggregator.begin(setting)
 
