@@ -125,8 +125,7 @@ class ControlGate:
         return self._noted[whose] <= _LINES
 
     def _write(self, scope: Scope, path: str, event: str, **facts: Any) -> None:
-        state = scope.get("state", {})
-        asked, answered = state.get("protobuf_request"), state.get("protobuf_response")
+        asked = scope.get("state", {}).get("protobuf_request")
         key = _key(scope) if path.startswith(FLEET_CALLS) else bytes(getattr(asked, "public_key", b"")) or None
         peer = scope.get("client")
         note_event(
@@ -136,7 +135,7 @@ class ControlGate:
             site=None if event == "refused" else self._site(key),
             name=str(getattr(asked, "name", "")) or None,
             key=None if key is None else fingerprint(key),
-            run=int(getattr(asked, "run_id", 0) or getattr(answered, "run_id", 0)) or None,
+            run=int(getattr(asked, "run_id", 0)) or None,
             node=int(getattr(asked, "node_id", 0)) or None,
             peer=None if not peer else str(peer[0]),
             **facts,
