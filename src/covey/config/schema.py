@@ -53,6 +53,9 @@ _ATTACKABLE = ("local", "stacked")
 _WITHOUT_EFFECT = ("workers", "data_dir")
 """Settings that change no result."""
 
+_MOST_CLIENTS = 10_000_000
+"""Most clients of a federation; more would not fit into memory."""
+
 _NAMED = 3
 """Most settings that a refusal names."""
 
@@ -230,6 +233,7 @@ def resolve(
         **{**plain, "cohort": _cohort(plain)},
     )
     require(config.clients >= 1, f"clients must be at least 1, not {config.clients}.")
+    require(config.clients <= _MOST_CLIENTS, f"clients must be at most {_MOST_CLIENTS:,}, not {config.clients}.")
     require(config.rounds >= 1, f"rounds must be at least 1, not {config.rounds}.")
     require(0 <= config.seed < 2**63, f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}.")
     require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")

@@ -202,6 +202,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             require(row["round"] > (rows[-1]["round"] if rows else 0), "its round does not follow the line before")
             classes = {len(one["class_accuracy"]) for one in (row, *rows[-1:]) if "class_accuracy" in one}
             require(len(classes) <= 1, "it has other classes than the line before")
+            require(len({"clock" in one for one in (row, *rows[-1:])}) == 1, "only some lines have a clock")
         except ValueError as error:
             raise Refusal(f"{path} is damaged: line {number} is no record of a round ({error}).") from error
         rows.append(row)
