@@ -23,7 +23,7 @@ _SITE = """\
 #!/bin/sh
 # The node of site {name}. Its data stay in the folder data (or where site.toml says).
 cd "$(dirname "$0")"
-exec covey fleet node .
+exec covey fleet node . "$@"
 """
 
 _README = """\
