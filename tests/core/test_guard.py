@@ -169,6 +169,23 @@ def test_a_model_that_leaves_nothing_finite_is_rolled_back(on):
     assert any("the model is back at the one before" in str(warning.message) for warning in seen) == on
 
 
+def test_earlier_norms_are_no_measure_once_clients_train_otherwise():
+    layout = Layout.of(build_model("mlp", {"hidden": (4,)}, (1, 8, 8), 10, 0))
+
+    def method(rate: float) -> OneModel:
+        setting = Setting(3, 3, 5, 10, 0, layout, Local(rate=rate))
+        return OneModel(setting, torch.zeros(layout.size), Uniform(), Leap())
+
+    before = method(0.1)
+    before.screened(1, replies_of(torch.eye(3, layout.size)))
+    same, other = method(0.1), method(20.0)
+    for one in (same, other):
+        one.load_state_dict(before.state_dict())
+    large = replies_of(torch.eye(3, layout.size) * 1e4)
+    assert len(same.screened(2, large)) == 0
+    assert len(other.screened(2, large)) == 3
+
+
 def test_rounds_without_replies_roll_nothing_back():
     module = build_model("mlp", {"hidden": (4,)}, (1, 8, 8), 10, 0)
     layout = Layout.of(module)

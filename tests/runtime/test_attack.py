@@ -27,6 +27,7 @@ def round_of(attack: dict[str, Any], **more: Any) -> tuple[torch.Tensor, Replies
     order = one.method.order(1, np.arange(20))
     replies = one.runtime.execute(order)
     hostile = one.runtime.annotate({"clients": order.clients.tolist()}).get("attackers", [])
+    one.runtime.close()
     return order.start, replies, np.array(hostile, dtype=np.int64)
 
 

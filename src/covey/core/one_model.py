@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,11 @@ class OneModel:
             "model": self.model,
             "selector": self.selector.state_dict(),
             "aggregator": self.aggregator.state_dict(),
-            **({"guard": self.guard.state_dict()} if self.guard.limits.on else {}),
+            **(
+                {"guard": {**self.guard.state_dict(), "work": asdict(self.setting.work)}}
+                if self.guard.limits.on
+                else {}
+            ),
             **({} if self._before is None else {"before": self._before}),
         }
 
@@ -159,7 +163,11 @@ class OneModel:
         self.model = state["model"]
         self.selector.load_state_dict(state["selector"])
         self.aggregator.load_state_dict(state["aggregator"])
-        self.guard.load_state_dict(state.get("guard", {}))
+        known = dict(state.get("guard", {}))
+        if known.get("work") != asdict(self.setting.work):
+            # Clients train otherwise from now on: earlier norms are no measure.
+            known["norms"] = []
+        self.guard.load_state_dict(known)
         self._before = state.get("before")
 
 
