@@ -1,0 +1,25 @@
+"""The page of attacks is that of the stored runs."""
+
+import pytest
+
+from benchmarks.attacks import ATTACKS, ROOT, RULES, SEEDS, Case, cases, page, read
+from covey import Config
+
+STORED = ROOT / "results" / "attacks.json"
+
+
+def test_every_case_is_one_that_can_be_run() -> None:
+    found = list(cases())
+    assert len(found) == len(set(found))
+    assert {case.seed for case in found} == set(range(SEEDS))
+    for case in found[: len(found) // SEEDS]:
+        assert Config.of(case.settings).rounds == 30
+    assert Case("0.2", "fedavg", "flip x5", 3).settings["attack"] == {"kind": "flip", "factor": 5, "attackers": 0.2}
+
+
+@pytest.mark.skipif(not STORED.is_file(), reason="not run yet")
+def test_the_page_is_made_of_the_stored_runs() -> None:
+    text = page(read(STORED))
+    assert text == (ROOT / "docs" / "results" / "attacks.md").read_text(encoding="utf-8")
+    for name in (*RULES, *ATTACKS):
+        assert name in text
