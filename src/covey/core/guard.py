@@ -17,8 +17,8 @@ from covey.core.client_health import Health
 from covey.core.messages import Fault
 from covey.core.replies import Replies
 
-_BLOCK = 1 << 18
-"""Parameters whose squares are summed over all clients at a time."""
+_BLOCK, _BLOCK_ON_GPU = 1 << 14, 1 << 22
+"""Parameters whose squares are summed over all clients at a time: few stay in a CPU's cache."""
 
 _REMEMBERED = 512
 """Rounds whose typical norm is remembered."""
@@ -130,11 +130,13 @@ class Guard:
 
 
 def update_norms(states: Tensor, model: Tensor) -> FloatArray:
-    """Return ‖w_k - w‖ `[k]` of states `[k, d]`, in double precision, as norms may overflow in any other."""
-    before = model.to(states.device)
+    """Return ‖w_k - w‖ `[k]` of states `[k, d]`, finite for all that are: norms that overflow are taken in double."""
+    before, block = model.to(states.device), _BLOCK_ON_GPU if states.is_cuda else _BLOCK
     squares = torch.zeros(len(states), dtype=torch.float64, device=states.device)
-    for part, start in zip(torch.split(states, _BLOCK, dim=1), torch.split(before, _BLOCK), strict=True):
-        squares += torch.linalg.vector_norm(part - start, dim=1, dtype=torch.float64).square()
+    for part, start in zip(torch.split(states, block, dim=1), torch.split(before, block), strict=True):
+        squares += torch.linalg.vector_norm(part - start, dim=1).double().square()
+    for row in torch.nonzero(~torch.isfinite(squares)).flatten().tolist():
+        squares[row] = (states[row].double() - before.double()).square().sum()
     norms: FloatArray = squares.sqrt().cpu().numpy()
     return norms
 
