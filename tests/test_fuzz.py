@@ -16,6 +16,7 @@ from covey.core.client_names import read_names
 from covey.data.class_mix import parse_targets
 from covey.job.comparison.plan import read_plan
 from covey.job.on_demand.on_demand_folder import read_job
+from covey.page.tensorboard import _values as event_values
 from covey.storage import misfit, read_json
 from tests.conftest import SMALL, Answer
 from tests.fuzz import assert_all_are_results_or_sentences
@@ -127,6 +128,12 @@ def test_a_page_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.rglob("*.part"))
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_a_start_that_is_no_time_is_left_out(tmp_path: Path) -> None:
+    run = covey.run(SMALL, out=tmp_path / "run")
+    (run.folder / "environment.json").write_text('{"started": "once"}')
+    assert {time for _, time, _, _ in event_values(run)} == {None}
 
 
 def test_json_is_compared_with_a_type() -> None:

@@ -88,6 +88,7 @@ class WithPredictor(Aggregator):
         require(rate > 0, f"aggregator.rate must be above 0, not {rate:g}.")
         require(0 <= momentum < 1, f"aggregator.momentum must be in [0, 1), not {momentum:g}.")
         require(hidden >= 1, f"aggregator.hidden must be at least 1, not {hidden}.")
+        require(hidden <= 1_000_000, f"aggregator.hidden must be at most 1,000,000, not {hidden}.")
         require(sends in ("shares", "gradient"), f"aggregator.sends is shares or gradient, not '{sends}'.")
         if gradients is None:
             gradients = "mixed" if insight_dp is None else "received"

@@ -39,7 +39,10 @@ def tensorboard(folder: Path, out: Path) -> int:
 def _values(run: Run) -> Iterator[tuple[int, float | None, str, float]]:
     """Yield round, time of day, name and value of every number in the records."""
     started = environment_of(run.folder).get("started")
-    now = datetime.fromisoformat(started).timestamp() if isinstance(started, str) else None
+    try:
+        now = datetime.fromisoformat(started).timestamp() if isinstance(started, str) else None
+    except (ValueError, OverflowError):
+        now = None
     for row in run.metrics:
         if now is not None:
             now += sum(row["seconds"].values())
