@@ -30,7 +30,7 @@ from covey.storage import write_json
 from papers.agents import agent_file, missing_agents, train
 from papers.branches import create_branch, features_file, keep_model, missing_rounds, model_file
 from papers.export import BRANCH, result_of
-from papers.grid import Group, Paper, PlannedRun, Request, Scale, run_differences
+from papers.grid import OWN_PARTS, Group, Paper, PlannedRun, Request, Scale, run_differences
 from papers.measurements import measure, measured_rounds
 from papers.store import Store
 
@@ -147,7 +147,7 @@ class _Campaign:
             if self._begun(run):
                 folder = self.work / run.name
                 began = json.loads((folder / BRANCH).read_text(encoding="utf-8")) if run.branch else None
-                other = run_differences(run, read_config(folder).as_mapping(), began)
+                other = run_differences(run, read_config(folder, trust=OWN_PARTS).as_mapping(), began)
                 _require_same(other, f"The folder {folder}", "work")
         try:
             self.work.mkdir(parents=True, exist_ok=True)
@@ -279,7 +279,7 @@ class _Campaign:
                 return config
             file = features_file(run.features, config, self.work / run.features.base.name)
             return as_config(config, {"many": {"features": str(file)}})
-        found = read_config(self.work / run.name)
+        found = read_config(self.work / run.name, trust=OWN_PARTS)
         config = replace(config, precision=found.precision, many=found.many, numbering=found.numbering)
         return config if run.branch is None else replace(config, selector=found.selector, aggregator=found.aggregator)
 

@@ -18,7 +18,7 @@ from covey.data.paper_targets import target as class_mix
 from covey.environment.federated_data import Truth
 from covey.errors import Refusal
 from covey.registries import methods
-from papers.grid import PlannedRun
+from papers.grid import OWN_PARTS, PlannedRun
 from papers.store import COLUMNS, LISTED_CLASSES, OWN_MIX, Result
 
 MEASUREMENTS = "measurements.json"
@@ -30,7 +30,7 @@ BRANCH = "branch.json"
 
 def result_of(paper: str, run: PlannedRun, folder: Path, skew: Sequence[float] | None = None) -> Result:
     """Return the result of a run folder so far; `skew`, if known, saves splitting the data again."""
-    config = read_config(folder)
+    config = read_config(folder, trust=OWN_PARTS)
     # Until its next measurement, a run folder is configured for the rounds up to there.
     config = replace(config, rounds=max(config.rounds, run.rounds))
     rows = read_metrics(folder)
@@ -138,7 +138,7 @@ def _impact(rows: Sequence[Mapping[str, Any]], clients: int) -> list[float | Non
 
 def true_skew(folder: Path) -> FloatArray:
     """Return the skew of each client of a run `[clients]`; splits its data again."""
-    return truth_of(read_config(folder)).skew
+    return truth_of(read_config(folder, trust=OWN_PARTS)).skew
 
 
 def truth_of(config: Config) -> Truth:

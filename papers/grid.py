@@ -37,6 +37,9 @@ Measure = Literal["scores", "estimates"]
 BranchEstimator = Literal["learned", "ground-truth"]
 """Source of a branch's class shares: the base run's predictor, or the truth."""
 
+OWN_PARTS = ("papers.nccb:RandomCohorts", "papers.nccb:made_up", "papers.nccb:topics")
+"""Parts of the plans that are no part of Covey: folders of runs may name them, and no others."""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
