@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -138,11 +139,14 @@ Cells = Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]
 
 
 def page(stored: Mapping[str, Any]) -> str:
-    """Return the page of results."""
+    """Return the page of results, over the seeds whose runs are complete."""
+    expected = sum(1 for _ in cases()) // SEEDS
+    counts = Counter(row["seed"] for row in stored["runs"])
+    seeds = [seed for seed, count in counts.items() if count == expected]
     cells: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for row in stored["runs"]:
+    for row in (row for row in stored["runs"] if row["seed"] in seeds):
         cells.setdefault((row["table"], row["row"], row["column"]), []).append(row)
-    parts = [_INTRODUCTION.format(rounds=ROUNDS, seeds=SEEDS, commit=stored["commit"][:10], torch=stored["torch"])]
+    parts = [_INTRODUCTION.format(rounds=ROUNDS, seeds=len(seeds), commit=stored["commit"][:10], torch=stored["torch"])]
     for share in SHARES:
         parts.append(f"## {share:.0%} of the clients are hostile")
         parts.append(_accuracies(cells, f"{share:g}", tuple(ATTACKS)))

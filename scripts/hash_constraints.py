@@ -1,6 +1,6 @@
 """Write constraints-hashed.txt: what Covey is tested with, with the hashes of every published file.
 
-    python scripts/hash_constraints.py
+    python scripts/hash_constraints.py --index URL     # as pip's --index-url
     pip install --require-hashes --requirement constraints-hashed.txt && pip install --no-deps .
 
 Hashes are those that the package index states, of all platforms; pip refuses any other file.
@@ -13,8 +13,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 from urllib.request import urlopen
-
-from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,7 +56,7 @@ def hashes(index: str, project: str, version: str) -> list[str]:
 def main() -> None:
     """Read constraints.txt and write constraints-hashed.txt."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--index", default=PyPI.simple_url)
+    parser.add_argument("--index", required=True, help="the package index, as pip's --index-url")
     index = parser.parse_args().index
     lines = ["# Made from constraints.txt by scripts/hash_constraints.py."]
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
