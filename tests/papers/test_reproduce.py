@@ -159,6 +159,24 @@ def test_ctrl_c_finishes_the_round_and_keeps_it(tmp_path):
     assert not result.finished
 
 
+def test_a_begun_run_keeps_the_numbers_of_its_clients(tmp_path):
+    def die(record):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        smoke(tmp_path, rounds=6, on_round=die)
+    path = tmp_path / "work/uniform-fedavg-seed0/config.json"
+    written = json.loads(path.read_text())
+    assert written["config"]["numbering"] == "shuffled"
+    written["config"]["numbering"] = "environment"
+    path.write_text(json.dumps(written))
+    shutil.rmtree(tmp_path / "results")
+    smoke(tmp_path, rounds=6)
+    (result,) = Store.read(tmp_path / "results")
+    assert (result.rounds, result.config["numbering"]) == (6, "environment")
+
+
 def test_what_a_killed_call_left_in_the_work_folder_reaches_the_store(tmp_path):
     def die(record):
         if record["round"] == 3:
