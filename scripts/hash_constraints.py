@@ -1,6 +1,6 @@
 """Write constraints-hashed.txt: what Covey is tested with, with the hashes of every published file.
 
-    python scripts/hash_constraints.py --index URL     # as pip's --index-url
+    python scripts/hash_constraints.py --index ADDRESS
     pip install --require-hashes --requirement constraints-hashed.txt && pip install --no-deps .
 
 Hashes are those that the package index states, of all platforms; pip refuses any other file.
@@ -56,7 +56,7 @@ def hashes(index: str, project: str, version: str) -> list[str]:
 def main() -> None:
     """Read constraints.txt and write constraints-hashed.txt."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--index", required=True, help="the package index, as pip's --index-url")
+    parser.add_argument("--index", required=True, help="address of the index that packages are installed from")
     index = parser.parse_args().index
     lines = ["# Made from constraints.txt by scripts/hash_constraints.py."]
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():

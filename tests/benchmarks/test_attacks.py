@@ -1,7 +1,5 @@
 """The page of attacks is that of the stored runs."""
 
-import pytest
-
 from benchmarks.attacks import ATTACKS, ROOT, RULES, SEEDS, Case, cases, page, read
 from covey import Config
 
@@ -17,7 +15,6 @@ def test_every_case_is_one_that_can_be_run() -> None:
     assert Case("0.2", "fedavg", "flip x5", 3).settings["attack"] == {"kind": "flip", "factor": 5, "attackers": 0.2}
 
 
-@pytest.mark.skipif(not STORED.is_file(), reason="not run yet")
 def test_the_page_is_made_of_the_stored_runs() -> None:
     text = page(read(STORED))
     assert text == (ROOT / "docs" / "results" / "attacks.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ class Median(Aggregator):
     """
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        return by_parameter(replies.states, _middle)
+        return by_parameter(replies.states, middle)
 
 
 @aggregators.add("trimmed-mean")
@@ -54,7 +54,7 @@ def by_parameter(states: Tensor, rule: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([rule(part.sort(dim=0).values) for part in torch.split(states, _BLOCK, dim=1)])
 
 
-def _middle(ordered: Tensor) -> Tensor:
+def middle(ordered: Tensor) -> Tensor:
     """Return the median of ordered values `[k, b]`: the mean of the two middle ones if k is even."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from covey.aggregation.average import weighted_sum
-from covey.aggregation.coordinate_rules import by_parameter
+from covey.aggregation.coordinate_rules import by_parameter, middle
 from covey.arrays import FloatArray
 from covey.core.interfaces import Aggregator
 from covey.core.replies import Replies
@@ -83,10 +83,9 @@ class Bulyan(Aggregator):
 
         def closest_to_median(ordered: Tensor) -> Tensor:
             # Of ordered values, the closest to the median are neighbours: the window with the smallest reach.
-            half = len(ordered) // 2
-            middle = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+            median = middle(ordered)
             windows = ordered.unfold(0, kept, 1)
-            reach = torch.maximum(windows[..., -1] - middle, middle - windows[..., 0])
+            reach = torch.maximum(windows[..., -1] - median, median - windows[..., 0])
             best = reach.argmin(dim=0)
             return windows.gather(0, best[None, :, None].expand(1, -1, kept))[0].mean(dim=1)
 
