@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The demo needs less than the tests do, and is there sooner.
+DEMO_READY := $(VENV)/.demo-ready
+NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 # Two test processes; a file's tests stay in one of them.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo quick test proof lint types contracts check catalogue bench soak clean
+.PHONY: demo quick test proof lint types contracts check catalogue docs bench soak clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/covey demo
 
 # Three minutes: style, types, layers, and every test that is neither slow nor starts programs.
@@ -41,6 +44,11 @@ check: $(READY)
 catalogue: $(READY)
 	$(BIN)/python -m covey.cli.catalogue
 
+# The documentation as pages that open offline, search included. A warning is an error.
+docs: $(READY)
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	@echo "Documentation: docs/_build/html/index.html"
+
 # Side by side with peers on this machine's CPU; wants the machine for itself, about twenty minutes.
 bench: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
@@ -52,10 +60,16 @@ soak: $(READY)
 	$(BIN)/python benchmarks/soak.py --out results/soak.json
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(DEMO_READY)
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	@$(NEW_ENOUGH)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build docs/_build docs/methods docs/reference src/*.egg-info

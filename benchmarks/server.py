@@ -28,17 +28,19 @@ from covey.aggregation import FedDRL, FedDRLSet, weighted_sum
 from covey.aggregation.impact_factors import LossReports
 from covey.config.sections import Local
 from covey.core.interfaces import Setting
-from covey.model.layout import Layout
-from covey.selection import FedACS
+from covey.model.layout import Layout, Slot
+from covey.selection import Balanced, FedACS
 from covey.selection.contexts import ContextSelector
 from covey.selection.k_linucb import KLinUCB
 from covey.selection.nccb import NCCB
+from covey.selection.share_sources import AskedShares
 
 MILLION = 1_000_000
 
 
 def setting(clients: int, cohort: int) -> Setting:
-    return Setting(clients, cohort, 1_000, 10, 0, Layout((), (), ()), Local())
+    head = Slot("head.weight", (10, 1), 0)
+    return Setting(clients, cohort, 1_000, 10, 0, Layout((head,), (), (head,)), Local())
 
 
 def fedacs() -> Callable[[int], object]:
@@ -50,6 +52,27 @@ def fedacs() -> Callable[[int], object]:
     selector.losses[:] = rng.integers(1, 40, MILLION) * 0.2
     everyone = np.arange(MILLION)
     return lambda t: selector.select(t, everyone)
+
+
+def balanced(known: bool) -> Callable[[int], object]:
+    """Ask and select ten of a million clients; all have a history, and have told their class shares or not."""
+    selector = Balanced()
+    head = Slot("head.bias", (10,), 0)
+    selector.begin(Setting(MILLION, 10, 1_000, 10, 0, Layout((head,), (), (head,)), Local()))
+    rng = np.random.default_rng(0)
+    selector.uses[:] = rng.integers(0, 40, MILLION)
+    selector.sizes[:] = rng.integers(100, 400, MILLION)
+    assert isinstance(selector.source, AskedShares)
+    if known:
+        selector.source.shares[:] = rng.dirichlet(np.full(10, 0.3), MILLION)
+        selector.source.known[:] = True
+    everyone = np.arange(MILLION)
+
+    def call(t: int) -> object:
+        selector.survey(t, everyone)
+        return selector.select(t, everyone)
+
+    return call
 
 
 STATE_BYTES: dict[str, float] = {}
@@ -117,6 +140,14 @@ def copying() -> Callable[[int], object]:
 
 CASES: dict[str, tuple[str, Callable[[], Callable[[int], object]]]] = {
     "fedacs-1m": ("FedACS selects 10 of 1,000,000 clients that all have a history", fedacs),
+    "balanced-1m": (
+        "Balanced cohorts: ask, and select 10 of 1,000,000 clients whose class shares are known",
+        lambda: balanced(known=True),
+    ),
+    "balanced-new-1m": (
+        "Balanced cohorts: the same where no client has been asked yet",
+        lambda: balanced(known=False),
+    ),
     "nccb-1m": ("NCCB selects 5 of 1,000,000 clients by 64-bit contexts", lambda: contextual("nccb-1m", NCCB())),
     "k-linucb-1m": (
         "k-LinUCB selects 5 of 1,000,000 clients by 64-bit contexts",

@@ -23,10 +23,11 @@ from papers.feddrl import PAPER as FEDDRL
 from papers.grid import Group, Paper, PlannedRun, Request, Scale
 from papers.nccb import PAPER as NCCB
 from papers.ondemand import PAPER as ONDEMAND
+from papers.own import PAPER as OWN
 from papers.store import Result, Store
 
-papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS, FEDDRL, ONDEMAND, NCCB)}
-"""Papers that can be reproduced, by name."""
+papers: dict[str, Paper] = {paper.name: paper for paper in (FEDACS, FEDDRL, ONDEMAND, NCCB, OWN)}
+"""Papers that can be reproduced, by name, and Covey's own comparison."""
 
 
 def find_paper(name: str) -> Paper:

@@ -17,7 +17,8 @@ from covey.arrays import FloatArray
 from covey.config.schema import Config
 from covey.core.build import build_module, dataset_of
 from covey.core.checkpoint import read_checkpoint, write_checkpoint
-from covey.core.records import Records
+from covey.core.records import Records, read_config
+from covey.core.server_chain import served_model
 from covey.data.paper_targets import target as class_mix
 from covey.errors import Refusal, require
 from covey.job.on_demand.composition import compose
@@ -25,16 +26,20 @@ from covey.job.settings import as_config
 from covey.model.layout import Layout
 from covey.storage import write_json
 from papers.export import BRANCH, truth_of
-from papers.grid import Branch, Features, PlannedRun
+from papers.grid import OWN_PARTS, Branch, Features, PlannedRun
 from papers.measurements import estimates_file, read_estimates
 
 
 def keep_model(folder: Path) -> None:
-    """Keep the current model of a run as the start of branches."""
+    """Keep the current model of a run as the start of branches: the average over rounds if there is one."""
     done, state = read_checkpoint(folder)
     assert state is not None
     path = model_file(folder, done)
-    save_file({"model": state["model"].contiguous()}, str(path.with_suffix(".part")))
+    config = read_config(folder, trust=OWN_PARTS)
+    model = state["model"]
+    if config.averaging:
+        model = served_model(state, config.averaging, Layout.of(build_module(config, dataset_of(config))))
+    save_file({"model": model.contiguous()}, str(path.with_suffix(".part")))
     path.with_suffix(".part").replace(path)
 
 

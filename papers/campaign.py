@@ -23,8 +23,8 @@ from covey.core.records import read_config, read_metrics
 from covey.data.dataset import load_dataset
 from covey.errors import Refusal, require
 from covey.job.experiment import Experiment
+from covey.job.lockstep_runs import run_together
 from covey.job.pending_runs import OnRun
-from covey.job.runs import run_together
 from covey.job.settings import as_config
 from covey.storage import write_json
 from papers.agents import agent_file, missing_agents, train
@@ -36,6 +36,9 @@ from papers.store import Store
 
 LOCKSTEP_RUNS = 12
 """Runs in lockstep on a GPU: more do not use it better, and take longer to finish."""
+
+KEPT_EVERY = 60.0
+"""Seconds between exports while runs go on, so that a machine that is taken away costs at most a minute of results."""
 
 Stop = Literal["", "time", "interrupt"]
 
@@ -228,7 +231,7 @@ class _Campaign:
         if self._on_run:
             label = f"{title}, {len(runs)} runs in lockstep" if len(runs) > 1 else runs[0].name
             self._on_run(label, None, sum(max(0, ends[run.name] - self._done(run)) for run in runs))
-        on_round = self._round_counter()
+        on_round = self._exporting(self._round_counter(), runs)
         try:
             for halt in halts:
                 pending = [run for run in runs if self._done(run) < min(halt, ends[run.name])]
@@ -243,6 +246,21 @@ class _Campaign:
         finally:
             self._export(runs)
         return ""
+
+    def _exporting(
+        self, on_round: Callable[[int, dict[str, Any]], None], runs: Sequence[PlannedRun]
+    ) -> Callable[[int, dict[str, Any]], None]:
+        """Return a listener that also writes the runs' results so far, now and then."""
+        last = time.monotonic()
+
+        def listening(number: int, record: dict[str, Any]) -> None:
+            nonlocal last
+            on_round(number, record)
+            if time.monotonic() - last >= KEPT_EVERY:
+                self._export(runs)
+                last = time.monotonic()
+
+        return listening
 
     def _attend(self, run: PlannedRun, halt: int) -> None:
         """Measure a run's clients and keep its model, if that is planned after its current round."""

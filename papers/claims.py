@@ -82,10 +82,10 @@ def _untested(gains: Sequence[Gain]) -> str:
     return "; ".join(f"{gain.text}, one seed" for gain in gains if gain.found is not None)
 
 
-def claims_table(claims: Sequence[Claim]) -> list[Part]:
-    """Return the section with a verdict on each claim."""
+def claims_table(claims: Sequence[Claim], of: str = "claim of the paper") -> list[Part]:
+    """Return the section with a verdict on each claim; `of` says what they are."""
     rows = [[claim.text, f"**{claim.verdict}**", claim.found or "-"] for claim in claims]
-    return ["## Claims", Table(("claim of the paper", "verdict", "measured here"), rows), _legend(claims)]
+    return ["## Claims", Table((of, "verdict", "measured here"), rows), _legend(claims)]
 
 
 def _legend(claims: Sequence[Claim]) -> str:

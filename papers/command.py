@@ -17,6 +17,7 @@ from covey.core.loop import OnRound
 from covey.core.progress import listening
 from covey.errors import Refusal
 from covey.job.pending_runs import OnRun
+from covey.job.progress_display import comparison_progress
 from papers import Paper, Request, Scale, Store, find_paper, machine_settings, papers, reproduce
 from papers.grid import PAGES_ONLY
 from papers.page import Written, write_page
@@ -85,7 +86,7 @@ def _results_folder(scale: Scale, results: Path | None) -> Path:
 @contextmanager
 def _progress(start: float) -> Iterator[tuple[OnRun, OnRound]]:
     """Show bars on a terminal; else log a line per group and per long wait, with the time."""
-    with display.comparison_progress() as (bar, on_round):
+    with comparison_progress() as (bar, on_round):
 
         def note(text: str) -> None:
             if text and not sys.stderr.isatty():

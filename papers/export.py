@@ -15,7 +15,7 @@ from covey.config.schema import Config
 from covey.core.build import build_federation
 from covey.core.records import read_config, read_metrics
 from covey.data.paper_targets import target as class_mix
-from covey.environment.federated_data import Truth
+from covey.environment.truth import Truth
 from covey.errors import Refusal
 from covey.registries import methods
 from papers.grid import OWN_PARTS, PlannedRun
@@ -82,6 +82,8 @@ def result_of(paper: str, run: PlannedRun, folder: Path, skew: Sequence[float] |
             "total": round(sum(sum(row["seconds"].values()) for row in rows), 4),
         },
         measurements=measured,
+        raw_accuracy=[round(row["raw_accuracy"], 4) for row in scored if "raw_accuracy" in row],
+        halved=[row["round"] for row in rows if row.get("figures", {}).get("rate_halved")],
         class_accuracy=[_all_rounded(row["class_accuracy"], 4) for row in scored] if listed else [],
         shares=[_all_rounded(row, 4) for row in truth_of(config).shares] if listed else [],
         targets={target: _all_rounded(_on_target(scored, target, config), 4) for target in run.targets},

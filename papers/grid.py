@@ -29,7 +29,7 @@ _MACHINE = ("rounds", "seed", "runtime", "workers", "precision", "device", "memo
 _COMPOSED = ("selector.clients", "aggregator.clients", "aggregator.ratios", "aggregator.agent", "many.features")
 """Settings that no grid prescribes: derived from a base run's estimates, or the path of a file on one machine."""
 
-_PARTS = ("dataset", "environment", "model", "selector", "aggregator", "many")
+_PARTS = ("dataset", "environment", "model", "selector", "aggregator", "trainer", "many")
 
 Measure = Literal["scores", "estimates"]
 """Measurements of all clients: FedACS's rewards, or estimates of class shares."""

@@ -35,7 +35,18 @@ LISTED_CLASSES = 10
 """Most classes of which the store keeps every class's accuracy."""
 
 COLUMNS = ("round", "accuracy", "loss", "bytes_up", "bytes_down", "probe_bytes")
-_OPTIONAL = ("class_accuracy", "shares", "targets", "branch", "client_loss", "impact", "agent", "regret")
+_OPTIONAL = (
+    "raw_accuracy",
+    "halved",
+    "class_accuracy",
+    "shares",
+    "targets",
+    "branch",
+    "client_loss",
+    "impact",
+    "agent",
+    "regret",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,6 +87,10 @@ class Result:
     their estimated class shares, by estimator."""
     class_accuracy: list[list[float]] = field(default_factory=list)
     """`[evaluations, classes]`, if kept; the mean over clients if each has its own model."""
+    raw_accuracy: list[float] = field(default_factory=list)
+    """Accuracy of the model before averaging over rounds `[evaluations]`, if models are averaged."""
+    halved: list[int] = field(default_factory=list)
+    """Rounds in which the server's rate was halved."""
     shares: list[list[float]] = field(default_factory=list)
     """True class shares `[clients, classes]`, if `class_accuracy` is kept."""
     targets: Mapping[str, list[float]] = field(default_factory=dict)
@@ -244,6 +259,8 @@ def _check(result: Result) -> None:
     require(len(result.impact) in (0, clients), f"it has {clients} clients but the impact of {len(result.impact)}")
     for target, accuracies in result.targets.items():
         require(len(accuracies) == len(at), f"it has {len(at)} evaluations but {len(accuracies)} on {target}")
+    raw = result.raw_accuracy
+    require(len(raw) in (0, len(at)), f"it has {len(at)} evaluations but {len(raw)} of the model before averaging")
     if result.class_accuracy:
         rows = len(result.class_accuracy)
         require(rows == len(at), f"it has {len(at)} evaluations but {rows} of every class")

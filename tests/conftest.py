@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,16 @@ SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": (16,)},
 }
 """A run of a fraction of a second."""
+
+
+def small_for(method: str, given: Mapping[str, Any] = SMALL) -> dict[str, Any]:
+    """Return a small run with what its method needs: FedBN normalisation, FedRep epochs for head and body."""
+    needed: dict[str, Any] = {**given, "method": method}
+    if method == "fedbn":
+        needed["model"] = {**given["model"], "norm": "batch"}
+    if method == "fedrep":
+        needed["local"] = {**given["local"], "epochs": 2}
+    return needed
 
 
 def without_timings(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

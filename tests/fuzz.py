@@ -7,6 +7,7 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,10 @@ class Fuzzer:
             if record["round"] == 2:
                 raise Enough
 
-        try:
-            covey.run(stopped, method="fedacs", out=folder / "stopped", on_round=stop)
-        except Enough:
-            self.stopped = folder / "stopped"
+        self.stopped, self.kept = folder / "stopped", folder / "kept"
+        for method, place in (("fedacs", self.stopped), ("scaffold", self.kept)):
+            with suppress(Enough):
+                covey.run(stopped, method=method, out=place, on_round=stop)
         agent = {**TINY, "method": "feddrl", "rounds": 12}
         rounds = agent.pop("rounds")
         self.agent = train_agent(agent, rounds=rounds, workers=2, out=folder / "agent.safetensors")
@@ -236,7 +237,7 @@ class Fuzzer:
         yield lambda: self._build(Config.of({**TINY, "method": "feddrl", "aggregator": {"agent": str(path)}}))
 
     def run_folders(self, place: Path) -> Iterator[Callable[[], object]]:
-        source = self.rng.choice((self.run, self.stopped))
+        source = self.rng.choice((self.run, self.stopped, self.kept))
         folder = self._copied(source, place)
         self._damage(folder)
         yield from self._on_run(folder, place)

@@ -18,6 +18,7 @@ import covey
 from covey import Refusal, Run
 from covey.config.values import own_names
 from covey.job.comparison.execution import resume_comparison
+from covey.job.comparison.plan import place_of
 from covey.job.on_demand import resume_ondemand
 from tests.conftest import SMALL, Answer, without_timings
 
@@ -61,6 +62,14 @@ ATTACKS: dict[str, dict[str, Any]] = {
         "aggregator": {"name": "norm-bound", "around": "norm-bound, around=payload:load,weighted=false"},
     },
     "insight": {"method": "fedacs", "selector": {"name": "fedacs", "insight": "payload:load"}},
+    "twice": {
+        "method": None,
+        "selector": "uniform",
+        "aggregator": {"name": "norm-bound", "around": "payload:load,weighted=fair:Median"},
+    },
+    # Importing runs a module, whatever follows the colon.
+    "unnamed": {"method": None, "selector": "uniform", "aggregator": {"name": "norm-bound", "around": "payload:"}},
+    "dashed": {"method": None, "selector": "uniform", "aggregator": {"name": "norm-bound", "around": "pay-load:x"}},
 }
 
 
@@ -74,7 +83,8 @@ def test_no_command_runs_what_a_run_folder_names(
     command: str,
 ) -> None:
     edited(run_folder, **ATTACKS[attack])
-    (run_folder.parent / "payload.py").write_text(HOSTILE.format(mark=str(run_folder.parent / "PWNED")))
+    for name in ("payload.py", "pay-load.py"):
+        (run_folder.parent / name).write_text(HOSTILE.format(mark=str(run_folder.parent / "PWNED")))
     monkeypatch.chdir(run_folder.parent)
     monkeypatch.delitem(sys.modules, "payload", raising=False)
     words = {"ondemand": ["run", "--target", "0=1", "--estimator", "ground-truth"], "analyze": ["--from", "run"]}
@@ -83,7 +93,9 @@ def test_no_command_runs_what_a_run_folder_names(
     assert "payload" not in sys.modules
     assert answer.code in (0, 2), answer.err
     assert "Traceback" not in answer.err
-    if command == "resume":
+    if command == "resume" and attack in ("unnamed", "dashed"):
+        assert answer.code == 2 and "package.module:name" in answer.err
+    elif command == "resume":
         name = "os:system" if attack in ("dataset", "counted") else "payload:load"
         assert answer.code == 2
         assert name in answer.err and "--trust" in answer.err and "trust=True" in answer.err
@@ -138,6 +150,44 @@ def test_files_of_the_current_folder_are_not_imported_as_packages(run_folder: Pa
             check=False,
         )
         assert answer.returncode == 0, answer.stderr
+
+
+def test_each_of_several_names_in_one_option_is_judged(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, covey_command: Callable[..., Answer]
+) -> None:
+    mark = run_folder.parent / "PWNED"
+    (run_folder / "payload.py").write_text(HOSTILE.format(mark=str(mark)))
+    monkeypatch.chdir(run_folder.parent)
+    around = {"name": "norm-bound", "around": "run.payload:load,weighted=fair:Median"}
+    edited(run_folder, method=None, selector="uniform", aggregator=around)
+    answer = covey_command("resume", run_folder, "--trust")
+    assert answer.code == 2 and "lies in" in answer.err
+    with pytest.raises(Refusal, match=r"run\.payload:load"):
+        covey.resume(run_folder, trust=["fair:Median"])
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl.part", "checkpoint.safetensors.part", "report.html.part"])
+def test_links_in_a_folder_are_not_written_through(
+    run_folder: Path, covey_command: Callable[..., Answer], name: str
+) -> None:
+    """An archive may hold links, and what they point to is not the folder's."""
+    edited(run_folder, rounds=3)
+    precious = run_folder.parent / "precious"
+    precious.write_text("mine")
+    (run_folder / name).symlink_to(precious)
+    answers = [covey_command("resume", run_folder), covey_command("report", run_folder)]
+    assert precious.read_text() == "mine"
+    assert "Traceback" not in "".join(answer.err for answer in answers)
+    assert {answer.code for answer in answers} <= {0, 2}
+    (run_folder / ".lock").unlink(missing_ok=True)
+    assert covey_command("resume", run_folder).code == 0
+
+
+def test_a_comparisons_runs_lie_in_its_folder(tmp_path: Path) -> None:
+    for label in ("..", ".", "../..", "a/../../b"):
+        assert place_of(tmp_path, label, 0).resolve().is_relative_to(tmp_path.resolve() / "")
+        assert place_of(tmp_path, label, 0).parent.resolve() not in (tmp_path.resolve(), tmp_path.resolve().parent)
 
 
 @pytest.mark.usefixtures("fair")
@@ -235,6 +285,58 @@ def test_a_fleets_folder_names_no_code(tmp_path: Path, covey_command: Callable[.
         assert answer.code == 2
         assert "os:system" in answer.err and "--trust" in answer.err
         path.write_text(before)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("name", ["environment.json", "checkpoint.safetensors", "metrics.jsonl", "config.json"])
+def test_files_that_are_nested_deeply_are_refused_with_a_sentence(
+    run_folder: Path, covey_command: Callable[..., Answer], name: str
+) -> None:
+    if name == "checkpoint.safetensors":
+        save_file({"model": torch.zeros(3)}, run_folder / name, {"covey": DEEP})
+    else:
+        (run_folder / name).write_text(f"{DEEP}\n")
+    for command in ("report", "evaluate", "resume"):
+        answer = covey_command(command, run_folder)
+        assert answer.code in (0, 2), answer.err
+        assert "Traceback" not in answer.err
+
+
+def test_settings_and_agents_that_are_nested_deeply_are_refused_with_a_sentence(
+    tmp_path: Path, covey_command: Callable[..., Answer]
+) -> None:
+    agent, settings = tmp_path / "agent.safetensors", tmp_path / "fleet.toml"
+    save_file({"actor.main": torch.zeros(3)}, agent, {"agent": DEEP})
+    settings.write_text(f"sites = {DEEP}")
+    shutil.copy(settings, tmp_path / "site.toml")
+    for arguments in (
+        ("run", "--agent", agent, "--out", tmp_path / "run"),
+        ("run", "--config", settings, "--out", tmp_path / "run"),
+        ("fleet", "status", tmp_path),
+        ("fleet", "join", tmp_path),
+    ):
+        answer = covey_command(*arguments)
+        assert answer.code == 2, answer.err
+        assert "cannot be read" in answer.err or "is not valid TOML" in answer.err
+
+
+def test_a_folder_writes_no_escape_sequences_to_the_terminal(
+    run_folder: Path, covey_command: Callable[..., Answer]
+) -> None:
+    """Those could set the clipboard, or pass for the output of another command."""
+    hostile = "\x1b]52;c;cm0gLXJmIH4=\x07fed\x1b[31mavg"
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    rows[0]["dropped"] = [{"client": 0, "reason": hostile}]
+    (run_folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run_folder / "names.json").write_text(json.dumps([hostile] * 8))
+    shown = covey_command("resume", run_folder)
+    assert shown.code == 0 and "reply was dropped" in shown.out
+    edited(run_folder, method=hostile, selector={"name": hostile})
+    answers = [shown, *(covey_command(command, run_folder) for command in ("resume", "report", "evaluate"))]
+    assert answers[1].code == 2 and "fedavg" in answers[1].err
+    assert not any(mark in answer.out + answer.err for answer in answers for mark in "\x1b\x07")
 
 
 def test_columns_of_a_table_are_not_taken_for_code() -> None:

@@ -16,19 +16,22 @@ if TYPE_CHECKING:
     from covey.core.messages import Fault, Gate, Order, Reply
     from covey.core.replies import Replies
     from covey.core.scores import Scores
+    from covey.core.trainer import MODEL, Batch, LocalClient, Net, Output, Trainer, Values, answers
     from covey.data.dataset import Dataset, Samples
+    from covey.data.inspection import inspect
     from covey.environment.federated_data import Federation
     from covey.environment.from_arrays import federation
     from covey.environment.partition import Deal
     from covey.errors import Refusal
     from covey.job.analysis import Analysis, analyze
+    from covey.job.comparison.compared_runs import Comparison
     from covey.job.comparison.execution import compare
-    from covey.job.comparison.statistics import Comparison
     from covey.job.experiment import Experiment
     from covey.job.federation_summary import describe
     from covey.job.on_demand import OnDemand, ondemand
     from covey.job.runs import Run, resume, run
     from covey.model.layout import Layout
+    from covey.model.trees import Tree, map_tree
     from covey.page.run_report import report
     from covey.registries import (
         aggregators,
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
         probes,
         runtimes,
         selectors,
+        trainers,
     )
+    from covey.serve.service_client import Client
 
 __version__ = "0.1.0"
 
@@ -63,19 +68,22 @@ _HOMES = {
     "covey.core.messages": ("Fault", "Gate", "Order", "Reply"),
     "covey.core.replies": ("Replies",),
     "covey.core.scores": ("Scores",),
+    "covey.core.trainer": ("MODEL", "Batch", "LocalClient", "Net", "Output", "Trainer", "Values", "answers"),
     "covey.data.dataset": ("Dataset", "Samples"),
+    "covey.data.inspection": ("inspect",),
     "covey.environment.federated_data": ("Federation",),
     "covey.environment.from_arrays": ("federation",),
     "covey.environment.partition": ("Deal",),
     "covey.errors": ("Refusal",),
     "covey.job.analysis": ("Analysis", "analyze"),
     "covey.job.comparison.execution": ("compare",),
-    "covey.job.comparison.statistics": ("Comparison",),
+    "covey.job.comparison.compared_runs": ("Comparison",),
     "covey.job.experiment": ("Experiment",),
     "covey.job.federation_summary": ("describe",),
     "covey.job.on_demand": ("OnDemand", "ondemand"),
     "covey.job.runs": ("Run", "resume", "run"),
     "covey.model.layout": ("Layout",),
+    "covey.model.trees": ("Tree", "map_tree"),
     "covey.page.run_report": ("report",),
     "covey.registries": (
         "aggregators",
@@ -87,7 +95,9 @@ _HOMES = {
         "probes",
         "runtimes",
         "selectors",
+        "trainers",
     ),
+    "covey.serve.service_client": ("Client",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -104,8 +114,11 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "MODEL",
     "Aggregator",
     "Analysis",
+    "Batch",
+    "Client",
     "CohortProbe",
     "Comparison",
     "Config",
@@ -119,9 +132,12 @@ __all__ = [
     "Layout",
     "Learner",
     "Local",
+    "LocalClient",
     "Method",
+    "Net",
     "OnDemand",
     "Order",
+    "Output",
     "Probe",
     "Recipe",
     "Refusal",
@@ -134,14 +150,20 @@ __all__ = [
     "Selector",
     "Setting",
     "State",
+    "Trainer",
+    "Tree",
+    "Values",
     "aggregators",
     "analyze",
+    "answers",
     "compare",
     "datasets",
     "describe",
     "environments",
     "federation",
+    "inspect",
     "manymodels",
+    "map_tree",
     "methods",
     "models",
     "ondemand",
@@ -151,4 +173,5 @@ __all__ = [
     "run",
     "runtimes",
     "selectors",
+    "trainers",
 ]

@@ -1,8 +1,9 @@
 """Stateless randomness, keyed by (seed, round, client, purpose); there is no global generator.
 
-Clients' draws (batch order, augmentation, dropout) come from splitmix64 in integer tensor operations, so that a CPU and
-a GPU draw the same numbers in any order of execution. The server's draws (cohorts, Beta samples) come from NumPy's
-Philox, under the same kind of key. Noise that nobody may foresee is the exception: it comes from the operating system.
+Clients' draws (batch order, augmentation, dropout, noise) come from splitmix64 in integer tensor operations, so that a
+CPU and a GPU draw the same numbers in any order of execution. The server's draws (cohorts, Beta samples) come from
+NumPy's Philox, under the same kind of key. Noise that nobody may foresee is the exception: it comes from the operating
+system.
 """
 
 import hashlib
@@ -58,6 +59,11 @@ def keys(*parts: int | str | NDArray[Any]) -> NDArray[np.uint64]:
     return state
 
 
+def words(keys: NDArray[np.uint64], counters: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return output number `counters` (from 0) of splitmix64 for each key: those of `bits`, as NumPy has them."""
+    return _mix_many(keys + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+
+
 def as_tensor(keys: NDArray[np.uint64], device: torch.device | str = "cpu") -> Tensor:
     """Return keys as the tensor functions below take them: int64 with the same bits."""
     return torch.from_numpy(keys.view(np.int64)).to(device)
@@ -110,6 +116,18 @@ def integers(key: int | Tensor, count: int, below: int, device: torch.device | s
 def permutation(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Draw a random order of 0 … count-1: `[count]`, or `[..., count]` for keys `[...]`."""
     return torch.argsort(bits(key, count, device), dim=-1, stable=True)
+
+
+def normal(key: int | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Draw standard normal float64 by Box-Muller: `[count]`, or `[..., count]` for keys `[...]`.
+
+    The bits behind them are the same on every device; logarithm and cosine may differ in the last place.
+    """
+    half = (count + 1) // 2
+    # Above 0, so that the logarithm is finite.
+    drawn = (_shifted(bits(key, 2 * half, device), 11) + 1).to(torch.float64) * (1.0 / (1 << 53))
+    length, angle = (-2 * drawn[..., :half].log()).sqrt(), 2 * torch.pi * drawn[..., half:]
+    return torch.cat([length * angle.cos(), length * angle.sin()], dim=-1)[..., :count]
 
 
 def generator(*parts: int | str) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""The methods by name, each a combination of selector, aggregator and local objective."""
+"""The methods by name, each a combination of selector, aggregator and trainer."""
 
 from covey.config.recipe import Recipe
 from covey.registries import methods
@@ -19,9 +19,45 @@ far, so γ is 1/80 of theirs. Three things cannot be set: their loss is not squa
 and no pull towards its start, and places beyond exploration go to the lowest of the highest bounds.
 """
 
+COVEY_SERVER = {"optimizer": "momentum", "beta": 0.9, "rate": 0.3, "halving": 2.0}
+COVEY_AVERAGING = {"ema": 0.95}
+"""The server's half of the method `covey`."""
+
 for _name, _recipe in {
+    "covey": Recipe(
+        "Balanced cohorts, momentum on the server and an average over rounds: Covey's own method.",
+        selector="balanced",
+        server=COVEY_SERVER,
+        averaging=COVEY_AVERAGING,
+    ),
     "fedavg": Recipe("Invites uniformly and averages models by their samples (McMahan et al. 2017)."),
     "fedprox": Recipe("FedAvg with a proximal term in the local objective (Li et al. 2020).", local={"proximal": 0.01}),
+    "fedavgm": Recipe("FedAvg with momentum on the server (Hsu et al. 2019).", server={"optimizer": "momentum"}),
+    "fedadam": Recipe("FedAvg with Adam on the server (Reddi et al. 2021).", server={"optimizer": "adam"}),
+    "fedyogi": Recipe("FedAvg with Yogi on the server (Reddi et al. 2021).", server={"optimizer": "yogi"}),
+    "fedadagrad": Recipe("FedAvg with Adagrad on the server (Reddi et al. 2021).", server={"optimizer": "adagrad"}),
+    "qffl": Recipe(
+        "Updates of clients with high loss count more, for a model that serves clients evenly (Li et al. 2020).",
+        aggregator="qffl",
+    ),
+    "scaffold": Recipe(
+        "Takes out clients' drift by control variates that they keep (Karimireddy et al. 2020).",
+        trainer="scaffold",
+        weighing={"weighted": False},
+    ),
+    "feddyn": Recipe(
+        "Regularises each client by its past gradients, so that clients agree in the end (Acar et al. 2021).",
+        trainer="feddyn",
+        weighing={"weighted": False},
+    ),
+    "fednova": Recipe("Normalises updates by the length of clients' steps (Wang et al. 2020).", trainer="fednova"),
+    "fedcm": Recipe("Clients follow the mean direction of the last round (Xu et al. 2021).", trainer="fedcm"),
+    "moon": Recipe(
+        "Contrasts each client's features with the global model's and its last one's (Li et al. 2021).",
+        trainer="moon",
+    ),
+    "fedlc": Recipe("Calibrates logits by the client's own class counts (Zhang et al. 2022).", trainer="fedlc"),
+    "fedsam": Recipe("Clients look for flat minima (Qu et al. 2022).", trainer="fedsam"),
     "fedacs": Recipe(
         "Invites clients with little skew, found by comparing last-layer insights (Wang et al. 2022).",
         selector="fedacs",
@@ -33,6 +69,21 @@ for _name, _recipe in {
     "oort-simple": Recipe(
         "Invites clients with the highest training losses: Oort as the FedACS and NCCB papers compare with it.",
         selector="oort-simple",
+    ),
+    "fed-cbs": Recipe(
+        "Draws cohorts in proportion to the balance of their joint classes (Zhang et al. 2023).", selector="fed-cbs"
+    ),
+    "hics-fl": Recipe(
+        "Samples clusters of clients by updates of the last layer's bias, balanced ones first (Chen and Vikalo 2024).",
+        selector="hics-fl",
+        weighing={"weighted": False},
+    ),
+    "fedcor": Recipe(
+        "Invites the clients whose training should lower all losses most, by a Gaussian process (Tang et al. 2022).",
+        selector="fedcor",
+    ),
+    "fedentopt": Recipe(
+        "Invites cohorts whose labels together have the highest entropy (Lutz et al. 2024).", selector="fedentopt"
     ),
     "nccb": Recipe(
         "Invites useful clients by a neural bandit on contexts, which learns across similar clients (Cao et al. 2022).",
@@ -116,6 +167,30 @@ for _name, _recipe in {
         selector=None,
         aggregator=None,
         many="fedfomo",
+    ),
+    "fedbn": Recipe(
+        "Normalisation layers stay with each client, and the rest is averaged (Li et al. 2021).",
+        selector=None,
+        aggregator=None,
+        many="fedbn",
+    ),
+    "fedper": Recipe(
+        "The last layers stay with each client, and the rest is averaged (Arivazhagan et al. 2019).",
+        selector=None,
+        aggregator=None,
+        many="fedper",
+    ),
+    "fedrep": Recipe(
+        "Clients fit heads of their own to a shared body, then improve the body (Collins et al. 2021).",
+        selector=None,
+        aggregator=None,
+        many="fedrep",
+    ),
+    "ditto": Recipe(
+        "Beside FedAvg's model, each client trains its own, pulled towards the global one (Li et al. 2021).",
+        selector=None,
+        aggregator=None,
+        many="ditto",
     ),
 }.items():
     methods.add(_name)(_recipe)

@@ -12,6 +12,7 @@ from covey.registry import Registry
 if TYPE_CHECKING:
     from covey.config.recipe import Recipe
     from covey.core.interfaces import Aggregator, Method, Runtime, Selector
+    from covey.core.trainer import Trainer
     from covey.data.dataset import DatasetLoader
     from covey.environment.partition import Environment
     from covey.model.factory import ModelBuilder
@@ -27,13 +28,17 @@ selectors: "Registry[Callable[..., Selector]]" = Registry(
 aggregators: "Registry[Callable[..., Aggregator]]" = Registry(
     "aggregator", "aggregators", parts_of_users=True, homes=("covey.aggregation",)
 )
+trainers: "Registry[Callable[..., Trainer]]" = Registry(
+    "trainer", "trainers", parts_of_users=True, homes=("covey.training",)
+)
 manymodels: "Registry[Callable[..., Method]]" = Registry(
-    "many-model method", "manymodels", section="many", homes=("covey.personalization",)
+    "many-model method", "manymodels", parts_of_users=True, section="many", homes=("covey.personalization",)
 )
 """`build(setting, model, *, option=default, ...) -> Method`, where `model` `[d]` is the initial one."""
 methods: "Registry[Recipe]" = Registry("method", "methods", homes=("covey.recipes",))
 runtimes: "Registry[Callable[..., Runtime]]" = Registry("runtime", "runtimes", homes=("covey.runtime",))
 """`build(federation, module, config) -> Runtime`"""
+tasks: "Registry[Callable[..., Any]]" = Registry("task", "tasks", homes=("covey.task",))
 probes: "Registry[type[Any]]" = Registry(
     "probe", "probes", homes=("covey.probe", "covey.aggregation", "covey.personalization")
 )

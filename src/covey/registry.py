@@ -12,6 +12,7 @@ entry points in the group `covey.<plural>`, for instance
 import contextlib
 import difflib
 import inspect
+import re
 import sys
 import types
 import typing
@@ -23,7 +24,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from covey.errors import Refusal, require
-from covey.trust import extend_path
+from covey.trust import extend_path, is_path
 
 T = TypeVar("T")
 
@@ -117,6 +118,8 @@ class Registry(Generic[T]):
         self._home = False
         self._parts_of_users = parts_of_users
         self._entries: dict[str, Entry[T]] = {}
+        self._held: dict[str, Entry[T]] = {}
+        """Parts that were given as objects to this process, which no list shows."""
 
     def add(self, name: str, *, earlier: Mapping[str, Any] | None = None) -> Callable[[T], T]:
         """Decorator: register the part under `name`; `earlier` are options whose value in old folders is another."""
@@ -126,6 +129,18 @@ class Registry(Generic[T]):
             return part
 
         return register
+
+    def hold(self, name: str, part: T) -> None:
+        """Keep a part that was given as an object, under a name that `is_held`."""
+        self._held[name] = Entry(name, part)
+
+    def held(self, name: str) -> T | None:
+        """Return the part that is kept under a name; None if this process was given none."""
+        return self._held[name].part if name in self._held else None
+
+    def lacks(self, name: str) -> bool:
+        """True if a name stands for an object that this process was not given."""
+        return is_held(name) and name not in self._held
 
     def _load_homes(self) -> None:
         if not self._home:
@@ -146,9 +161,13 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         """Return the part called `name`, or the one at `package.module:name` if users may bring their own."""
+        if name in self._held:
+            return self._held[name]
         if name not in self._entries:
             self._load_homes()
         if name not in self._entries:
+            if is_held(name):
+                raise Refusal(self._absent(name))
             if name in self._plugins:
                 self._entries[name] = Entry(name, self._load(self._plugins[name]))
             elif self._parts_of_users and ":" in name:
@@ -218,6 +237,13 @@ class Registry(Generic[T]):
             ) from error
         return part
 
+    def _absent(self, name: str) -> str:
+        shown = name.partition("@")[0]
+        return (
+            f"The {self.kind} '{shown}' was given to its run as a Python object, which its folder does not hold: give "
+            f"it again, as in covey.resume(folder, {self.section}={shown}) or Run.open(folder, {self.section}={shown})."
+        )
+
     def _unknown(self, name: str) -> str:
         close = difflib.get_close_matches(name, self.names(), n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
@@ -225,8 +251,14 @@ class Registry(Generic[T]):
         return f"There is no {self.kind} '{name}'.{hint} Known {self.plural}: {', '.join(self.names())}.{own}"
 
 
-def import_path(path: str, kind: str) -> Any:
-    """Import the part at `package.module:name`."""
+def is_held(name: Any) -> bool:
+    """True if a part's name stands for a Python object, which the process that was given it holds: `Net@3f2a91c0`."""
+    return isinstance(name, str) and bool(re.fullmatch(r"\w+@[0-9a-f]{8}(\.\d+)?", name))
+
+
+def import_path(path: str, kind: str, also: type[Any] | None = None) -> Any:
+    """Import the part at `package.module:name`: a class, a function, or an instance of `also`."""
+    require(is_path(path), f"'{path}' cannot be the {kind}: give it as package.module:name.")
     module_name, _, attribute = path.partition(":")
     extend_path()
     try:
@@ -237,7 +269,8 @@ def import_path(path: str, kind: str) -> Any:
             f"The {kind} '{path}' cannot be imported: {reason}. Give it as package.module:name, importable from here."
         ) from error
     require(
-        callable(part), f"The {kind} '{path}' must be a class or a function; it is of the type {type(part).__name__}."
+        callable(part) or (also is not None and isinstance(part, also)),
+        f"The {kind} '{path}' must be a class or a function; it is of the type {type(part).__name__}.",
     )
     return part
 

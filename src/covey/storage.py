@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ LOCK = ".lock"
 
 _LOCKED_BYTE = 1 << 30
 """Place of the byte that is locked on Windows, beyond the text, which others may then read."""
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""Flag with which opening a link fails, instead of writing to what it points to; Windows has none."""
 
 _held: dict[Path, int] = {}
 """Folders that this process writes; a forked process writes none of them."""
@@ -89,6 +93,8 @@ def replace_file(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path beside a file to write; it takes the file's place at the end, or is removed if writing fails."""
     beside = path.with_name(path.name + ".part")
+    # A folder may come with a link in this place, and writing would follow it.
+    beside.unlink(missing_ok=True)
     try:
         yield beside
         with beside.open("rb") as written:
@@ -98,6 +104,16 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of a folder's files on disk, where the system can do that."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 class FolderLock:
@@ -123,7 +139,7 @@ class FolderLock:
 
     def _taken_handle(self, folder: Path, what: str) -> int:
         while True:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
             try:
                 _lock(handle)
                 # The last writer may have removed the file after it was opened here.
@@ -169,6 +185,39 @@ def _taken(folder: Path, what: str, holder: str) -> Refusal:
     return Refusal(f"The {what} {folder} is being written by {holder}. Wait until that ends, or stop it.")
 
 
+def is_being_written(folder: Path) -> bool:
+    """True if a writer has a folder's lock. The lock is only looked at."""
+    return lock_holder(folder) is not None
+
+
+def lock_holder(folder: Path) -> int | None:
+    """Return the process that writes a folder: its number, 0 if it is on another machine, None if there is none."""
+    with _guard:
+        # Opening and closing the file here would give up a lock of this process.
+        if (holder := _held.get(folder.resolve())) is not None:
+            return holder
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY | _NO_LINK)
+    except OSError:
+        return None
+    try:
+        if sys.platform.startswith("linux"):
+            kind, _, _, _, holder = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, _ASKING))
+            return None if kind == fcntl.F_UNLCK else max(0, holder)
+        # Elsewhere the lock cannot be looked at, so its text tells: the file of a writer that was killed stays.
+        words = os.read(handle, 500).decode(errors="replace").split()
+        if words[:1] != ["process"] or words[2:3] != ["on"] or not words[1].isdecimal():
+            return None
+        if words[3:] != platform.node().split():
+            return 0
+        os.kill(int(words[1]), 0)
+        return int(words[1])
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
 if sys.platform == "win32":
     import msvcrt
 
@@ -179,6 +228,17 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+    _FLOCK = "hhqqi4x"
+    """Linux's `struct flock`: type, whence, start, length, process."""
+    _ASKING = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+
     def _lock(handle: int) -> None:
         # Not flock, which forked workers would inherit.
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read; it must not exist yet."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)

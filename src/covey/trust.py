@@ -39,6 +39,11 @@ def extend_path() -> None:
     sys.path.extend(folder for folder in _searched if folder not in sys.path)
 
 
+def is_path(text: str) -> bool:
+    """True if a text is of the form `package.module:name`; nothing else is ever imported by its path."""
+    return bool(_PATH.fullmatch(text))
+
+
 def is_own(name: Any) -> bool:
     """True if a part's name stands for code that would be imported by its path."""
     return isinstance(name, str) and ":" in name and name not in BUILT_IN
@@ -48,7 +53,7 @@ def paths_in(value: Any) -> Iterator[str]:
     """Yield the texts in an option's value that could be imported as `package.module:name`."""
     if isinstance(value, str) and value not in BUILT_IN:
         # An option may describe a part with options of its own: average,weighted=false.
-        yield from (piece for piece in re.split(r"[,=\s]+", value) if is_own(piece) and _PATH.fullmatch(piece))
+        yield from (piece for piece in re.split(r"[,=\s]+", value) if is_own(piece) and is_path(piece))
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from paths_in(item)

@@ -65,6 +65,7 @@ def test_the_global_update_travels_to_the_clients_and_opens_the_gate():
     states = [[2.0, 0.0, 1.0, 1.0, 1.0, 5.0], [2.0, 2.0, 1.0, 1.0, 3.0, 1.0]]
     combined = aggregator.combine(1, model, replies(states, samples=[30, 10]))
     assert combined.tolist() == [2.0, 0.5, 1.0, 1.0, 1.5, 4.0]
+    aggregator.stepped(1, model, combined)
     assert aggregator.update.tolist() == [1.0, -0.5, 0.0, 0.0, 0.5]
     (probe,) = aggregator.probes(2)
     assert probe.payload()["update"] is aggregator.update

@@ -20,7 +20,8 @@ from covey.config.schema import Config
 from covey.core.checkpoint import FORMAT
 from covey.core.messages import Fault
 from covey.core.round_record import client_loss
-from covey.job.runs import resume, run_together
+from covey.job.lockstep_runs import run_together
+from covey.job.runs import resume
 from covey.storage import write_json
 from tests.aggregation.agents import agent_run, begun, one, replies, reported, setting
 from tests.conftest import SMALL, saved_state, without_timings
@@ -386,7 +387,8 @@ def test_a_run_extended_beyond_its_last_round_is_the_longer_run(name, tmp_path):
 def test_a_checkpoint_is_no_larger_than_the_agent_needs(tmp_path):
     result = run({**SMALL, "clients": 10, "cohort": 10, "aggregator": "feddrl"}, rounds=3, out=tmp_path / "run")
     networks = 8 * 4 * (78_868 + 79_105)
-    assert networks < (result.folder / "checkpoint.safetensors").stat().st_size < 1.01 * networks
+    # Moments that are still zero take no room.
+    assert networks / 3 < (result.folder / "checkpoint.safetensors").stat().st_size < 1.01 * networks
 
 
 def test_a_decision_takes_less_than_three_milliseconds():

@@ -8,6 +8,7 @@ from torch import Tensor
 import covey
 from covey.aggregation.coordinate_rules import trimmed
 from covey.aggregation.krum import krum_scores, most_hostile, squared_distances
+from covey.config.schema import Config, resolve
 from covey.config.sections import Local
 from covey.core.interfaces import Aggregator, Setting
 from covey.core.replies import Replies
@@ -113,6 +114,12 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(states):
     assert combined("geometric-median", far).abs().max() < 10
     same = torch.ones(4, 6, dtype=torch.float64)
     assert torch.equal(combined("geometric-median", same), same[0])
+
+
+def test_the_geometric_median_takes_three_steps_and_in_earlier_folders_eight():
+    given = {"aggregator": "geometric-median"}
+    found = [config.as_mapping()["aggregator"]["steps"] for config in (Config.of(given), resolve(given, earlier=True))]
+    assert found == [3, 8]
 
 
 def test_samples_count_in_the_geometric_median_only_if_asked(states):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.catalogue import FILE, KINDS
+from covey.cli.catalogue import FILE, KINDS, SETTINGS
 
 PLUGIN = '''
 class Spread:
@@ -36,13 +36,13 @@ def test_the_stored_catalogue_is_that_of_the_registries():
 
 def test_without_a_kind_it_says_which_there_are(covey_command):
     assert all(kind in covey_command("list").out for kind in KINDS)
-    assert [row["name"] for row in covey_command("list", "--json").json] == list(KINDS)
+    assert [row["name"] for row in covey_command("list", "--json").json] == [*KINDS, SETTINGS]
 
 
 def test_options_are_shown_as_one_types_them(covey_command):
     assert "hidden=64" in covey_command("list", "models").out
     (mlp,) = [part for part in covey_command("list", "models", "--json").json if part["name"] == "mlp"]
-    assert mlp["options"] == {"hidden": [64]}
+    assert mlp["options"] == {"hidden": [64], "norm": "none"}
 
 
 @pytest.mark.slow

@@ -32,10 +32,11 @@ def reference(start: torch.Tensor, samples: Samples, work: Local, t: int, key: i
     module.load_state_dict(layout.named(start.double()))
     received = [parameter.detach().clone() for parameter in module.parameters()]
     given: dict[str, Any] = {"lr": work.rate, "weight_decay": work.weight_decay}
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     optimiser: torch.optim.Optimizer = (
-        torch.optim.Adam(module.parameters(), **given)
-        if work.optimizer == "adam"
-        else torch.optim.SGD(module.parameters(), momentum=work.momentum, **given)
+        torch.optim.SGD(module.parameters(), momentum=work.momentum, **given)
+        if work.optimizer == "sgd"
+        else kinds[work.optimizer](module.parameters(), **given)
     )
     mean, deviation = DATA.mean[0], DATA.deviation[0]
     for epoch in range(work.epochs):
@@ -91,8 +92,9 @@ def test_local_sgd_equals_torch_sgd(options):
     ],
     ids=str,
 )
-def test_local_adam_equals_torch_adam(options):
-    work = Local(**{"epochs": 4, "batch": 10, "rate": 0.002, "optimizer": "adam", **options})
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_local_adam_equals_torch_adam(optimizer, options):
+    work = Local(**{"epochs": 4, "batch": 10, "rate": 0.002, "optimizer": optimizer, **options})
     learner = Learner(mlp(), DATA, "fp64")
     start = learner.layout.read(learner.module).clone()
     trained, _ = learner.fit(start, SAMPLES, work, t=3, key=11)
@@ -122,6 +124,21 @@ def test_a_clipped_step_of_sgd_is_as_long_as_the_rate_times_the_norm():
     start = learner.layout.read(learner.module).clone()
     trained, _ = learner.fit(start, SAMPLES, Local(epochs=1, batch=0, rate=2.0, clip=0.25), t=1, key=1)
     assert (trained - start).norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_the_weight_decay_of_adamw_is_apart_from_the_gradient():
+    learner = Learner(mlp(), DATA, "fp64")
+    start = learner.layout.read(learner.module).clone()
+
+    def step(**options: Any) -> torch.Tensor:
+        work = Local(**{"epochs": 1, "batch": 0, "rate": 0.01, **options})
+        return learner.fit(start, SAMPLES, work, t=1, key=0)[0]
+
+    without = step(optimizer="adam")
+    assert torch.equal(without, step(optimizer="adamw"))
+    apart = step(optimizer="adamw", weight_decay=0.5)
+    assert torch.allclose(apart, without - 0.01 * 0.5 * start, rtol=1e-12, atol=1e-15)
+    assert (apart - step(optimizer="adam", weight_decay=0.5)).norm() > 0.1 * (apart - start).norm()
 
 
 @pytest.mark.parametrize("option", ["momentum", "weight_decay", "proximal"])
@@ -235,7 +252,7 @@ def test_models_that_differ_in_their_head_alone_share_the_layers_below(make, pas
     calls = []
     first.register_forward_hook(lambda *_: calls.append(1))
     assert learner.share_body(states)
-    losses, correct = learner.scores(states, samples)
+    losses, correct = learner.scores(states, samples)[:2]
     assert len(calls) == passes * len(list(learner.chunks(samples)))
     for (loss, right), one, other in zip(alone, losses, correct, strict=True):
         assert torch.equal(loss, one)

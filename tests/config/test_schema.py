@@ -113,11 +113,15 @@ def test_naming_another_part_drops_the_options_of_the_old_one():
         ({"local": {"rate": 0}}, "local.rate must be above 0, not 0."),
         ({"local": {"rate": "nan"}}, "local.rate must be a number, not 'nan'."),
         ({"local": {"momentum": 1.0}}, "local.momentum must be in [0, 1), not 1."),
-        ({"local": {"optimizer": "rmsprop"}}, "local.optimizer must be one of sgd, adam, not 'rmsprop'."),
+        ({"local": {"optimizer": "rmsprop"}}, "local.optimizer must be one of sgd, adam, adamw, not 'rmsprop'."),
         ({"local": {"clip": -1}}, "local.clip must not be negative, not -1; 0 switches clipping off."),
         (
             {"local": {"optimizer": "adam", "momentum": 0.9}},
             "local.momentum belongs to SGD: with local.optimizer=adam it must be 0, not 0.9.",
+        ),
+        (
+            {"local": {"optimizer": "adamw", "momentum": 0.9}},
+            "local.momentum belongs to SGD: with local.optimizer=adamw it must be 0, not 0.9.",
         ),
         ({"local": {"decay": 1.1}}, "local.decay is a fraction in (0, 1], not 1.1."),
         ({"local": {"epochs": 0}}, "local.epochs must be at least 1, not 0."),

@@ -6,8 +6,10 @@ import time
 import pytest
 from rich.console import Console
 
-from covey.cli import terminal as display
-from covey.core.progress import listening, waiting_for
+import covey
+from covey.core.progress import JobPlan, announce_plan, listening, waiting_for
+from covey.job import progress_display
+from covey.job.progress_display import comparison_progress, run_progress
 from papers import command
 
 
@@ -29,7 +31,7 @@ def test_listeners_hear_the_reason_of_a_wait_and_its_end():
 def terminal(monkeypatch) -> io.StringIO:
     """Return all that is written to the terminal."""
     shown = io.StringIO()
-    monkeypatch.setattr(display, "_progress", Console(file=shown, force_terminal=True, width=120))
+    monkeypatch.setattr(progress_display, "shown_on", Console(file=shown, force_terminal=True, width=120))
     return shown
 
 
@@ -46,11 +48,11 @@ def last_bar(shown: io.StringIO) -> str:
 
 
 def test_a_bar_shows_the_reason_of_a_wait_and_keeps_the_last_accuracy(terminal):
-    with display.run_progress("fedavg", rounds=3, done=0) as on_round, waiting_for("compiling"):
+    with run_progress("fedavg", rounds=3, done=0) as on_round, waiting_for("compiling"):
         on_round({"round": 1})
         assert shows(terminal, "compiling")
     assert "compiling" not in last_bar(terminal)
-    with display.run_progress("fedavg", rounds=3, done=0) as on_round:
+    with run_progress("fedavg", rounds=3, done=0) as on_round:
         on_round({"round": 1, "accuracy": 0.25})
         on_round({"round": 2})
     assert "accuracy 25.0%" in last_bar(terminal)
@@ -58,7 +60,7 @@ def test_a_bar_shows_the_reason_of_a_wait_and_keeps_the_last_accuracy(terminal):
 
 
 def test_bars_of_a_comparison_show_it_too(terminal):
-    with display.comparison_progress() as (on_run, on_round), waiting_for("too early for a bar"):
+    with comparison_progress() as (on_run, on_round), waiting_for("too early for a bar"):
         on_run("fedavg", 1, 3)
         on_round({"round": 1, "accuracy": 0.25})
         with waiting_for("compiling"):
@@ -75,3 +77,52 @@ def test_a_log_notes_long_waits(capsys):
         with waiting_for("compiling"):
             pass
     assert capsys.readouterr().err.splitlines() == ["     5 s  base: 1,200 rounds to go", "     5 s  compiling"]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_log_has_a_line_now_and_then_and_the_time_left(capsys):
+    clock = Clock()
+    log = progress_display._Log(True, 60, clock)
+    for t in range(1, 61):
+        clock.now += 3.0
+        record = {"round": t, "accuracy": 0.5} if t % 5 == 0 else {"round": t}
+        log.note(f"fedavg: round {t} of 60", record, last=t == 60)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fedavg: round 5 of 60, accuracy 50.0%, 3 min left"
+    assert lines[-1] == "fedavg: round 60 of 60, accuracy 50.0%"
+    assert len(lines) == 12
+
+
+def test_quick_runs_log_nothing(capsys):
+    clock = Clock()
+    log = progress_display._Log(True, 60, clock)
+    for t in range(1, 61):
+        clock.now += 0.1
+        log.note(f"fedavg: round {t} of 60", {"round": t, "accuracy": 0.5}, last=t == 60)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_runs_of_a_job_are_counted(terminal):
+    with comparison_progress() as (on_run, on_round):
+        announce_plan(JobPlan(runs=9, missing=7, rounds=21))
+        on_run("fedavg", 1, 3)
+        on_round({"round": 1, "accuracy": 0.25})
+    assert "run 3 of 9: fedavg, seed 1" in last_bar(terminal)
+
+
+def test_python_shows_bars_where_they_are_wanted(terminal, tmp_path):
+    given = {"clients": 4, "cohort": 2, "rounds": 2, "workers": 1, "local": {"epochs": 1}}
+    covey.run(given, out=tmp_path / "silent")
+    covey.run(given, out=tmp_path / "quiet", progress=False)
+    assert terminal.getvalue() == ""
+    covey.run(given, out=tmp_path / "shown", progress=True)
+    assert "2/2" in last_bar(terminal)
+    covey.compare(["fedavg"], seeds=1, given=given, out=tmp_path / "compared", progress=True)
+    assert "fedavg, seed 0" in last_bar(terminal)

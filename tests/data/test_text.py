@@ -24,7 +24,7 @@ from covey.data import Dataset, Samples, blogs, text, tweets
 from covey.data.documents import json_lines
 from covey.data.stackexchange import stack_exchange, without_tags
 from covey.data.text import PADDING, UNKNOWN, Cut, from_writings, is_stop_word, words_of
-from covey.environment.federated_data import Truth
+from covey.environment.truth import Truth
 from covey.errors import Refusal
 from covey.randomness import generator
 

@@ -159,14 +159,18 @@ def test_a_csv_file_with_a_client_column_runs_from_the_command_line(tmp_path, co
     ("rows", "settings", "sentence"),
     [
         (None, {"client": "town"}, "has no column 'town' \\(it has: a, b, outcome, site\\)"),
-        ([(1, "x", "up", "kiel")], {}, "line 2, column 'b': 'x' is not a number.$"),
         (
-            None,
-            {"client": "client"},
-            "column 'site': 'hamburg' is not a number; if its column names the clients, say so",
+            [(1, 2, "up", "kiel"), (1, "x", "up", "kiel"), (1, 3, "up", "kiel")],
+            {},
+            "line 3, column 'b': 'x' is not a number, as most of the column are; .* dataset.categorical=b.$",
         ),
+        (None, {"client": "client"}, r"name the clients: a CSV file in a column \(dataset.client=COLUMN\)"),
         ([(1, 2, "up")], {}, "line 2: 3 values for 4 columns"),
-        ([(1, 2, "up", "kiel"), (1, "nan", "down", "kiel")], {}, "line 3, column 'b': 'nan' is not a finite float32"),
+        (
+            [(1, 2, "up", "kiel"), (1, "nan", "down", "kiel")],
+            {"missing": "refuse"},
+            "line 3, column 'b': 'nan' is a missing value; with dataset.missing=median",
+        ),
         ([(1, 2, "up", "kiel"), (), ("1e39", 2, "down", "kiel")], {}, "line 4, column 'a': '1e39' is not a finite"),
         ([(1, 2, "up", "kiel"), (1, 2, " ", "kiel")], {}, "line 3: the column 'outcome' is empty"),
         ([(1, 2, "up", "kiel"), (1, 2, "down", "")], {}, "line 3: the column 'site' is empty"),

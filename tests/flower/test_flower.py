@@ -28,24 +28,27 @@ from covey.core.client_names import read_names
 from covey.core.interfaces import Probe
 from covey.core.loop import run_in_lockstep
 from covey.core.messages import Order
+from covey.core.one_model import OneModel
 from covey.core.records import Records, read_metrics
 from covey.core.replies import checked
 from covey.data.dataset import Dataset, Samples
 from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.flower import InProcessGrid, Strategy, client_app
-from covey.flower.exchange import Exchange, _reason
+from covey.flower.answer_text import reason_of
+from covey.flower.exchange import Exchange
 from covey.flower.flower_runtime import FlowerRuntime
 from covey.flower.in_process_grid import travelled
 from covey.flower.roster import Roster
 from covey.flower.simulated_client import app as simulated_app
 from covey.flower.wire import CARRIED, ORDER, REPLY, as_tensor, describe, digest, rebuild, unpack_order
 from covey.job.experiment import Experiment
-from covey.job.runs import _loop_run
+from covey.job.runs import loop_run
 from covey.job.settings import as_config, describing
 from covey.model import build_model
 from covey.personalization.fedfomo import Offer
 from covey.personalization.mocha import LocalSubproblem
+from covey.personalization.shared_and_own import SharedAndOwn
 from covey.probe.class_query import ClassQuery, Privacy
 from covey.probe.insight import Insight
 from covey.probe.losses import Losses, Utility
@@ -53,7 +56,7 @@ from covey.probe.predictor import PredictorProbe, PrivatePredictorProbe
 from covey.probe.simhash import SimHash
 from covey.registries import methods
 from covey.runtime.devices import OnDevices
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, small_for, without_timings
 
 ROOT = Path(__file__).parents[2]
 FEDERATION: dict[str, Any] = {**SMALL, "clients": 20, "cohort": 6, "rounds": 3}
@@ -72,7 +75,7 @@ def played(config: Config, folder: Path, grid: Callable[[int], InProcessGrid] | 
         experiment = replace(experiment, runtime=runtime)
     records = Records.create(folder, config)
     try:
-        run_in_lockstep([_loop_run(experiment, records, None)])
+        run_in_lockstep([loop_run(experiment, records, None)])
     finally:
         records.close()
         experiment.runtime.close()
@@ -84,7 +87,7 @@ def played(config: Config, folder: Path, grid: Callable[[int], InProcessGrid] | 
 
 @pytest.mark.parametrize("method", [*methods.names(), "fedacs+cmfl"])
 def test_every_method_through_messages_is_the_local_run_to_the_bit(method, tmp_path):
-    config = Config.of({**FEDERATION, "method": method})
+    config = Config.of(small_for(method, FEDERATION))
     local = played(config, tmp_path / "local")
     over = played(config, tmp_path / "grid", lambda nodes: InProcessGrid(simulated_app, nodes))
     assert over == local
@@ -205,8 +208,13 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def an_app(**options) -> ClientApp:
-    return client_app(net, lambda context: points(int(context.node_config["partition-id"])), threads=1, **options)
+def net_with_norm() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def an_app(model: Callable[[], nn.Module] = net, **options) -> ClientApp:
+    return client_app(model, lambda context: points(int(context.node_config["partition-id"])), threads=1, **options)
 
 
 def an_order(clients: list[int], **options) -> Order:
@@ -359,7 +367,7 @@ def test_what_only_a_simulation_carries_is_not_taken_from_real_clients():
     ],
 )
 def test_what_flower_wraps_around_an_error_is_no_part_of_the_reason(said, reason):
-    assert _reason(said) == reason
+    assert reason_of(said) == reason
 
 
 class Silent(InProcessGrid):
@@ -555,28 +563,68 @@ def as_built(shape: tuple[int, ...], classes: int) -> nn.Module:
     return model
 
 
+def as_built_with_norm(shape: tuple[int, ...], classes: int) -> nn.Module:
+    model = net_with_norm()
+    model.head = "4"  # type: ignore[assignment]
+    return model
+
+
 @pytest.mark.parametrize("method", [name for name in methods.names() if name not in REFERENCES])
 def test_the_strategy_is_the_local_run_to_the_bit(method):
     cohort = 4 if method in ("fedacs", "rexp3", "nccb", "k-linucb", "oort", "oort-simple", "power-of-choice") else 12
     # Real seconds, which Oort looks at, are never the same twice.
     parts: dict[str, Any] = {"selector": {"penalty": 0.0}} if method == "oort" else {}
-    grid = InProcessGrid(an_app(), 12)
-    strategy = Strategy(method, model=net(), clients=12, cohort=cohort, local={"epochs": 1}, **parts)
-    strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=3)
-    experiment = a_local_experiment(method, 3, clients=12, cohort=cohort, local={"epochs": 1}, **parts)
+    local = {"epochs": 2 if method == "fedrep" else 1}
+    model = net_with_norm if method == "fedbn" else net
+    grid = InProcessGrid(an_app(model=model), 12)
+    strategy = Strategy(method, model=model(), clients=12, cohort=cohort, local=local, **parts)
+    strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=3)
+    built = f"tests.flower.test_flower:{'as_built_with_norm' if method == 'fedbn' else 'as_built'}"
+    experiment = a_local_experiment(method, 3, clients=12, cohort=cohort, local=local, model=built, **parts)
     assert [entry["faults"] for entry in strategy.history] == [[], [], []]
     assert strategy.method is not None
     if method == "local-only":
         own = [context.state.array_records["covey.held"] for context in grid.contexts.values()]
         for row, arrays in zip(experiment.method.models(), own, strict=True):
             assert digest(row) in {digest(as_tensor(array)) for array in arrays.values()}
+    elif isinstance(strategy.method, SharedAndOwn):
+        # The server has the shared part alone; what clients keep is what the local run has.
+        assert isinstance(experiment.method, SharedAndOwn)
+        assert torch.equal(strategy.method.models()[0], experiment.method.models()[0])
+        kept = experiment.method.trainer.store.of(range(12))
+        for client, context in enumerate(grid.contexts.values()):
+            arrays = context.state.array_records["covey.held"]
+            assert digest(kept[client].values) in {digest(as_tensor(array)) for array in arrays.values()}
     else:
         assert torch.equal(strategy.method.models(), experiment.method.models())
 
 
+@pytest.mark.parametrize("averaging", [{"ema": 0.9}, {"swa": 2}])
+def test_the_strategy_steps_and_averages_as_the_local_run_does(averaging, tmp_path):
+    chain: dict[str, Any] = {"server": {"optimizer": "momentum", "rate": 0.5}, "averaging": averaging}
+    given: dict[str, Any] = {"model": net(), "clients": 3, "cohort": 3, "local": {"epochs": 1}}
+    strategy = Strategy("fedavg", **given, **chain)
+    result = strategy.start(InProcessGrid(an_app(), 3), ArrayRecord(net().state_dict()), num_rounds=4)
+    expected = a_local_experiment("fedavg", 4, local={"epochs": 1}, **chain).method
+    assert isinstance(strategy.method, OneModel) and isinstance(expected, OneModel)
+    assert torch.equal(strategy.method.model, expected.model)
+    assert torch.equal(strategy.method.models(), expected.models())
+    handed = torch.cat([array.flatten() for array in result.arrays.to_torch_state_dict().values()])
+    assert torch.equal(handed, expected.models()[0])
+    assert not torch.equal(handed, expected.model)
+    # A strategy that is started again goes on from the model itself, with its optimiser's moments and its average.
+    for rounds in (2, 4):
+        again = Strategy("fedavg", **given, **chain, folder=tmp_path / "run")
+        again.start(InProcessGrid(an_app(), 3), ArrayRecord(net().state_dict()), num_rounds=rounds)
+    assert isinstance(again.method, OneModel)
+    assert torch.equal(again.method.model, expected.model)
+    assert torch.equal(again.method.models(), expected.models())
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_nodes_train_by_adam_as_the_local_runtime_does(method):
-    work = {"epochs": 2, "rate": 0.002, "optimizer": "adam", "clip": 0.5}
+    kind = "adam" if method == "fedavg" else "adamw"
+    work = {"epochs": 2, "rate": 0.002, "optimizer": kind, "clip": 0.5, "weight_decay": 0.1, "schedule": "cosine"}
     strategy = Strategy(method, model=net(), clients=3, cohort=3, local=work)
     strategy.start(InProcessGrid(an_app(), 3), ArrayRecord(net().state_dict()), num_rounds=2)
     assert [entry["faults"] for entry in strategy.history] == [[], []]
@@ -590,7 +638,7 @@ def test_settings_that_older_clients_do_not_know_are_sent_only_if_they_are_used(
     sent = Local(epochs=2).as_message()
     assert list(sent) == earlier
     assert Local(**sent) == Local(epochs=2, optimizer="sgd", clip=0.0)
-    for work in (Local(optimizer="adam"), Local(clip=5.0), Local(optimizer="adam", clip=5.0)):
+    for work in (Local(optimizer="adam"), Local(clip=5.0), Local(optimizer="adamw", clip=5.0), Local(warmup=1)):
         assert len(work.as_message()) > len(earlier)
         assert Local(**work.as_message()) == work
         described = describe(work, "work", lambda name, numbers: {})
@@ -692,7 +740,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, flower_log):
     assert covey.Run.open(tmp_path).config.rounds == 4
 
 
-@pytest.mark.parametrize("method", ["local-only", "mocha"])
+@pytest.mark.parametrize("method", ["local-only", "mocha", "fedper", "ditto"])
 def test_a_run_that_needs_what_clients_held_does_not_go_on_without_it(method, tmp_path):
     for rounds in (2, 3):
         strategy = Strategy(method, model=net(), clients=3, cohort=3, folder=tmp_path)

@@ -17,10 +17,10 @@ from torch import nn
 import covey
 from covey import Refusal
 from covey.core.messages import Order
+from covey.core.printable_text import printable
 from covey.fleet.certificates import write_node_keys
 from covey.flower import InProcessGrid, Strategy, client_app
 from covey.flower.exchange import Exchange
-from covey.flower.printable_text import printable
 from covey.flower.public_keys import fingerprint, public_bytes
 from covey.flower.roster import Roster
 

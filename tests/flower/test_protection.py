@@ -19,10 +19,10 @@ from covey.core.interfaces import Probe
 from covey.data.dataset import Dataset, Samples
 from covey.fleet.site import protection as site_protection
 from covey.flower import InProcessGrid, Protection, Strategy, client_app
+from covey.flower.node_kinds import IDENTITY
 from covey.flower.node_memory import Memory
 from covey.flower.node_work import Client
 from covey.flower.protection import clipped_head_gradient
-from covey.flower.roster import IDENTITY
 from covey.flower.wire import EVALUATE, QUERY, TRAIN, WHO, NodeTask, fields_of
 from covey.model import build_model
 from covey.probe.class_query import ClassQuery, Privacy, clipped_gradient, shares_at_zero_head, zero_head
@@ -38,6 +38,10 @@ SMALL_COHORT = ("fedacs", "rexp3", "nccb", "k-linucb", "oort", "oort-simple", "p
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def net_with_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, CLASSES))
 
 
 def flat() -> torch.Tensor:
@@ -64,11 +68,13 @@ class Watched(InProcessGrid):
 
 
 def watched(method: str, rounds: int = 4, **options: Any) -> Watched:
-    app = client_app(net, lambda context: points(int(context.node_config["partition-id"])), threads=1, **options)
+    model = net_with_norm if method == "fedbn" else net
+    app = client_app(model, lambda context: points(int(context.node_config["partition-id"])), threads=1, **options)
     grid = Watched(app, CLIENTS)
     cohort = 4 if method in SMALL_COHORT else CLIENTS
-    strategy = Strategy(method, model=net(), clients=CLIENTS, cohort=cohort, local={"epochs": 1})
-    strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
+    epochs = 2 if method == "fedrep" else 1
+    strategy = Strategy(method, model=model(), clients=CLIENTS, cohort=cohort, local={"epochs": epochs})
+    strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=rounds)
     assert not any(entry["faults"] for entry in strategy.history)
     return grid
 

@@ -36,6 +36,44 @@ def test_own_table():
     assert float(csv) > 85
 
 
+@pytest.mark.parametrize(("example", "least"), [("transformer", 0.8), ("transfer", 0.8)])
+def test_models_of_ones_own_learn_as_they_do_in_one_place(example, least, tmp_path):
+    program = EXAMPLES / "own" / f"{example}.py"
+    assert len(program.read_text().splitlines()) < 40
+    answer = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    federated, alone = (float(found) / 100 for found in re.findall(r"(?:rounds|epochs): ([\d.]+)%", answer.stdout))
+    assert federated > least
+    # Three standard errors of a difference on 397 test samples.
+    assert abs(federated - alone) < 3 * (2 * alone * (1 - alone) / 397) ** 0.5
+    assert example != "transfer" or "of which 2600 are the head's" in answer.stdout
+
+
+def test_a_dataset_larger_than_the_memory_given():
+    said = run(sys.executable, "examples/own/larger_than_memory.py")
+    found = re.search(r"4,000 clients, accuracy ([\d.]+)%; (\d+) MiB used", said)
+    assert found
+    assert float(found[1]) > 65
+    assert int(found[2]) < 64
+
+
+def test_parquet_by_client_is_as_good_as_plain_pytorch_in_one_place():
+    said = run(sys.executable, "-W", "ignore", "examples/own/parquet_by_client.py")
+    ours, plain = map(float, re.findall(r"accuracy ([\d.]+)%", said))
+    assert said.startswith("4 wards")
+    # 480 test rows: two standard errors of a share of 0.84 are 3.3 points.
+    assert ours > 80
+    assert abs(ours - plain) < 3.3
+
+
+@pytest.mark.parametrize(("name", "noise"), [("regression", 2.5), ("multilabel", 2.0)])
+def test_a_task_is_learned_as_well_as_by_pytorch_in_one_place(name, noise):
+    said = run(sys.executable, f"examples/tasks/{name}.py")
+    federated, together = (float(figure) for figure in re.findall(r"(?:RMSE|precision) ([\d.]+)", said))
+    assert abs(federated - together) < noise
+    assert len((EXAMPLES / "tasks" / f"{name}.py").read_text().splitlines()) < 40
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -48,11 +48,12 @@ from covey.fleet.loopback import Loopback, loopback_fleet
 from covey.fleet.node import ORDER_FILE
 from covey.fleet.processes import alive, environment, free_port, listens
 from covey.fleet.samples import settings as run_settings
-from covey.fleet.site import about, prepared, read_samples, recall, remember
+from covey.fleet.site import about, prepared, read_samples
 from covey.fleet.site import app as site_app
 from covey.fleet.superlink import Link
 from covey.flower import InProcessGrid
 from covey.flower.exchange import Exchange
+from covey.flower.memory_file import recall, remember
 from covey.flower.node_memory import Memory
 from covey.flower.public_keys import fingerprint, public_bytes
 from covey.flower.roster import Roster
@@ -138,13 +139,17 @@ def state(run: covey.Run) -> dict[str, torch.Tensor]:
         ("feddrl", {"cohort": 3}),
         ("ondemand", {"cohort": 3}),
         ("nccb", {"cohort": 2}),
+        ("fedcm", {"cohort": 2, "rounds": 3, "server": {"optimizer": "momentum"}, "averaging": {"ema": 0.9}}),
+        ("scaffold", {"cohort": 2, "rounds": 4}),
     ],
 )
 def test_methods_train_on_a_fleet_as_they_do_in_one_process(fleet, method, more, tmp_path):
     live, local = both(tmp_path, method=method, **more)
     assert outcomes(live) == outcomes(local)
     assert all(row["away"] == [] and row["dropped"] == [] for row in live.metrics)
-    assert checkpoint(live) == checkpoint(local)
+    # What SCAFFOLD's clients keep stays at the sites: the server has the rounds that it is from.
+    assert checkpoint(live) == checkpoint(local) or method == "scaffold"
+    assert torch.equal(state(live)["model"], state(local)["model"])
 
 
 def test_nodes_are_processes_of_their_own(fleet, tmp_path):
@@ -536,7 +541,8 @@ def test_the_guide_installs_what_an_operators_commands_need():
     assert found == {"flower", "report"} <= set(extras)
 
 
-LIVE = [name for name in methods.names() if methods[name].part.reshape is None]
+# FedBN needs a model with normalisation, which the documented fleet's has not.
+LIVE = [name for name in methods.names() if methods[name].part.reshape is None and name != "fedbn"]
 
 
 @pytest.mark.parametrize("method", [*LIVE, "fedacs+feddrl"])
@@ -588,9 +594,10 @@ def write_site_samples(described: Fleet) -> None:
     assert int(samples.y.max()) == 2
 
 
-def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
-    """MOCHA's dual variables never leave a site. Node and server restart after two rounds and resume."""
-    config = Config.of({**SETTINGS, "method": "mocha", "rounds": 4})
+@pytest.mark.parametrize("method", ["mocha", "scaffold", "moon"])
+def test_what_a_site_holds_outlives_its_node_and_the_server(method, tmp_path):
+    """MOCHA's dual variables and what trainers keep never leave a site. Node and server restart after two rounds."""
+    config = Config.of({**SETTINGS, "method": method, "rounds": 4})
     experiment = Experiment.of(config)
     sites = site_nodes(config, tmp_path)
     for first in (1, 3):
@@ -611,6 +618,29 @@ def test_what_a_site_holds_outlives_its_node_and_the_server(tmp_path):
     again.runtime.close()
     assert torch.equal(kept, again.method.models())
     assert stat.S_IMODE((tmp_path / "0" / "memory").stat().st_mode) == 0o600
+
+
+def test_a_site_that_lost_what_it_kept_is_visited_as_if_for_the_first_time(tmp_path):
+    config = Config.of({**SETTINGS, "method": "moon", "cohort": 5, "rounds": 3})
+    experiment = Experiment.of(config)
+    said, nodes = site_nodes(config, tmp_path)
+    exchange = None
+    for number in (1, 2, 3):
+        grid = site_grid(said, nodes)
+        roster = Roster(5, patience=1.0)
+        roster.wait(grid, 5.0)
+        exchange = exchange or Exchange(roster, seed=config.seed, timeout=30.0, run="one run")
+        exchange.roster = roster
+        replies = checked(exchange.execute(grid, experiment.method.order(number, np.arange(5))))
+        assert replies.faults == ()
+        experiment.method.absorb(number, replies)
+        (tmp_path / "0" / "memory").unlink()
+    experiment.runtime.close()
+    # The first client trained plainly in every round; the others had something to contrast with.
+    whole = covey.run(config, out=tmp_path / "whole")
+    _, saved = read_checkpoint(whole.folder)
+    assert saved is not None
+    assert not torch.equal(experiment.method.models()[0], saved["model"])
 
 
 def site_nodes(config: Config, folder: Path) -> tuple[str, list[dict[str, str]]]:
@@ -778,16 +808,17 @@ def test_each_site_scores_the_model_that_it_uses(own_data):
     experiment.runtime.close()
 
 
+@pytest.mark.parametrize("method", ["local-only", "fedper", "ditto"])
 @pytest.mark.parametrize("test", [False, True])
-def test_models_that_stay_at_sites_are_scored_there(own_data, test, tmp_path):
+def test_models_that_stay_at_sites_are_scored_there(own_data, test, method, tmp_path):
     """The server's own copies are those from before training."""
     fleet = own_data(test=test)
-    run = covey.run({**run_settings(fleet), "method": "local-only", "rounds": 3}, out=tmp_path / "run")
+    run = covey.run({**run_settings(fleet), "method": method, "rounds": 3}, out=tmp_path / "run")
     assert run.metrics[-1]["accuracy"] > run.metrics[0]["accuracy"] > 0.2
     assert run.metrics[-1]["own_accuracy"] is None
     assert "class_accuracy" not in run.metrics[-1]
     for look in (run.evaluate, lambda: run.model(0), lambda: run.export(tmp_path / "model.safetensors", 0)):
-        with pytest.raises(Refusal, match="With 'local-only' on a fleet, models stay at the sites"):
+        with pytest.raises(Refusal, match=f"With '{method}' on a fleet, models stay at the sites"):
             look()
 
 
@@ -936,7 +967,7 @@ def own_models(grid: InProcessGrid) -> torch.Tensor:
 def held(place: Path) -> str:
     """Return the note in a site's memory, or "nothing"."""
     context = a_site(place)
-    recall(context)
+    recall(context, place)
     return str(context.state.config_records["note"]["of"]) if len(context.state) else "nothing"
 
 
@@ -952,19 +983,19 @@ def note(context: Context, of: str) -> None:
 def test_an_order_that_ends_late_does_not_bring_back_what_a_site_held_before_the_next_one(tmp_path):
     place = tmp_path / "memory"
     late, next_ = a_site(place), a_site(place)
-    first, second = recall(late), recall(next_)
+    first, second = recall(late, place), recall(next_, place)
     note(next_, "the next order")
-    remember(next_, second)
+    remember(next_, place, second)
     note(late, "the late order")
-    remember(late, first)
+    remember(late, place, first)
     assert held(place) == "the next order"
     # A later order resumes from what is stored, whatever its node passes to it.
     after = a_site(place)
     note(after, "an order before")
-    number = recall(after)
+    number = recall(after, place)
     assert after.state.config_records["note"]["of"] == "the next order"
     note(after, "after")
-    remember(after, number)
+    remember(after, place, number)
     assert held(place) == "after"
 
 
@@ -974,9 +1005,9 @@ def test_orders_that_end_at_once_leave_one_whole_memory(tmp_path):
     def answer(number: int) -> None:
         for turn in range(20):
             context = a_site(place)
-            ticket = recall(context)
+            ticket = recall(context, place)
             note(context, f"{number}, {turn}")
-            remember(context, ticket)
+            remember(context, place, ticket)
 
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(answer, number) for number in range(4)]:

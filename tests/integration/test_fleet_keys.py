@@ -9,27 +9,34 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message, RecordDict
 from starlette.exceptions import HTTPException
 
 from covey import Refusal
-from covey.fleet import Fleet
+from covey.fleet import Fleet, certificates
 from covey.fleet.audit_log import AUDIT, note_event, read_events
 from covey.fleet.certificates import require_server_files, write_node_keys
 from covey.fleet.control_gate import ControlGate, of_its_own
-from covey.fleet.fleet_grid import control_token
+from covey.fleet.fleet_grid import FleetGrid, control_token
 from covey.fleet.fleet_runtime import read_accounts
 from covey.fleet.link_process import close_to_others
 from covey.fleet.node import run_node
 from covey.fleet.processes import free_port
-from covey.fleet.site_keys import pinned_keys
+from covey.fleet.site_keys import pin, pinned_keys
 from covey.fleet.site_request import accept_request, make_request
 from covey.fleet.superlink import Link
+from covey.flower.private_api import ObjectTree, message_to_proto, set_task_identity
 from covey.flower.public_keys import fingerprint, public_bytes
+from covey.storage import write_private
 
 Command = Callable[..., Any]
 
@@ -130,6 +137,8 @@ def test_a_request_is_for_a_site_of_the_fleet_with_a_key_of_its_own(own_keys, tm
         ({"key": request.key}, "is not signed with the key"),
         ({"signature": "AAAA"}, "is not signed with the key"),
         ({"key": "ssh-rsa AAAA"}, "cannot be read"),
+        ({"key": "ssh-unheard-of AAAA"}, "cannot be read"),
+        ({"key": "\ud800"}, "cannot be read"),
         ({"key": 3}, "does not say the site's key"),
         ({"kind": "another"}, "is not a site's request"),
     ):
@@ -139,9 +148,12 @@ def test_a_request_is_for_a_site_of_the_fleet_with_a_key_of_its_own(own_keys, tm
     path.write_text("[" * 100_000)
     with pytest.raises(Refusal, match="too large"):
         accept_request(own_keys, path)
-    path.write_text("{")
-    with pytest.raises(Refusal, match="cannot be read"):
-        accept_request(own_keys, path)
+    for text in ("{", "[" * 60_000, "\x00"):
+        path.write_text(text)
+        with pytest.raises(Refusal, match="cannot be read"):
+            accept_request(own_keys, path)
+    with pytest.raises(Refusal, match="too large"):
+        accept_request(own_keys, Path("/dev/zero"))
     (mill / "site.toml").write_text((mill / "site.toml").read_text().replace("mill", "castle"))
     with pytest.raises(Refusal, match=r"'castle' is none of the sites"):
         accept_request(own_keys, make_request(mill).path)
@@ -175,6 +187,60 @@ def test_a_folder_of_an_earlier_version_has_its_keys_with_the_sites(fleet, tmp_p
     assert pinned_keys(fleet) == {new: "harbour", mill: "mill"}
 
 
+def test_a_folder_of_an_earlier_version_loses_no_key_if_the_disk_is_full(fleet, monkeypatch):
+    pinned = pinned_keys(fleet)
+    shutil.rmtree(fleet.folder / "keys")
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space"):
+        pin(fleet, "harbour", next(iter(pinned)))
+    assert pinned_keys(fleet) == pinned
+
+
+def test_a_pinned_key_is_written_without_what_else_a_request_says(own_keys):
+    """Its file is read on terminals."""
+    site = own_keys.site("harbour")
+    asked = make_request(site)
+    said = replace(asked, key=f"{asked.key} \x1b[2Jmill\necdsa-sha2-nistp384 AAAA mill")
+    key = load_ssh_private_key((site / "node.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    signature = base64.b64encode(key.sign(said.signed, ec.ECDSA(hashes.SHA384()))).decode()
+    altered = {**json.loads(asked.path.read_text()), "key": said.key, "signature": signature}
+    asked.path.write_text(json.dumps(altered))
+    accept_request(own_keys, asked.path)
+    assert own_keys.key("harbour").read_text() == f"{asked.key}\n"
+
+
+def test_a_site_keeps_its_key_if_another_cannot_be_written(own_keys, monkeypatch):
+    site = own_keys.site("harbour")
+    make_request(site)
+    before = (site / "node.key").read_bytes()
+    written = write_private
+
+    def full(path: Path, data: bytes) -> None:
+        written(path, data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(certificates, "write_private", full)
+    with pytest.raises(Refusal, match="No space left"):
+        make_request(site, replace=True)
+    assert (site / "node.key").read_bytes() == before
+    monkeypatch.undo()
+    assert make_request(site, replace=True).fingerprint
+    assert mode(site / "node.key") == 0o600 and not (site / "node.key.part").exists()
+
+
+def test_a_sites_folder_cannot_have_files_written_elsewhere(own_keys, tmp_path, covey_command: Command):
+    site = own_keys.site("mill")
+    (site / "site.toml").write_text((site / "site.toml").read_text().replace('"mill"', '"../../../mill"'))
+    answer = covey_command("fleet", "join", site)
+    assert answer.code == 2 and "cannot be a site's name" in answer.err
+    assert not list(tmp_path.rglob("*.request.json"))
+
+
 # The audit log
 
 
@@ -191,6 +257,21 @@ def test_the_audit_log_is_appended_private_and_readable_after_a_power_cut(fleet)
     assert [event["event"] for event in read_events(fleet.folder)] == ["joined", "refused"]
     assert b"\x1b" not in path.read_bytes() and "\\u001b" not in path.read_text()
     assert "key" not in read_events(fleet.folder)[0]
+
+
+def test_an_event_after_an_incomplete_line_is_not_lost(fleet):
+    path = fleet.folder / AUDIT
+    path.write_bytes(b'{"time": "2026')
+    note_event(fleet.folder, "removed", site="mill")
+    note_event(fleet.folder, "joined", site="a\u2028b")
+    assert [event["event"] for event in read_events(fleet.folder)] == ["removed", "joined"]
+    with path.open("ab") as file:
+        file.write(b"[" * 100_000 + b"\n")
+    assert len(read_events(fleet.folder)) == 2
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Refusal, match=r"The audit log .* cannot be written"):
+        note_event(fleet.folder, "joined")
 
 
 def called(gate: ControlGate, path: str, headers: list[tuple[bytes, bytes]] | None = None) -> int:
@@ -244,7 +325,10 @@ def test_large_calls_are_read_from_sites_alone(fleet):
     assert [sized(1 << 16), sized(1 << 16, stranger), sized(1 << 16, site)] == [200, 200, 200]
     assert [sized(1 << 20), sized(1 << 20, stranger), sized(1 << 20, site)] == [413, 413, 200]
     assert sized(1 << 27, site) == 413
-    assert called(gate, "/v1/fleet/push-object", [(b"transfer-encoding", b"chunked")]) == 411
+    # A server obeys the chunks where both are stated.
+    chunked, none = (b"transfer-encoding", b"chunked"), (b"content-length", b"0")
+    for headers in ([chunked], [none, chunked], [chunked, none], [none, none], [(none[0], b"1" * 5000)]):
+        assert called(gate, "/v1/fleet/push-object", headers) == 411
     # A key that is taken away loses its place within seconds.
     fleet.key("mill").unlink()
     gate._read_at -= 3
@@ -269,6 +353,50 @@ def test_a_flood_of_refusals_does_not_fill_the_audit_log(fleet):
     assert [event.get("left_out") for event in read_events(fleet.folder)[-2:]] == [190, None]
 
 
+def test_the_audit_log_quotes_no_more_than_the_beginning_of_a_call(fleet):
+    assert called(ControlGate(served, fleet), f"/v1/control/{'x' * 60_000}") == 401
+    assert (fleet.folder / AUDIT).stat().st_size < 1000
+
+
+class Received(FleetGrid):
+    """A grid with an answer that has arrived."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.contents = contents
+
+    def __del__(self) -> None:
+        """There is no connection to close."""
+
+    def _contents(self, tree: Any, seconds: float) -> dict[str, bytes]:
+        return self.contents
+
+    def _confirm(self, name: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("altered", [{"_src_node_id": 8}, {"_reply_to_message_id": "another"}, {"_run_id": 4}])
+def test_an_answer_is_of_the_node_and_to_the_order_that_it_was_handed_in_with(altered):
+    set_task_identity(3, 1, 0)
+    order = Message(RecordDict(), 7, "train")
+    vars(order.metadata)["_message_id"] = order.object_id
+    answer = Message(RecordDict(), reply_to=order)
+    handed_in = message_to_proto(answer)
+
+    def read(stated: Message) -> Message:
+        handed_in.metadata.message_id = stated.object_id
+        parts = {stated.object_id: stated, **(stated.children or {})}
+        return Received({name: part.deflate() for name, part in parts.items()})._message(handed_in, ObjectTree(), 1.0)
+
+    assert read(answer).has_content()
+    vars(answer.metadata).update(altered)
+    found = read(answer)
+    assert found.has_error() and "another sender or order" in str(found.error.reason)
+    assert (found.metadata.src_node_id, found.metadata.reply_to_message_id) == (
+        handed_in.metadata.src_node_id,
+        handed_in.metadata.reply_to_message_id,
+    )
+
+
 def test_a_node_answers_for_itself_alone():
     taken: list[Any] = []
     push = of_its_own(lambda request, state: taken.append(request))
@@ -285,6 +413,14 @@ def test_a_node_answers_for_itself_alone():
 
 
 # Files
+
+
+def test_a_fleets_folders_are_the_owners_alone(tmp_path):
+    place = tmp_path / "made before"
+    place.mkdir(mode=0o755)
+    fleet = Fleet(folder=place, address="127.0.0.1:8443", sites=("mill",))
+    fleet.write(["127.0.0.1"])
+    assert {mode(place), mode(fleet.site("mill")), mode(fleet.server), mode(place / "keys")} == {0o700}
 
 
 def test_what_a_server_has_written_before_is_closed_to_others(fleet):

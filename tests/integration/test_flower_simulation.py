@@ -30,7 +30,7 @@ from covey.flower.flower_runtime import FlowerRuntime
 from covey.flower.simulation import simulation
 from covey.job.experiment import Experiment
 from covey.registries import methods
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, small_for, without_timings
 from tests.flower.test_flower import FEDERATION, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:selector.clusters")
@@ -45,7 +45,7 @@ def engine():
 
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_runs_on_flowers_simulation_with_20_nodes(method, engine, tmp_path):
-    settings = {**FEDERATION, "method": method, "rounds": 2}
+    settings = {**small_for(method, FEDERATION), "rounds": 2}
     local = covey.run(settings, out=tmp_path / "local")
     flower = covey.run(settings, runtime="flower", workers=2, out=tmp_path / "flower")
     assert without_timings(flower.metrics) == without_timings(local.metrics)

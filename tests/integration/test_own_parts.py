@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from covey import Run
-from covey.config.schema import Choice
+from covey.config.choice import Choice
 from tests.test_own_parts import EXAMPLE
 
 

@@ -8,9 +8,10 @@ from scipy import stats
 import covey
 from covey import Refusal, compare
 from covey.errors import Interrupted
+from covey.job.comparison.compared_runs import Comparison, Curve
 from covey.job.comparison.execution import resume_comparison
 from covey.job.comparison.plan import Variant
-from covey.job.comparison.statistics import Comparison, Curve, Estimate
+from covey.job.comparison.statistics import Estimate
 from covey.job.result_text import difference, verdicts
 from covey.page.tables import reproduced_by
 from tests.conftest import SMALL, without_timings

@@ -18,7 +18,7 @@ from covey.core.scores import Scores, on_mix
 from covey.core.stall_warning import warn_of_stall
 from covey.data import digits
 from covey.job.experiment import build_runtime
-from covey.job.runs import run_together
+from covey.job.lockstep_runs import run_together
 from covey.runtime.local import LocalRuntime
 from tests.conftest import SMALL, without_timings
 
@@ -80,7 +80,7 @@ def test_central_trains_on_everybodys_samples_once(tmp_path):
     experiment.runtime.close()
     everything = covey.Experiment.of(Config.of(SMALL))
     everything.runtime.close()
-    held = torch.unique(torch.cat(everything.federation.parts))
+    held = torch.unique(torch.cat(list(everything.federation.parts)))
     assert experiment.federation.clients == 1
     assert torch.equal(experiment.federation.parts[0], held)
     result = run(SMALL, method="central", out=tmp_path / "run")
@@ -244,7 +244,8 @@ def test_a_mix_is_scored_on_the_classes_that_have_tests_and_over_clients():
 def test_runs_of_a_sweep_share_the_time_that_checkpoints_may_take(tmp_path, monkeypatch):
     shares: list[float] = []
     monkeypatch.setattr(
-        "covey.job.runs.run_in_lockstep", lambda runs, *_: shares.extend(one.records.checkpoint_share for one in runs)
+        "covey.job.lockstep_runs.run_in_lockstep",
+        lambda runs, *_: shares.extend(one.records.checkpoint_share for one in runs),
     )
     pending = [(Config.of({**SMALL, "seed": seed}), tmp_path / str(seed)) for seed in range(4)]
     run_together(pending)

@@ -61,12 +61,22 @@ def test_sums_by_comparison_are_sums_in_order():
     torch.testing.assert_close(embedding._by_comparison(gradient, words, 5), in_order)
 
 
-def test_nested_vmap_is_refused():
-    tables, words = torch.randn(4, 4, 5, 3), torch.zeros(4, 4, 2, dtype=torch.int64)
-    with pytest.raises(NotImplementedError, match="no stacks of stacks"):
-        vmap(vmap(torch.ops.covey.word_vectors))(tables, words)
-    gradients = torch.randn(4, 4, 2, 3)
-    with pytest.raises(NotImplementedError, match="no stacks of stacks"):
-        vmap(lambda gradient, which: torch.ops.covey.word_gradients_of_lanes(gradient, which, 5))(gradients, words)
-    with pytest.raises(NotImplementedError, match="no stacks of stacks"):
-        vmap(vmap(torch.ops.covey.lstm))(torch.randn(4, 4, 2, 3, 8), torch.randn(4, 4, 8, 2))
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_gradients_of_single_samples_in_a_stack(backend):
+    """A `vmap` over samples within a `vmap` over lanes: all samples of a lane share its table."""
+    tables, words = torch.stack([TABLE, 2 * TABLE, -TABLE]), torch.stack([WORDS, WORDS.flip(0), 5 - WORDS])
+    step = vmap(vmap(grad(loss_of(ours)), in_dims=(None, 0)))
+    if backend:
+        step = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
+    pairs = zip(tables, words, strict=True)
+    expected = [torch.stack([grad(loss_of(theirs))(table, one) for one in own]) for table, own in pairs]
+    torch.testing.assert_close(step(tables, words), torch.stack(expected))
+
+
+def test_a_third_vmap_is_no_other_than_the_second():
+    tables, words = torch.randn(2, 3, 4, 5, 3), torch.randint(5, (2, 3, 4, 6))
+    found = vmap(vmap(vmap(torch.ops.covey.word_vectors)))(tables, words)
+    assert torch.equal(found[1, 2, 3], F.embedding(words[1, 2, 3], tables[1, 2, 3]))
+    inputs, weight = torch.randn(2, 3, 4, 5, 2, 8), torch.randn(2, 3, 4, 8, 2)
+    traces = vmap(vmap(vmap(torch.ops.covey.lstm)))(inputs, weight)
+    torch.testing.assert_close(traces[1, 2, 3], torch.ops.covey.lstm(inputs[1, 2, 3], weight[1, 2, 3]))

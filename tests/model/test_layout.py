@@ -60,9 +60,11 @@ def test_buffers_follow_the_parameters_and_counters_are_left_out():
     assert state[layout.trainable : layout.trainable + 3].min() > 0.4
 
 
-def test_a_model_without_a_named_head_is_refused() -> None:
-    with pytest.raises(Refusal, match="does not name its last layer"):
-        Layout.of(nn.Linear(2, 2))
+def test_a_head_is_needed_by_its_readers_alone_and_a_wrong_name_is_refused() -> None:
+    layout = Layout.of(nn.Linear(2, 2))
+    assert layout.head == ()
+    with pytest.raises(Refusal, match="The selector reads the model's last layer, and that of the model Linear is not"):
+        layout.require_head("The selector")
     model = nn.Sequential(nn.Linear(2, 2))
     model.head = "classifier"  # type: ignore[assignment]
     with pytest.raises(Refusal, match="no layer is called so"):

@@ -20,13 +20,15 @@ import covey
 from covey import Config, Refusal
 from covey.job.comparison.statistics import Estimate
 from covey.job.federation_summary import describe
+from covey.job.result_text import comparison_columns
+from covey.job.trackers import scalars
 from covey.page import palette
 from covey.page.federation_page import participation_figure
 from covey.page.figures import Figure, spread
 from covey.page.run_data import read_report_data
 from covey.page.run_report import page_of, report
 from covey.page.tables import made_by, reproduced_by
-from covey.page.tensorboard import _scalars, tensorboard
+from covey.page.tensorboard import tensorboard
 from tests.conftest import SMALL
 
 plotly = pytest.importorskip("plotly")
@@ -343,6 +345,30 @@ def test_runs_with_private_models_show_epsilon_beside_their_accuracy(compared, t
     assert "ε" not in Outline(text_of(report([compared], tmp_path / "open.html"))).cells
 
 
+def test_comparisons_with_private_models_show_epsilon(tmp_path, covey_command):
+    options = {"aggregator": {"noise": 5.0}}
+    found = covey.compare(["fedavg", "uniform+dp-fedavg"], 1, given={**SMALL, **options}, out=tmp_path / "all")
+    epsilon = found.runs["uniform+dp-fedavg"][0].metrics[-1]["figures"]["epsilon"]
+    open_, private = found.rows
+    assert (private["epsilon"], private["delta"]) == (epsilon, 1e-5)
+    assert "epsilon" not in open_
+    assert comparison_columns(found.rows, 0.5, "fedavg")["ε of its models"](open_) == "-"
+    assert "ε of its models" not in comparison_columns(found.rows[:1], 0.5, "fedavg")
+    cells = Outline(text_of(report([tmp_path / "all"]))).cells
+    assert "ε of its models" in cells and cells.count(f"{epsilon:.3g} at δ = 1e-05") == 2
+    assert "ε of its models" in covey_command("resume", tmp_path / "all").out
+
+
+@pytest.mark.parametrize("said", ["much", None, [1], {}])
+def test_epsilon_that_is_no_number_is_not_shown(tmp_path, said):
+    folder = covey.run({**SMALL, "aggregator": {"name": "dp-fedavg", "noise": 5.0}}, out=tmp_path / "run").folder
+    *rows, last = (folder / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(last)
+    row["figures"]["epsilon"] = said
+    (folder / "metrics.jsonl").write_text("\n".join([*rows, json.dumps(row), ""]))
+    assert "ε" not in Outline(text_of(report([folder]))).cells
+
+
 def test_the_page_lands_where_it_is_wanted(faulty, tmp_path, monkeypatch):
     run = Path(shutil.copytree(faulty, tmp_path / "run"))
     assert report([run]) == run / "report.html"
@@ -465,7 +491,7 @@ def test_without_tensorboard_event_files_are_refused_with_a_remedy(faulty, tmp_p
 
 def test_event_files_hold_every_number_however_deep_and_nothing_else():
     deep = {"figures": {"impact_factors": {"3": 0.25}, "utility": None, "model_kept": True, "regret": 2}}
-    found = _scalars({"round": 1, "dropped": [], "clients": [1, 2], "train_loss": None, **deep})
+    found = scalars({"round": 1, "dropped": [], "clients": [1, 2], "train_loss": None, **deep})
     assert found == {"dropped": 0.0, "cohort": 2.0, "figures/impact_factors/3": 0.25, "figures/regret": 2.0}
 
 

@@ -11,7 +11,7 @@ from click.testing import Result as Said
 from typer.testing import CliRunner
 
 from covey.cli.reproduce_command import reproduce as command
-from covey.job.runs import run_together
+from covey.job.lockstep_runs import run_together
 from papers import (
     Outcome,
     Paper,

@@ -22,7 +22,7 @@ from covey.core.interfaces import Selector, Setting
 from covey.core.loop import perform_jointly
 from covey.core.messages import Fault
 from covey.core.replies import Replies
-from covey.job.runs import run_together
+from covey.job.lockstep_runs import run_together
 from covey.model.layout import Layout
 from covey.probe.losses import Utility
 from covey.probe.simhash import of_tokens, packed

@@ -12,16 +12,18 @@ from covey.config.sections import Local
 from covey.core.checkpoint import write_checkpoint
 from covey.core.interfaces import Setting
 from covey.core.replies import Replies
-from covey.model.layout import Layout
+from covey.model.layout import Layout, Slot
 from covey.probe.insight import Insight
 from covey.selection.fedacs import skewness_scores
 from covey.selection.rexp3 import Rexp3, tuned
 from tests.conftest import SMALL, saved_state, without_timings
 
+LAYOUT = Layout((Slot("head", (1,), 0),), (), (Slot("head", (1,), 0),))
+
 
 def begun(clients=10, cohort=2, rounds=1000, seed=0, **options) -> Rexp3:
     selector = Rexp3(**options)
-    selector.begin(Setting(clients, cohort, rounds, 10, seed, Layout((), (), ()), Local(rate=0.25)))
+    selector.begin(Setting(clients, cohort, rounds, 10, seed, LAYOUT, Local(rate=0.25)))
     return selector
 
 

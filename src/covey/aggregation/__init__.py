@@ -11,12 +11,14 @@ from covey.aggregation.geometric_median import GeometricMedian
 from covey.aggregation.krum import Bulyan, Krum, MultiKrum
 from covey.aggregation.loss_softmax import LossSoftmax
 from covey.aggregation.norm_bound import NormBound
+from covey.aggregation.qffl import QFFL
 from covey.aggregation.share_predictor import WithPredictor
 from covey.aggregation.wrapper import AroundAggregator
 from covey.core.interfaces import Aggregator
 
 __all__ = [
     "CMFL",
+    "QFFL",
     "Aggregator",
     "AroundAggregator",
     "Average",

@@ -111,7 +111,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except Refusal:
         raise
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise Refusal(
             f"The agent {path} cannot be read ({error}). Give a file that covey train-agent has written."
         ) from error

@@ -52,7 +52,8 @@ class Relevance(CohortProbe):
 class CMFL(Average):
     """Averages the models of clients whose updates agree in sign with the last global update; others upload nothing.
 
-    The server sends the last global update ū along with the model. A client with update u sends its model if
+    The server sends the last global update ū (the step that it took, by its optimiser if it has one) along with the
+    model. A client with update u sends its model if
 
         e = (1/d) Σ_j 1[sgn u_j = sgn ū_j] ≥ v_t,
 
@@ -89,11 +90,9 @@ class CMFL(Average):
         """Return v_t."""
         return self.threshold / math.sqrt(t) if self.decay == "sqrt" else self.threshold
 
-    def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        combined = super().combine(t, model, replies)
+    def stepped(self, t: int, before: Tensor, after: Tensor) -> None:
         trainable = self.setting.layout.trainable
-        self.update = combined[:trainable] - model[:trainable].to(combined.device)
-        return combined
+        self.update = after[:trainable] - before[:trainable].to(after.device)
 
     def state_dict(self) -> State:
         return {"update": self.update}

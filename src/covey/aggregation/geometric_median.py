@@ -11,18 +11,18 @@ from covey.errors import require
 from covey.registries import aggregators
 
 
-@aggregators.add("geometric-median")
+@aggregators.add("geometric-median", earlier={"steps": 8})
 class GeometricMedian(Aggregator):
     """Takes the model with the smallest sum of distances to the clients' models, by smoothed Weiszfeld steps (RFA).
 
     v ← Σ_k β_k·w_k / Σ β_k with β_k = α_k / max(ν, ‖v - w_k‖), from the current model on.
 
     weighted: true has α_k in proportion to samples, as in the paper; clients could then claim many.
-    steps: R, steps a round; the paper takes 3.
+    steps: R, steps a round, 3 as in the paper. More come closer to the exact median; 8 resisted attacks no better.
     smoothing: ν, as a share of the median distance of the models from the current one.
     """
 
-    def __init__(self, *, weighted: bool = False, steps: int = 8, smoothing: float = 1e-6) -> None:
+    def __init__(self, *, weighted: bool = False, steps: int = 3, smoothing: float = 1e-6) -> None:
         require(steps >= 1, f"aggregator.steps must be at least 1, not {steps}.")
         require(smoothing > 0, f"aggregator.smoothing must be above 0, not {smoothing:g}.")
         self.weighted = weighted

@@ -69,6 +69,8 @@ class WithPredictor(Aggregator):
     clip: largest norm of a sample's gradient under `insight_dp`.
     """
 
+    needs_classes = True
+
     def __init__(
         self,
         *,
@@ -116,7 +118,7 @@ class WithPredictor(Aggregator):
         self.inner.begin(setting)
         if self.privacy is not None:
             warnings.warn(NOT_THE_PREDICTOR, stacklevel=2)
-        weight = setting.layout.head[0]
+        weight = setting.layout.require_head("The aggregator 'ondemand'")[0]
         require_moderate_size(weight.size, setting.classes, self.hidden)
         self._initial = initial_predictor(weight.size, setting.classes, self.hidden, setting.seed)
         self._warned = False
@@ -162,6 +164,9 @@ class WithPredictor(Aggregator):
 
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         return self.inner.combine(t, model, replies)
+
+    def stepped(self, t: int, before: Tensor, after: Tensor) -> None:
+        self.inner.stepped(t, before, after)
 
     def joint_work(self) -> Sequence[JointWork]:
         return self.inner.joint_work()

@@ -44,6 +44,9 @@ class AroundAggregator(Aggregator):
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         return self.inner.combine(t, model, self.altered(t, model, replies))
 
+    def stepped(self, t: int, before: Tensor, after: Tensor) -> None:
+        self.inner.stepped(t, before, after)
+
     def figures(self) -> dict[str, object]:
         return self.inner.figures()
 

@@ -22,6 +22,7 @@ from covey.cli.flags import (
     SeedFlag,
     SelectorFlag,
     SetFlag,
+    TrainerFlag,
     WorkersFlag,
     print_json,
     settings,
@@ -30,6 +31,7 @@ from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.config.values import chosen, overlay
 from covey.errors import Refusal, require
+from covey.job.progress_display import run_progress
 from covey.registries import aggregators
 
 _ROUNDS, _EPOCHS, _ACTOR_RATE = 100, 50, 1e-3
@@ -79,6 +81,7 @@ def train_agent(
     ] = None,
     selector: SelectorFlag = None,
     aggregator: AggregatorFlag = None,
+    trainer: TrainerFlag = None,
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
     model: ModelFlag = None,
@@ -121,6 +124,7 @@ def train_agent(
         "method": method,
         "selector": selector,
         "aggregator": aggregator,
+        "trainer": trainer,
         "environment": environment,
         "dataset": dataset,
         "model": model,
@@ -134,7 +138,7 @@ def train_agent(
     }
     chosen = Config.of(overlay({"rounds": _ROUNDS}, settings(config, flags, set_)))
     done = count(1)
-    with display.run_progress(f"{agents} agents", agents * chosen.rounds, 0) as on_round:
+    with run_progress(f"{agents} agents", agents * chosen.rounds, 0) as on_round:
         path = train(
             chosen,
             rounds=chosen.rounds,

@@ -8,20 +8,34 @@ import json
 from pathlib import Path
 from typing import Any, TypedDict
 
+from covey.config.reference import settings_reference
 from covey.errors import Refusal
-from covey.registries import aggregators, datasets, environments, manymodels, methods, models, runtimes, selectors
+from covey.registries import (
+    aggregators,
+    datasets,
+    environments,
+    manymodels,
+    methods,
+    models,
+    runtimes,
+    selectors,
+    tasks,
+    trainers,
+)
 from covey.registry import Entry, Registry
 from covey.storage import write_json
 
 FILE = Path(__file__).with_name("catalogue.json")
 
 KINDS: dict[str, str] = {
-    "methods": "A selector with an aggregator, or a method with many models, under one name.",
+    "methods": "A selector, an aggregator and a trainer, or a method with many models, under one name.",
     "environments": "How the data is split among clients.",
     "datasets": "Data to train and test on.",
+    "tasks": "What models learn from the labels, and how that is measured.",
     "models": "Networks to train.",
     "selectors": "Which clients are invited each round.",
     "aggregators": "How the clients' replies become the next model.",
+    "trainers": "What a client does with the model that it receives.",
     "manymodels": "Methods that keep more than one model.",
     "runtimes": "What executes the clients' work.",
 }
@@ -29,8 +43,23 @@ KINDS: dict[str, str] = {
 
 _REGISTRIES: dict[str, Registry[Any]] = {
     registry.plural: registry
-    for registry in (methods, environments, datasets, models, selectors, aggregators, manymodels, runtimes)
+    for registry in (
+        methods,
+        environments,
+        datasets,
+        tasks,
+        models,
+        selectors,
+        aggregators,
+        trainers,
+        manymodels,
+        runtimes,
+    )
 }
+
+
+SETTINGS = "settings"
+"""The list of all settings, beside those of parts."""
 
 
 class ListedPart(TypedDict):
@@ -45,7 +74,7 @@ class ListedPart(TypedDict):
 def parts_of(kind: str) -> list[ListedPart]:
     """Return the parts of a kind: Covey's own, and those of other packages."""
     if kind not in KINDS:
-        raise Refusal(f"There is no list of '{kind}'. Lists: {', '.join(KINDS)}.")
+        raise Refusal(f"There is no list of '{kind}'. Lists: {', '.join((*KINDS, SETTINGS))}.")
     stored: dict[str, list[ListedPart]] = json.loads(FILE.read_text(encoding="utf-8"))
     parts = {part["name"]: part for part in stored[kind]}
     registry = _REGISTRIES[kind]
@@ -55,9 +84,15 @@ def parts_of(kind: str) -> list[ListedPart]:
     return [parts[name] for name in sorted(parts)]
 
 
-def build_catalogue() -> dict[str, list[ListedPart]]:
-    """Return the built-in parts of every kind, read from the registries."""
-    return {
+def settings_list() -> list[dict[str, str]]:
+    """Return every setting with its type, default and meaning."""
+    listed: list[dict[str, str]] = json.loads(FILE.read_text(encoding="utf-8"))[SETTINGS]
+    return listed
+
+
+def build_catalogue() -> dict[str, Any]:
+    """Return the built-in parts of every kind, read from the registries, and all settings."""
+    return {SETTINGS: settings_reference()} | {
         kind: [_part(entry) for entry in registry if entry.name not in registry.plugin_names()]
         for kind, registry in _REGISTRIES.items()
     }

@@ -79,18 +79,36 @@ def export(
         Path | None,
         typer.Option("--to", metavar="FILE", help="File to write (default: model.safetensors in the run folder)."),
     ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="safetensors, onnx, torchscript or state-dict (default: by the ending of the file).",
+        ),
+    ] = None,
     client: Annotated[
         int | None, typer.Option("--client", metavar="N", help="Export this client's model, if each has its own.")
     ] = None,
     trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
-    """Write a run's model to a safetensors file."""
-    result = covey.Run.open(folder, trust=trust).export(to or folder / "model.safetensors", client)
+    """Write a run's model to a file, and a card about it beside it.
+
+    The ending says the format: .safetensors, .onnx, .ts (TorchScript) or .pt (a state dict). ONNX and TorchScript take
+    samples as they are stored, and return a logit for each class.
+
+    Example: covey export runs/mine --to model.onnx
+    """
+    from covey.job.model_export import FORMATS
+
+    ending = FORMATS.get(format_ or "", ".safetensors")
+    result = covey.Run.open(folder, trust=trust).export(to or folder / f"model{ending}", client, format_)
     if json_:
         print_json(result)
     else:
         print(f"{result['file']}: {result['parameters']:,} parameters, {result['bytes']:,} bytes")
+        print(f"{result['card']}: what it was trained on, and how well it does")
 
 
 def download(

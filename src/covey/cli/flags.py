@@ -26,12 +26,18 @@ SelectorFlag = Annotated[
 AggregatorFlag = Annotated[
     str | None, _option("--aggregator", "NAME", "Aggregate replies this way, instead of naming a method.")
 ]
+TrainerFlag = Annotated[str | None, _option("--trainer", "NAME", "Have clients train this way.")]
 EnvironmentFlag = Annotated[
     str | None,
     _option("--environment", "NAME", "Split the data this way (default: uniform); see 'covey list environments'."),
 ]
 DatasetFlag = Annotated[
-    str | None, _option("--dataset", "NAME", "Data set (default: digits); see 'covey list datasets'.")
+    str | None,
+    _option("--dataset", "NAME", "Data set (default: digits), or a file such as x.csv; see 'covey list datasets'."),
+]
+TaskFlag = Annotated[
+    str | None,
+    _option("--task", "NAME", "What models learn (default: auto, from the labels); see 'covey list tasks'."),
 ]
 ModelFlag = Annotated[str | None, _option("--model", "NAME", "Model (default: mlp); see 'covey list models'.")]
 ClientsFlag = Annotated[str | None, _option("--clients", "N", "Number of clients (default: 60).")]
@@ -70,6 +76,10 @@ MemoryFlag = Annotated[
     str | None,
     _option("--memory-limit", "SIZE", "Limit the stacked runtime's device memory, such as 8GiB.", _EXECUTION),
 ]
+HostMemoryFlag = Annotated[
+    str | None,
+    _option("--host-memory-limit", "SIZE", "Limit the memory for samples and for what clients keep.", _EXECUTION),
+]
 FleetFlag = Annotated[
     Path | None, _option("--fleet", "DIR", "Ask the sites of a live fleet: the fleet's folder.", _EXECUTION)
 ]
@@ -88,6 +98,10 @@ AttackFlag = Annotated[
 ]
 AttackersFlag = Annotated[
     str | None, _option("--attackers", "SHARE", "Share of the clients that are hostile (default: 0.1).")
+]
+TrackFlag = Annotated[
+    list[str] | None,
+    _option("--track", "NAME", "Follow with tensorboard, mlflow or wandb while it runs. Repeatable.", _EXECUTION),
 ]
 TrustFlag = Annotated[
     bool,

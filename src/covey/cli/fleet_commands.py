@@ -1,7 +1,6 @@
 """`covey fleet`: a thin layer over `covey.fleet`."""
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,12 +19,15 @@ from covey.cli.flags import ConfigFlag, JsonFlag, OutFlag, TrustFlag, print_json
 from covey.cli.flags import settings as settings_of
 from covey.cli.fleet_site_commands import FolderArgument, accept, fleet_of, join, log, register, remove, status
 from covey.config.recipe import recipe_of
-from covey.config.schema import Config, require_same, resolve
+from covey.config.same_settings import require_same
+from covey.config.schema import Config, resolve
 from covey.config.values import overlay, own_names
 from covey.core.client_names import read_names, write_names
 from covey.core.runtime_traits import traits_of
 from covey.errors import require
+from covey.job.progress_display import run_progress
 from covey.registry import coerce
+from covey.storage import replace_file
 from covey.trust import Trust, is_own, refused_names, require_trusted
 
 if TYPE_CHECKING:
@@ -290,15 +292,15 @@ def _run_live(fleet: "Fleet", chosen: Config, begun: Path | None, out: Path | No
 
     done = len(covey.Run.open(begun).metrics) if begun else 0
     place = begun or out or default_folder(chosen)
-    with display.run_progress(chosen.method, chosen.rounds, done) as progress:
+    with run_progress(chosen.method, chosen.rounds, done) as progress:
 
         def on_round(record: dict[str, Any]) -> None:
             write_names(place, fleet.sites)
             progress(record)
 
         if begun is not None:
-            return covey.resume(begun, on_round=on_round, fleet=fleet.folder, trust=trust)
-        return covey.run(chosen, out=place, on_round=on_round, fleet=fleet.folder)
+            return covey.resume(begun, on_round=on_round, fleet=fleet.folder, trust=trust, progress=False)
+        return covey.run(chosen, out=place, on_round=on_round, fleet=fleet.folder, progress=False)
 
 
 def _show_result(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None:
@@ -334,7 +336,7 @@ def _keep_logs(fleet: "Fleet", place: Path) -> Path:
     found = [*fleet.folder.glob("*.log"), *fleet.server.glob("*.log"), *fleet.folder.glob("sites/*/node.log")]
     for path in found:
         name = f"{path.parent.name}.log" if path.name == "node.log" else path.name
-        shutil.copy(path, logs / name)
+        replace_file(logs / name, path.read_bytes())
     return logs
 
 

@@ -51,7 +51,8 @@ def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
     from covey.fleet.site_keys import site_rows
 
     fleet = fleet_of(folder)
-    rows = site_rows(fleet, _link(fleet).nodes())
+    link = _link(fleet)
+    rows, warning = site_rows(fleet, link.nodes()), link.open_to_all()
     if json_:
         print_json(rows)
         return
@@ -64,6 +65,8 @@ def status(folder: FolderArgument, json_: JsonFlag = False) -> None:
     for row in rows:
         if "reason" in row:
             display.say(f"A node gets no orders: {row['reason']} ({row['key']}).")
+    if warning:
+        display.say(warning)
 
 
 def log(

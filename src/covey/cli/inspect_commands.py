@@ -22,11 +22,13 @@ from covey.cli.flags import (
     RuntimeFlag,
     SeedFlag,
     SetFlag,
+    TaskFlag,
     TrustFlag,
     print_json,
     settings,
 )
 from covey.config.values import overlay
+from covey.job.progress_display import run_progress
 from covey.registry import coerce
 
 DrawFlag = Annotated[Path | None, typer.Option("--draw", metavar="FILE", help="Also write an HTML page.")]
@@ -38,6 +40,7 @@ _ROUNDS = 3
 def describe(
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
+    task: TaskFlag = None,
     clients: ClientsFlag = None,
     seed: SeedFlag = None,
     data_dir: DataDirFlag = None,
@@ -54,6 +57,7 @@ def describe(
     flags = {
         "environment": environment,
         "dataset": dataset,
+        "task": task,
         "clients": clients,
         "seed": seed,
         "data_dir": data_dir,
@@ -71,6 +75,7 @@ def describe(
 def analyze(
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
+    task: TaskFlag = None,
     model: ModelFlag = None,
     clients: ClientsFlag = None,
     seed: SeedFlag = None,
@@ -118,6 +123,7 @@ def analyze(
     flags = {
         "environment": environment,
         "dataset": dataset,
+        "task": task,
         "model": model,
         "clients": clients,
         "seed": seed,
@@ -128,7 +134,7 @@ def analyze(
     }
     count = None if rounds is None else coerce(rounds, int, "rounds")
     live = {} if fleet is None else fleet_settings(fleet, trust)
-    with display.run_progress("analyze", count or (1 if from_ else _ROUNDS), 0) as on_round:
+    with run_progress("analyze", count or (1 if from_ else _ROUNDS), 0) as on_round:
         analysis = covey.analyze(
             overlay(live, settings(config, flags, set_)),
             model_of=from_,

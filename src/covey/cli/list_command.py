@@ -16,19 +16,27 @@ def list_parts(
 ) -> None:
     """List the parts to choose from, with their options.
 
-    KIND is methods, environments, datasets, models, selectors, aggregators, manymodels or runtimes.
+    KIND is methods, environments, datasets, models, selectors, aggregators, trainers, manymodels or runtimes; or
+    settings, for all that --set takes.
 
     Example: covey list selectors
     """
-    from covey.cli.catalogue import KINDS, parts_of
+    from covey.cli.catalogue import KINDS, SETTINGS, parts_of, settings_list
 
-    if kind is not None:
+    kinds = {**KINDS, SETTINGS: "All settings: --set KEY=VALUE, a TOML file, or arguments in Python."}
+    if kind == SETTINGS:
+        listed = settings_list()
+        if json_:
+            print_json(listed)
+        else:
+            display.show_settings(listed)
+    elif kind is not None:
         parts = parts_of(kind)
         if json_:
             print_json(parts)
         else:
             display.show_parts(kind, parts)
     elif json_:
-        print_json([{"name": name, "summary": summary} for name, summary in KINDS.items()])
+        print_json([{"name": name, "summary": summary} for name, summary in kinds.items()])
     else:
-        display.show_kinds(KINDS)
+        display.show_kinds(kinds)

@@ -7,24 +7,32 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+import covey
 from covey.cli.agent_command import train_agent
 from covey.cli.file_commands import download, evaluate, export, report
 from covey.cli.fleet_commands import app as fleet_app
 from covey.cli.inspect_commands import analyze, describe
+from covey.cli.inspect_file import inspect
 from covey.cli.list_command import list_parts
 from covey.cli.on_demand_command import ondemand
 from covey.cli.reproduce_command import reproduce
 from covey.cli.run_commands import compare, demo, resume, run
+from covey.cli.run_folder_commands import rm, runs, show
+from covey.cli.serve_command import serve
+from covey.cli.usage import usage_sentence
+from covey.core.printable_text import printable_lines
 from covey.errors import Interrupted, Refusal
 from covey.trust import also_search
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Run and compare": {"demo": demo, "run": run, "compare": compare, "resume": resume},
-    "Inspect a federation": {"describe": describe, "analyze": analyze},
+    "Inspect data and federations": {"inspect": inspect, "describe": describe, "analyze": analyze},
+    "Runs so far": {"runs": runs, "show": show, "rm": rm},
+    "On a page": {"serve": serve},
     "Use a finished run": {"report": report, "evaluate": evaluate, "export": export, "ondemand": ondemand},
     "Parts, data and papers": {
         "list": list_parts,
@@ -34,6 +42,9 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 """Panel of `covey --help` → command → function."""
+
+_MISUSE: type[Exception] = typer.BadParameter.__mro__[2]
+"""The class of all errors about how a command was typed, of whichever parser typer brings."""
 
 app = typer.Typer(
     name="covey",
@@ -49,25 +60,45 @@ for panel, commands in COMMANDS.items():
 app.add_typer(fleet_app, name="fleet", rich_help_panel="Real clients")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"covey {covey.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning for clients whose data differ."""
+
+
 def main() -> NoReturn:
     """Run the command line. A refusal is one sentence and exit code 2; a warning is one sentence, printed once."""
     warnings.formatwarning = _WarnOnce()
     # Users' own parts (package.module:name) may lie in the current folder. Nothing else is imported from there.
     also_search(Path.cwd())
     try:
-        app()
+        sys.exit(app(prog_name="covey", standalone_mode=False) or 0)
+    except _MISUSE as misuse:
+        print(printable_lines(f"covey: {usage_sentence(misuse)}"), file=sys.stderr)
+        sys.exit(2)
+    except typer.Abort:
+        print("covey: Nothing was done.", file=sys.stderr)
+        sys.exit(1)
     except Refusal as refusal:
-        print(f"covey: {refusal}", file=sys.stderr)
+        print(printable_lines(f"covey: {refusal}"), file=sys.stderr)
         sys.exit(2)
     except Interrupted as interrupted:
-        print(f"covey: {interrupted}", file=sys.stderr)
+        print(printable_lines(f"covey: {interrupted}"), file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
         print("covey: Stopped.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
-    sys.exit(0)
 
 
 class _WarnOnce:
@@ -81,7 +112,7 @@ class _WarnOnce:
         if sentence in self._printed:
             return ""
         self._printed.add(sentence)
-        return f"covey: {sentence}\n"
+        return printable_lines(f"covey: {sentence}\n")
 
 
 if __name__ == "__main__":

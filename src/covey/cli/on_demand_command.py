@@ -22,6 +22,7 @@ from covey.cli.flags import (
     settings,
 )
 from covey.errors import Refusal
+from covey.job.progress_display import comparison_progress
 from covey.registry import coerce
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def ondemand(
     for key in given:
         if key in signature(covey.ondemand).parameters:
             raise Refusal(f"{key} has a flag of its own: --{key.replace('_', '-')}")
-    with display.comparison_progress() as (on_run, on_round):
+    with comparison_progress() as (on_run, on_round):
         job = covey.ondemand(
             base,
             targets,
@@ -125,7 +126,7 @@ def resume_job(folder: Path, json_: bool, fleet: Path | None = None, trust: bool
     from covey.cli.on_demand_tables import show_composed
     from covey.job.on_demand import resume_ondemand
 
-    with display.comparison_progress() as (on_run, on_round):
+    with comparison_progress() as (on_run, on_round):
         job = resume_ondemand(
             folder,
             on_composed=None if json_ else show_composed,

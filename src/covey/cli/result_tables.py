@@ -8,7 +8,7 @@ from rich.table import Table
 from covey.cli.terminal import console, say, table_of
 from covey.core.client_names import read_names
 from covey.job.analysis import Analysis
-from covey.job.comparison.statistics import Comparison
+from covey.job.comparison.compared_runs import Comparison
 from covey.job.result_text import (
     analysis_rows,
     client_loss_columns,
@@ -17,10 +17,13 @@ from covey.job.result_text import (
     percent,
     privacy_text,
     run_summary,
+    score_rows,
     size,
     verdicts,
 )
 from covey.job.runs import Run
+from covey.task.learning_task import ACCURACY
+from covey.task.run_metric import main_score, metric_of
 
 _MOST_SKEWED, _LEAST_SKEWED = 15, 5
 """Clients of an analysis that are shown, from either end."""
@@ -29,15 +32,20 @@ _MOST_SKEWED, _LEAST_SKEWED = 15, 5
 def show_run(run: Run) -> None:
     """Print a run's figures, and the replies and measurements that were lost."""
     summary = run_summary(run)
+    metric = metric_of([summary])
     rows = [
         ("method", summary["method"]),
         ("rounds", f"{summary['rounds']} of {run.config.rounds}"),
-        ("test accuracy", percent(summary["accuracy"])),
-        ("best so far", percent(summary["best_accuracy"])),
-        ("on clients' own mix", percent(summary["own_accuracy"])),
+        (metric.test_label, metric.text(main_score(summary))),
+        ("best so far", metric.text(summary.get("best_accuracy", summary.get("best_score")))),
+        *([("on clients' own mix", percent(summary["own_accuracy"]))] if "own_accuracy" in summary else []),
+        *score_rows(summary),
         ("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}"),
         ("time", f"{summary['seconds']:.1f} s"),
     ]
+    for raw in ("raw_accuracy", "raw_score"):
+        if raw in summary:
+            rows.insert(3, ("before averaging", metric.text(summary[raw])))
     if epsilon := privacy_text(summary):
         rows.insert(3, ("ε of its models", epsilon))
     console.print(table_of(rows), highlight=False)
@@ -61,7 +69,7 @@ def show_run(run: Run) -> None:
 def show_comparison(result: Comparison) -> None:
     """Print a comparison: one column per method, as many side by side as fit."""
     rows = result.rows
-    columns = {**comparison_columns(rows, result.target, rows[0]["name"]), **client_loss_columns(rows)}
+    columns = {**comparison_columns(rows, result.target, rows[0]["name"], result.metric), **client_loss_columns(rows)}
     say(_seeds(rows[0]["seeds"]))
     width = max(14, *(len(row["name"]) for row in rows)) + 3
     fit = max(1, (console.width - max(map(len, columns)) - 4) // width)
@@ -85,14 +93,18 @@ def _seeds(count: int) -> str:
 def show_evaluation(result: dict[str, Any]) -> None:
     """Print the accuracy of each class and of each target."""
     table = Table(box=box.SIMPLE_HEAD, title=f"After round {result['round']}")
-    table.add_column("class")
-    table.add_column("accuracy", justify="right")
+    table.add_column("class" if "accuracy" in result else "metric")
+    table.add_column("accuracy" if "accuracy" in result else "test set", justify="right")
     if "class_accuracy" in result:
         for name, accuracy in zip(result["class_names"], result["class_accuracy"], strict=True):
             table.add_row(name, percent(accuracy))
         table.add_section()
-    table.add_row("all", percent(result["accuracy"]))
-    table.add_row("clients' own mix", percent(result["own_accuracy"]))
+    metric = metric_of([result])
+    table.add_row("all" if metric == ACCURACY else metric.label, metric.text(main_score(result)))
+    if "own_accuracy" in result:
+        table.add_row("clients' own mix", percent(result["own_accuracy"]))
+    for name, figure in score_rows(result):
+        table.add_row(name, figure)
     for target in result["targets"]:
         table.add_row(target["name"], percent(target["accuracy"]))
     table.add_row("loss", "-" if result["loss"] is None else f"{result['loss']:.4f}")

@@ -22,6 +22,7 @@ from covey.cli.flags import (
     DatasetFlag,
     DeviceFlag,
     EnvironmentFlag,
+    HostMemoryFlag,
     JsonFlag,
     MemoryFlag,
     MethodFlag,
@@ -34,12 +35,16 @@ from covey.cli.flags import (
     SeedFlag,
     SelectorFlag,
     SetFlag,
+    TaskFlag,
+    TrackFlag,
+    TrainerFlag,
     TrustFlag,
     WorkersFlag,
     print_json,
     settings,
 )
 from covey.errors import Refusal, require
+from covey.job.progress_display import comparison_progress, run_progress
 
 if TYPE_CHECKING:
     from covey import Comparison, Run
@@ -73,8 +78,10 @@ def run(
     method: MethodFlag = None,
     selector: SelectorFlag = None,
     aggregator: AggregatorFlag = None,
+    trainer: TrainerFlag = None,
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
+    task: TaskFlag = None,
     model: ModelFlag = None,
     clients: ClientsFlag = None,
     cohort: CohortFlag = None,
@@ -85,11 +92,13 @@ def run(
     precision: PrecisionFlag = None,
     device: DeviceFlag = None,
     memory_limit: MemoryFlag = None,
+    host_memory_limit: HostMemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
     attack: AttackFlag = None,
     attackers: AttackersFlag = None,
     agent: AgentFlag = None,
+    track: TrackFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -103,8 +112,10 @@ def run(
         "method": method,
         "selector": selector,
         "aggregator": aggregator,
+        "trainer": trainer,
         "environment": environment,
         "dataset": dataset,
+        "task": task,
         "model": model,
         "clients": clients,
         "cohort": cohort,
@@ -115,14 +126,15 @@ def run(
         "precision": precision,
         "device": device,
         "memory_limit": memory_limit,
+        "host_memory_limit": host_memory_limit,
         "data_dir": data_dir,
         "poison": poison,
         "attack": attack,
         "attackers": attackers,
     }
     chosen = covey.Config.of(with_agent(settings(config, flags, set_), agent))
-    with display.run_progress(chosen.method, chosen.rounds, 0) as on_round:
-        result = covey.run(chosen, out=out, on_round=on_round)
+    with run_progress(chosen.method, chosen.rounds, 0) as on_round:
+        result = covey.run(chosen, out=out, on_round=on_round, progress=False, track=track or ())
     _show_run(result, json_)
 
 
@@ -143,13 +155,14 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option("--target", metavar="ACCURACY", help="Count rounds and bytes to this accuracy, in (0, 1]."),
+        typer.Option("--target", metavar="SCORE", help="Count rounds and bytes to this accuracy (or main metric)."),
     ] = None,
     fairness: Annotated[
         bool, typer.Option("--fairness", help="Also measure how evenly the model serves the clients.")
     ] = False,
     environment: EnvironmentFlag = None,
     dataset: DatasetFlag = None,
+    task: TaskFlag = None,
     model: ModelFlag = None,
     clients: ClientsFlag = None,
     cohort: CohortFlag = None,
@@ -159,11 +172,13 @@ def compare(
     precision: PrecisionFlag = None,
     device: DeviceFlag = None,
     memory_limit: MemoryFlag = None,
+    host_memory_limit: HostMemoryFlag = None,
     data_dir: DataDirFlag = None,
     poison: PoisonFlag = None,
     attack: AttackFlag = None,
     attackers: AttackersFlag = None,
     agent: AgentsFlag = None,
+    track: TrackFlag = None,
     out: OutFlag = None,
     config: ConfigFlag = None,
     set_: SetFlag = None,
@@ -180,6 +195,7 @@ def compare(
     flags = {
         "environment": environment,
         "dataset": dataset,
+        "task": task,
         "model": model,
         "clients": clients,
         "cohort": cohort,
@@ -189,6 +205,7 @@ def compare(
         "precision": precision,
         "device": device,
         "memory_limit": memory_limit,
+        "host_memory_limit": host_memory_limit,
         "data_dir": data_dir,
         "poison": poison,
         "attack": attack,
@@ -207,6 +224,7 @@ def compare(
         vary=_vary(vary or []),
         target=target,
         fairness=fairness,
+        track=track or (),
         out=out,
         given=given,
     )
@@ -216,16 +234,23 @@ def resume(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison or an on-demand job.")
     ],
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", metavar="N", help="Extend a run: it ends as one that was planned for N rounds."),
+    ] = None,
     workers: WorkersFlag = None,
     fleet: Annotated[
         Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the live fleet that the run is on.")
     ] = None,
+    track: TrackFlag = None,
     trust: TrustFlag = False,
     json_: JsonFlag = False,
 ) -> None:
     """Resume a run, a comparison or an on-demand job.
 
     It continues after its last finished round, with the settings that it began with.
+
+    Example: covey resume runs/mine --rounds 100
     """
     from covey.cli.fleet_commands import fleet_settings, resume_on_fleet
     from covey.cli.on_demand_command import resume_job
@@ -233,14 +258,20 @@ def resume(
     from covey.job.comparison.plan import is_comparison
     from covey.job.on_demand import is_ondemand
 
+    require(
+        rounds is None or not (is_ondemand(folder) or is_comparison(folder) or fleet),
+        "--rounds extends a single run; a comparison, an on-demand job or a run on a fleet is begun anew.",
+    )
     if fleet is not None:
         fleet_settings(fleet, trust)
     if is_ondemand(folder):
         resume_job(folder, json_, fleet, trust)
         return
     if is_comparison(folder):
-        with display.comparison_progress() as (on_run, on_round):
-            comparison = resume_comparison(folder, on_run=on_run, on_round=on_round, fleet=fleet, trust=trust)
+        with comparison_progress() as (on_run, on_round):
+            comparison = resume_comparison(
+                folder, on_run=on_run, on_round=on_round, fleet=fleet, trust=trust, track=track or ()
+            )
         _show_comparison(comparison, json_)
         return
     if fleet is not None:
@@ -248,8 +279,10 @@ def resume(
         return
     before = covey.Run.open(folder)
     count = None if workers is None else covey.Config.of(workers=workers).workers
-    with display.run_progress(before.config.method, before.config.rounds, len(before.metrics)) as on_round:
-        result = covey.resume(folder, on_round=on_round, workers=count, trust=trust)
+    with run_progress(before.config.method, rounds or before.config.rounds, len(before.metrics)) as on_round:
+        result = covey.resume(
+            folder, on_round=on_round, workers=count, trust=trust, rounds=rounds, progress=False, track=track or ()
+        )
     _show_run(result, json_)
 
 
@@ -273,8 +306,8 @@ def _vary(texts: list[str]) -> dict[str, list[str]]:
 def _compare(json_: bool, question: str | None = None, **arguments: Any) -> "Comparison":
     if question and not json_:
         display.say(question)
-    with display.comparison_progress() as (on_run, on_round):
-        comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round)
+    with comparison_progress() as (on_run, on_round):
+        comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round, progress=False)
     _show_comparison(comparison, json_)
     return comparison
 

@@ -2,32 +2,25 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 
-from covey.core.progress import listening
+from covey.job.progress_display import PlainConsole, shown_on, text_column
 
 if TYPE_CHECKING:
     from covey.cli.catalogue import ListedPart
-    from covey.core.loop import OnRound
-    from covey.job.pending_runs import OnRun
 
-# Printed text holds names that users chose, brackets included, so markup is off.
-console = Console(markup=False)
-_progress = Console(stderr=True, markup=False)
+
+console = PlainConsole(markup=False)
 
 
 def say(text: str) -> None:
@@ -43,59 +36,11 @@ def table_of(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _text(of: str) -> TextColumn:
-    return TextColumn(of, markup=False)
-
-
-def _bars() -> Progress:
-    return Progress(
-        _text("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _text("{task.fields[score]}"),
-        _text("{task.fields[wait]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=_progress,
-        disable=not _progress.is_terminal,
-    )
-
-
-@contextmanager
-def run_progress(name: str, rounds: int, done: int) -> "Iterator[OnRound]":
-    """Show a bar over the rounds of one run."""
-    with _bars() as bars:
-        task = bars.add_task(name, total=rounds, completed=done, score="", wait="")
-
-        def on_round(record: dict[str, Any]) -> None:
-            _advance(bars, task, record)
-
-        with listening(lambda wait: bars.update(task, wait=wait)):
-            yield on_round
-
-
-@contextmanager
-def comparison_progress() -> "Iterator[tuple[OnRun, OnRound]]":
-    """Show a bar for each run of a comparison, when it begins."""
-    with _bars() as bars:
-        current: list[TaskID] = []
-
-        def on_run(label: str, seed: int | None, rounds: int) -> None:
-            name = label if seed is None else f"{label}, seed {seed}"
-            current[:] = [bars.add_task(name, total=rounds, score="", wait="")]
-
-        def on_round(record: dict[str, Any]) -> None:
-            _advance(bars, current[0], record)
-
-        with listening(lambda wait: bars.update(current[0], wait=wait) if current else None):
-            yield on_run, on_round
-
-
 @contextmanager
 def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show a bar for each file of a download."""
-    columns = (_text("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_progress, disable=not _progress.is_terminal) as bars:
+    columns = (text_column("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=shown_on, disable=not shown_on.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def progress(file: str, fetched: int, total: int | None) -> None:
@@ -106,24 +51,30 @@ def download_progress() -> Iterator[Callable[[str, int, int | None], None]]:
         yield progress
 
 
-def _advance(bars: Progress, task: TaskID, record: dict[str, Any]) -> None:
-    """Move a bar on; it keeps its accuracy until the next evaluation."""
-    bars.update(task, completed=record["round"])
-    accuracy = record.get("accuracy")
-    if isinstance(accuracy, float):
-        bars.update(task, score=f"accuracy {accuracy:.1%}")
-
-
 def show_parts(kind: str, parts: "Sequence[ListedPart]") -> None:
     """Print a table of parts with their options."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(kind, no_wrap=True)
     table.add_column("")
-    table.add_column("options")
+    optional = any(part["options"] for part in parts)
+    if optional:
+        table.add_column("options")
     for part in parts:
         options = ", ".join(f"{name}={_typed(value)}" for name, value in part["options"].items())
-        table.add_row(part["name"], part["summary"], options)
+        table.add_row(part["name"], part["summary"], *([options] if optional else []))
     console.print(table, highlight=False)
+
+
+def show_settings(settings: Sequence[Mapping[str, str]]) -> None:
+    """Print a table of all settings."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("setting", no_wrap=True)
+    table.add_column("default", overflow="fold")
+    table.add_column("meaning; values")
+    for one in settings:
+        table.add_row(one["name"], one["default"] or "-", f"{one['summary']} [{one['type']}]")
+    console.print(table, highlight=False)
+    say("Options of a part are beside its name: covey list KIND")
 
 
 def _typed(value: object) -> str:

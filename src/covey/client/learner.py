@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey import randomness
@@ -14,15 +13,44 @@ from covey.client.batches import batches, channels_last, steps_of
 from covey.client.optimizer import LocalOptimizer
 from covey.config.sections import Local
 from covey.data.dataset import Dataset, Samples
+from covey.data.sample_store import stored
 from covey.errors import require
 from covey.model.batched import BatchedModel
 from covey.model.dropout import dropout_layers, set_dropout_key
+from covey.model.frozen import constants_digest, frozen_parts, start_training
+from covey.model.last_layer import head_name
 from covey.model.layout import Layout
 
 _PREPARED_BYTES = 1 << 26
 """Samples up to this size are normalised once, before the first epoch; larger ones batch by batch."""
 
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+
+
+class LocalStep(NamedTuple):
+    """A step of local training."""
+
+    x: Tensor
+    """`[b, ...]`: inputs of the model."""
+    y: Tensor
+    rate: float
+    epoch: int
+    """From 0."""
+    key: int
+    """Key of its dropout masks and other draws; 0 if there are none."""
+
+
+class Tally(NamedTuple):
+    """How m models did on samples, summed over them."""
+
+    loss: Tensor
+    """`[m]`, float64"""
+    correct: Tensor
+    """`[m, classes]`: right answers per class; no columns where there are no classes."""
+    predicted: Tensor
+    """`[m, classes]`: answers per class."""
+    answers: Tensor
+    """`[m, n, ...]`: every answer; empty where they are not kept."""
 
 
 class Learner:
@@ -44,12 +72,14 @@ class Learner:
         self.module = module.to(self.device, self.dtype)
         self.layout = Layout.of(module)
         self.classes = dataset.classes
+        self.task = dataset.learns
         self.never = torch.tensor(dataset.never, dtype=torch.int64, device=self.device)
         self.stop_words = dataset.stop_words
         self.stacks = self.device.type == "cuda"
         self.chunk = 500 if self.device.type == "cpu" else 5_000
         self._bf16 = precision == "bf16"
-        self._parameters = list(module.parameters())
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._frozen = frozen_parts(module)
         self._drops = bool(dropout_layers(module))
         self._channels_last = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         spatial = (1,) * (len(dataset.shape) - 1)
@@ -59,6 +89,11 @@ class Learner:
         self.shift = (-mean / deviation).view(-1, *spatial)
         self.kept: dict[str, Any] = {}
         """Caches of probes that live as long as the learner, such as recorded CUDA graphs."""
+
+    @cached_property
+    def constants(self) -> str:
+        """Digest of the model's frozen parts; empty if it has none."""
+        return constants_digest(self.module)
 
     @cached_property
     def batched(self) -> BatchedModel:
@@ -89,32 +124,47 @@ class Learner:
         ∇loss(w) on a batch, one tensor for each parameter, and the labels of the batch.
         """
         state = start.to(self.dtype, copy=True)
-        self.layout.bind(self.module, state)
-        self.module.train()
+        self.start(state)
         parameters = [slot.of(state) for slot in self.layout.parameters]
         pulled_to = start if anchor is None else anchor
         received = [slot.of(pulled_to.to(self.dtype)) for slot in self.layout.parameters] if work.proximal else None
         optimizer = LocalOptimizer(work, parameters, received)
         total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for one in self.steps(samples, work, t, key):
+            loss = self._loss(one.x, one.y)
+            # Never written to: parameters that are added to each other share one gradient tensor.
+            gradients = torch.autograd.grad(loss, self._parameters)
+            if on_step is not None:
+                on_step(gradients, one.y)
+            optimizer.step(gradients, one.rate)
+            total_loss += loss.detach() * len(one.y)
+        return state, float(total_loss) / (len(samples) * work.epochs)
+
+    def steps(self, samples: Samples, work: Local, t: int, key: int, *, keyed: bool = False) -> Iterator[LocalStep]:
+        """Yield the steps of a client's local training, each with its batch as model inputs; sets dropout masks.
+
+        With `keyed`, steps have keys even if the model has no dropout.
+        """
         # Crops and flips apply to stored images, which are then normalised batch by batch.
-        ready = not (work.crop or work.flip) and samples.x.numel() * self.dtype.itemsize <= _PREPARED_BYTES
+        whole = stored(samples.x) is None
+        ready = whole and not (work.crop or work.flip) and samples.x.numel() * self.dtype.itemsize <= _PREPARED_BYTES
         if ready:
             samples = Samples(self.inputs(samples.x), samples.y)
         for epoch in range(work.epochs):
             rate = work.rate_at(t, epoch)
             epoch_key = randomness.key(key, epoch)
-            masks = self._mask_keys(epoch_key, steps_of(len(samples), work))
+            wanted = self._drops or keyed
+            masks = _mask_keys(epoch_key, steps_of(len(samples), work)) if wanted else []
             for step, (x, y) in enumerate(batches(samples, work, epoch_key)):
-                if masks:
-                    set_dropout_key(self.module, masks[step])
-                loss = self._loss(x if ready else self.inputs(x), y)
-                # Never written to: parameters that are added to each other share one gradient tensor.
-                gradients = torch.autograd.grad(loss, self._parameters)
-                if on_step is not None:
-                    on_step(gradients, y)
-                optimizer.step(gradients, rate)
-                total_loss += loss.detach() * len(y)
-        return state, float(total_loss) / (len(samples) * work.epochs)
+                mask = masks[step] if masks else 0
+                if self._drops:
+                    set_dropout_key(self.module, mask)
+                yield LocalStep(x if ready else self.inputs(x), y, rate, epoch, mask)
+
+    def start(self, state: Tensor) -> None:
+        """Load a state into the module, in training mode: a step writes to that state."""
+        self.layout.bind(self.module, state)
+        start_training(self.module, self._frozen)
 
     def place(self, state: Tensor) -> None:
         """Load a state into the module, in evaluation mode."""
@@ -128,7 +178,7 @@ class Learner:
 
     @torch.inference_mode()
     def losses(self, state: Tensor, samples: Samples) -> Tensor:
-        """Return the cross-entropy of every sample, in evaluation mode: float64 `[n]`."""
+        """Return the loss of every sample, in evaluation mode: float64 `[n]`."""
         self.place(state)
         return torch.cat([self.loss(x, y, reduction="none").double() for x, y in self.chunks(samples)])
 
@@ -155,31 +205,43 @@ class Learner:
             flat = self.inputs(x.flatten(0, 1)).contiguous()
             inputs = flat.view(*places.shape, *flat.shape[1:])
             logits = self.batched.logits(models, inputs, own=True)
-            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+            losses = self.task.loss(logits.flatten(0, 1), y.flatten(0, 1))
             total += (losses.view(places.shape).double() * real).sum(dim=1)
         return total / sizes
 
     def mean_loss(self, state: Tensor, samples: Samples) -> float:
-        """Return the mean cross-entropy of a state on samples, in evaluation mode."""
+        """Return the mean loss of a state on samples, in evaluation mode."""
         return float(self.losses(state, samples).mean())
 
     def score(self, state: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Return the summed loss (float64) and correct answers per class `[classes]` of a state, in evaluation mode."""
-        losses, correct = self.scores(state[None], samples)
-        return losses[0], correct[0]
+        found = self.scores(state[None], samples)
+        return found.loss[0], found.correct[0]
 
     @torch.inference_mode()
-    def scores(self, states: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """`score` of states `[m, d]` that differ in their head alone; layers below it are computed once."""
+    def scores(self, states: Tensor, samples: Samples, *, keep: bool = False) -> Tally:
+        """Return how states `[m, d]` that differ in their head alone do; layers below it are computed once.
+
+        With `keep`, and for tasks without classes, every answer is kept.
+        """
+        task = self.task
         losses = torch.zeros(len(states), dtype=torch.float64, device=self.device)
-        correct = torch.zeros(len(states), self.classes, dtype=torch.int64, device=self.device)
+        counted = self.classes if task.has_classes else 0
+        correct, predicted = torch.zeros(2, len(states), counted, dtype=torch.int64, device=self.device)
+        answers: list[list[Tensor]] = [[] for _ in states]
         for x, y in self.chunks(samples):
-            for loss, right, logits in zip(losses, correct, self._logits(states, self.inputs(x)), strict=True):
-                loss += F.cross_entropy(logits.to(self.dtype), y, reduction="sum").double()
+            for number, logits in enumerate(self._logits(states, self.inputs(x))):
+                losses[number] += task.loss(logits.to(self.dtype), y, reduction="sum").double()
                 if len(self.never):
                     logits = logits.index_fill(1, self.never, -torch.inf)
-                right.index_add_(0, y, (logits.argmax(dim=1) == y).long())
-        return losses, correct
+                answer = task.answers(logits.to(self.dtype))
+                if counted:
+                    correct[number].index_add_(0, y, (answer == y).long())
+                    predicted[number].index_add_(0, answer, torch.ones_like(y))
+                if keep or not counted:
+                    answers[number].append(answer)
+        kept = torch.stack([torch.cat(parts) for parts in answers]) if answers and answers[0] else losses.new_zeros(0)
+        return Tally(losses, correct, predicted, kept)
 
     def share_body(self, states: Tensor) -> bool:
         """True if states `[m, d]` differ in their last layer alone."""
@@ -193,7 +255,7 @@ class Learner:
     def _logits(self, states: Tensor, inputs: Tensor) -> Iterator[Tensor]:
         """Yield logits per state. Shared layers run once; falls back to full passes if the head is not the output."""
         ends: list[tuple[tuple[Tensor, ...], Tensor]] = []
-        head = dict(self.module.named_modules()).get(str(self.module.head), self.module)
+        head = dict(self.module.named_modules()).get(head_name(self.module), self.module)
         hook = head.register_forward_hook(lambda _, given, found: ends.append((given, found)))
         self.place(states[0])
         with self.arithmetic():
@@ -207,22 +269,23 @@ class Learner:
             with self.arithmetic():
                 yield last(*given)
 
-    def _mask_keys(self, epoch_key: int, steps: int) -> list[int]:
-        """Return a key for the dropout masks of each step of an epoch; none if the model has no dropout."""
-        return randomness.bits(randomness.key(epoch_key, "dropout"), steps).tolist() if self._drops else []
-
     def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the cross-entropy of the module's current state on stored samples."""
+        """Return the loss of the module's current state on stored samples."""
         return self._loss(self.inputs(x), y, reduction)
 
     def _loss(self, inputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         with self.arithmetic():
             logits = self.module(inputs)
-        return F.cross_entropy(logits.to(self.dtype), y, reduction=reduction)
+        return self.task.loss(logits.to(self.dtype), y, reduction)
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """Autocast to bfloat16 if that is the precision; else nothing."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
+
+
+def _mask_keys(epoch_key: int, steps: int) -> list[int]:
+    """Return a key for the dropout masks of each step of an epoch."""
+    return randomness.bits(randomness.key(epoch_key, "dropout"), steps).tolist()
 
 
 def _fits(module: nn.Module, dataset: Dataset) -> None:

@@ -13,9 +13,12 @@ from torch import Tensor
 from covey.client.holdout import training_part
 from covey.client.learner import Learner
 from covey.client.step_trace import StepRecorder
+from covey.client.trainer_fit import TrainerTask, fit_by
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
 from covey.core.messages import Gate, Order, gate_opens
+from covey.core.replies import TRAINER
+from covey.core.trainer import KEPT
 from covey.data.dataset import Samples
 from covey.randomness import key
 
@@ -81,22 +84,33 @@ def perform_task(
     anchor: Tensor | None = None,
     train: Train | None = None,
     measure: Measure | None = None,
+    trainer: TrainerTask | None = None,
 ) -> tuple[Tensor, ClientResult]:
     """Train and measure as the task asks; return the trained model `[d]` (the one received if none is trained).
 
-    `train` replaces the learner's training, `measure` the probes' own measurement.
+    `train` replaces the learner's training, `measure` the probes' own measurement. `trainer` says how to train, if not
+    plainly; what it replies and keeps is filed under its own name.
     """
     client_key = key_of_client(seed, task.round, task.client)
     trained, loss = received, 0.0
     wanted = task.train and train is None and any(probe.wants_steps() for probe in task.probes)
     recorder = StepRecorder(learner) if wanted else None
+    measured: dict[str, Fields] = {}
+    kept: dict[str, Fields] = {}
+    seconds = {}
     if task.train:
         part = training_part(samples, task.holdout)
         if train is not None:
             trained, loss = train(received, part)
+        elif trainer is not None:
+            fitted = fit_by(trainer, learner, received, part, task.work, task.round, client_key, anchor, recorder)
+            trained, loss = fitted.state, fitted.loss
+            if fitted.reply:
+                measured[TRAINER] = {name: value.cpu() for name, value in fitted.reply.items()}
+            if fitted.kept is not None:
+                kept[TRAINER] = {KEPT: fitted.kept.cpu()}
         else:
             trained, loss = learner.fit(received, part, task.work, task.round, client_key, anchor, recorder)
-    measured, kept, seconds = {}, {}, {}
     for probe in task.probes:
         if recorder is not None and probe.wants_steps():
             probe = probe.with_steps([recorder.trace()])

@@ -1,4 +1,4 @@
-"""Steps of local training: SGD with momentum, or Adam, on a gradient with all its terms."""
+"""Steps of local training: SGD with momentum, Adam or AdamW, on a gradient with all its terms."""
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class LocalOptimizer:
     SGD: v ← momentum·v + g;  w ← w - rate·v.
     Adam, at step n: m ← β₁·m + (1 - β₁)·g;  s ← β₂·s + (1 - β₂)·g²;  w ← w - rate·m̂ / (√ŝ + ε), with m̂ = m / (1 - β₁ⁿ)
     and ŝ = s / (1 - β₂ⁿ).
+    AdamW (Loshchilov and Hutter 2019) leaves weight_decay·w out of g, and takes w ← (1 - rate·weight_decay)·w before
+    Adam's step.
     """
 
     def __init__(self, work: Local, parameters: list[Tensor], received: list[Tensor] | None) -> None:
@@ -34,7 +36,7 @@ class LocalOptimizer:
         self.received = received
         """The model that the proximal term pulls to; None without that term."""
         self._velocity = _zeros(parameters) if work.momentum else None
-        self._moments = (_zeros(parameters), _zeros(parameters)) if work.optimizer == "adam" else None
+        self._moments = (_zeros(parameters), _zeros(parameters)) if work.optimizer != "sgd" else None
         self._taken = 0
 
     def step(self, gradients: Tensors, rate: float) -> None:
@@ -43,6 +45,8 @@ class LocalOptimizer:
             gradients = self._decayed(_clipped(self._pulled(gradients), self.work.clip))
         else:
             gradients = self._pulled(self._decayed(gradients))
+        if self.work.optimizer == "adamw" and self.work.weight_decay:
+            torch._foreach_mul_(self.parameters, 1 - rate * self.work.weight_decay)
         if self._moments is not None:
             self._adam(*self._moments, gradients, rate)
             return
@@ -63,8 +67,8 @@ class LocalOptimizer:
         torch._foreach_addcdiv_(self.parameters, first, roots, -rate / (1 - BETAS[0] ** self._taken))
 
     def _decayed(self, gradients: Tensors) -> Tensors:
-        """Add the gradient of the L2 penalty."""
-        decay = self.work.weight_decay
+        """Add the gradient of the L2 penalty; AdamW has none."""
+        decay = 0.0 if self.work.optimizer == "adamw" else self.work.weight_decay
         return torch._foreach_add(gradients, self.parameters, alpha=decay) if decay else gradients
 
     def _pulled(self, gradients: Tensors) -> Tensors:

@@ -1,10 +1,13 @@
 """Recipes: the parts and settings of a named method."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from covey.registries import methods
+from covey.registry import import_path, is_held
+from covey.trust import is_own
 
 if TYPE_CHECKING:
     from covey.environment.federated_data import Federation
@@ -22,8 +25,15 @@ class Recipe:
     """Options of the selector that differ from its defaults."""
     weighing: Mapping[str, Any] = field(default_factory=dict)
     """Options of the aggregator that differ from its defaults."""
+    trainer: str | None = "sgd"
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the trainer that differ from its defaults."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Values of local training that differ from the defaults."""
+    server: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the server's optimiser that differ from the defaults."""
+    averaging: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the average over rounds that differ from the defaults."""
     reshape: Callable[["Federation", int], "Federation"] | None = None
     """Replaces the federation, given the seed; for references such as IID."""
     resident: bool = False
@@ -33,8 +43,21 @@ class Recipe:
 
 
 def recipe_of(name: str) -> Recipe:
-    """Return the recipe `name`; `fedacs+feddrl` names a selector and an aggregator."""
+    """Return the recipe `name`; `fedacs+feddrl` names a selector and an aggregator, and may name a trainer.
+
+    A method of somebody's own, `package.module:name` or an object, is a recipe, or makes a method with many models.
+    """
     if name not in methods.names() and "+" in name:
-        selector, _, aggregator = name.partition("+")
-        return Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator)
-    return methods[name].part
+        selector, aggregator, *others = name.split("+", 2)
+        return Recipe("Parts chosen by name.", selector=selector, aggregator=aggregator, trainer=(*others, "sgd")[0])
+    if name in methods.names():
+        return methods[name].part
+    part: Any = methods.held(name) if is_held(name) else None
+    if part is None and is_own(name):
+        part = import_path(name, "method", Recipe)
+    if part is None:
+        return methods[name].part
+    if isinstance(part, Recipe):
+        return part
+    summary = " ".join((inspect.getdoc(part) or "A method of one's own.").split("\n\n")[0].split())
+    return Recipe(summary, selector=None, aggregator=None, many=name)

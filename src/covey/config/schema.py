@@ -18,12 +18,36 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from covey.config.choice import Choice, chosen_part
 from covey.config.recipe import Recipe, recipe_of
 from covey.config.sections import SECTIONS, Alterations, Attack, Devices, GuardLimits, Local
-from covey.config.values import PARTS, chosen, own_names, parse_bytes, section_values, unknown_key
+from covey.config.server_sections import Averaging, ServerStep
+from covey.config.values import (
+    PARTS,
+    by_ending,
+    chosen,
+    local_of,
+    overlay,
+    own_names,
+    parse_bytes,
+    part_name,
+    section_values,
+    unknown_key,
+)
 from covey.errors import Refusal, require
-from covey.registries import aggregators, datasets, environments, manymodels, methods, models, runtimes, selectors
-from covey.registry import Registry, coerce
+from covey.registries import (
+    aggregators,
+    datasets,
+    environments,
+    manymodels,
+    methods,
+    models,
+    runtimes,
+    selectors,
+    tasks,
+    trainers,
+)
+from covey.registry import coerce
 from covey.trust import Trust, refused_names, require_trusted
 
 NATURAL = "natural"
@@ -33,31 +57,22 @@ GIVEN = "given"
 """Name of the data set and the environment of a federation that was passed in from Python."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A part chosen by name, with all of its options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_mapping(self) -> dict[str, Any]:
-        return {"name": self.name, **self.options}
-
-
-EARLIER: Mapping[str, Any] = {"numbering": "environment", "guard": {"on": False}}
+EARLIER: Mapping[str, Any] = {
+    "numbering": "environment",
+    "guard": {"on": False},
+    "dealing": "in-turn",
+    "task": "classification",
+}
 """Settings added later, with the values that hold in folders written before they existed."""
 
 _ATTACKABLE = ("local", "stacked")
 """Runtimes whose clients can be hostile."""
 
-_WITHOUT_EFFECT = ("workers", "data_dir")
-"""Settings that change no result."""
-
 _MOST_CLIENTS = 10_000_000
 """Most clients of a federation; more would not fit into memory."""
 
-_NAMED = 3
-"""Most settings that a refusal names."""
+_MOST_IN_TURN = 50_000
+"""Most clients that shared samples are dealt to in turn by default: it takes seconds, and memory for every sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +86,10 @@ class Config:
     selector: Choice | None
     aggregator: Choice | None
     many: Choice | None
+    trainer: Choice | None
     local: Local
+    task: Choice = field(default_factory=lambda: Choice("auto"))
+    """What models learn; auto follows from the labels."""
     altered: Alterations = field(default_factory=Alterations)
     """Clients with altered images or wrong labels."""
     devices: Devices = field(default_factory=Devices)
@@ -80,6 +98,10 @@ class Config:
     """What the server believes of clients' updates and sample counts."""
     attack: Attack = field(default_factory=Attack)
     """Hostile clients."""
+    server: ServerStep = field(default_factory=ServerStep)
+    """The server's optimiser, after the aggregator."""
+    averaging: Averaging = field(default_factory=Averaging)
+    """The average over rounds that is evaluated."""
     clients: int = 60
     """Number of clients in the federation."""
     cohort: int = 6
@@ -91,6 +113,9 @@ class Config:
     numbering: Literal["shuffled", "environment"] = "shuffled"
     """How clients are numbered: shuffled by the seed, or in the environment's own order, which may tell what they hold.
     Shuffled also shuffles the places of a cohort in each round."""
+    dealing: Literal["in-turn", "keyed"] = "in-turn"
+    """How clients that share samples get theirs: dealt in turn from shuffled pools, or drawn by a key of each client's,
+    when they are asked for. Above 50,000 clients it is keyed unless said otherwise."""
     evaluate_every: int = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
     runtime: str = "local"
@@ -103,6 +128,9 @@ class Config:
     """Device of the stacked runtime; auto is a GPU, or the local runtime if there is none."""
     memory_limit: str | None = None
     """Device memory that the stacked runtime may use, such as 8GiB; larger cohorts are split."""
+    host_memory_limit: str | None = None
+    """Memory for what simulated clients keep, such as 8GiB; the rest lies in the run folder alone. Samples that are
+    read where they are used stay in memory if they take at most half of it."""
     data_dir: str | None = None
     """Folder with data sets; by default COVEY_DATA."""
     refused: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -117,6 +145,11 @@ class Config:
     def memory_bytes(self) -> int:
         """Memory limit in bytes; 0 is none."""
         return parse_bytes(self.memory_limit) if self.memory_limit else 0
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Limit of host memory in bytes; 0 is none."""
+        return parse_bytes(self.host_memory_limit, "host_memory_limit") if self.host_memory_limit else 0
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, /, **more: Any) -> "Config":
@@ -163,29 +196,6 @@ def known_keys() -> list[str]:
     return ["method", *PARTS, *SECTIONS, *plain_fields()]
 
 
-def require_same(before: Config, now: Config, run: str, instead: str) -> None:
-    """Refuse to resume a run under other settings than it began with; `instead` says what else can be done."""
-    was, given = (_flat(config.as_mapping()) for config in (before, now))
-    others = [key for key in {**was, **given} if key not in _WITHOUT_EFFECT and was.get(key) != given.get(key)]
-    begun, wanted = (
-        ", ".join(f"{key} = {values.get(key, 'nothing')}" for key in others[:_NAMED]) for values in (was, given)
-    )
-    more = f" ({len(others) - _NAMED} more settings differ)" if len(others) > _NAMED else ""
-    require(
-        not others,
-        f"{run} was begun with {begun}, and is now given {wanted}{more}. A run keeps its settings: put them back, or "
-        f"{instead}.",
-    )
-
-
-def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, Mapping) else {key: value}
-    return flat
-
-
 def resolve(
     given: Mapping[str, Any], *, stored: bool = False, earlier: bool = False, refused: Mapping[str, str] | None = None
 ) -> Config:
@@ -195,13 +205,16 @@ def resolve(
     settings that it lacks have the values that held before they existed. Code that is `refused` is not imported.
     """
     kept = set((refused or {}).values())
-    given = {**EARLIER, **given} if earlier else given
+    given = by_ending({**EARLIER, **given} if earlier else given)
+    if stored:
+        # Every folder names its task since there are tasks; before, labels were classes.
+        given = {"task": EARLIER["task"], **given}
     for key in given:
         if key not in known_keys():
             raise Refusal(unknown_key(key, known_keys()))
-    method, recipe = _recipe(given, stored)
-    dataset = _choice(datasets, given.get("dataset"), "digits", kept, earlier=earlier)
-    environment = _choice(environments, given.get("environment"), "uniform", kept, earlier=earlier)
+    method, recipe = _recipe(given, stored, kept)
+    dataset = chosen_part(datasets, given.get("dataset"), "digits", kept, earlier=earlier)
+    environment = chosen_part(environments, given.get("environment"), "uniform", kept, earlier=earlier)
     plain = {
         name: coerce(given[name], hint, name) for name, hint in plain_fields().items() if given.get(name) is not None
     }
@@ -212,23 +225,29 @@ def resolve(
         require_trusted({"dataset": dataset.name} if dataset.name in kept else {})
         natural = import_module("covey.environment.natural")
         plain["clients"] = natural.count_clients(dataset.name, plain.get("data_dir"), dict(dataset.options))
+    if "dealing" not in plain and plain.get("clients", Config.clients) > _MOST_IN_TURN:
+        plain["dealing"] = "keyed"
     config = Config(
         method=method,
         dataset=dataset,
         environment=environment,
-        model=_choice(models, given.get("model"), "mlp", kept, earlier=earlier),
-        selector=_choice(
+        task=chosen_part(tasks, given.get("task"), "auto", kept, stored, earlier=earlier),
+        model=chosen_part(models, given.get("model"), "mlp", kept, earlier=earlier),
+        selector=chosen_part(
             selectors, given.get("selector"), recipe.selector, kept, stored, recipe.selecting, earlier=earlier
         ),
-        aggregator=_choice(
+        aggregator=chosen_part(
             aggregators, given.get("aggregator"), recipe.aggregator, kept, stored, recipe.weighing, earlier=earlier
         ),
-        many=_many(method, recipe, given.get("many"), earlier),
-        local=Local(**{**recipe.local, **section_values("local", given.get("local") or {})}),
+        many=_many(method, recipe, given.get("many"), kept, earlier),
+        trainer=_trainer(method, recipe, given.get("trainer"), kept, stored=stored, earlier=earlier),
+        local=local_of(recipe.local, given.get("local") or {}, plain.get("rounds", Config.rounds)),
         altered=_alterations(given),
         devices=Devices(**section_values("devices", given.get("devices") or {})),
         guard=GuardLimits(**section_values("guard", given.get("guard") or {})),
         attack=Attack(**section_values("attack", given.get("attack") or {})),
+        server=_server(recipe, given.get("server") or {}),
+        averaging=_averaging(recipe, given.get("averaging") or {}),
         refused={where: name for where, name in own_names(given).items() if name in kept},
         **{**plain, "cohort": _cohort(plain)},
     )
@@ -239,12 +258,34 @@ def resolve(
     require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
     require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
     runtimes[config.runtime]
+    for name, section in (("server.optimizer", config.server), ("averaging", config.averaging)):
+        require(
+            config.many is None or not section,
+            f"The method '{method}' keeps many models, and {name} is for methods with one.",
+        )
+    require(
+        not (recipe.resident and config.server),
+        f"With '{method}' models stay with the clients, which train on from their own: server.optimizer has no effect.",
+    )
     require(
         not config.attack or config.runtime in _ATTACKABLE,
         f"Attacks are simulated on the runtimes {' and '.join(_ATTACKABLE)}, not on '{config.runtime}'.",
     )
-    _ = config.memory_bytes
+    _ = config.memory_bytes, config.host_memory_bytes
     return config
+
+
+def _server(recipe: Recipe, given: Any) -> ServerStep:
+    """Return the server's optimiser: the method's, with the values given."""
+    given = section_values("server", given)
+    return ServerStep(**overlay({"server": dict(recipe.server)}, {"server": given})["server"])
+
+
+def _averaging(recipe: Recipe, given: Any) -> Averaging:
+    """Return the average over rounds: the method's, with the values given; another way to average replaces it."""
+    given = section_values("averaging", given)
+    prescribed = {name: value for name, value in recipe.averaging.items() if not any(given.values()) or name in given}
+    return Averaging(**{**prescribed, **given})
 
 
 def _alterations(given: Mapping[str, Any]) -> Alterations:
@@ -255,19 +296,28 @@ def _alterations(given: Mapping[str, Any]) -> Alterations:
     return Alterations(**values)
 
 
-def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
+def _recipe(given: Mapping[str, Any], stored: bool, refused: Collection[str]) -> tuple[str, Recipe]:
     """Return the method's name and recipe; a selector or aggregator without a method makes a method of its own."""
     selector, _ = chosen("selector", given.get("selector"))
     aggregator, _ = chosen("aggregator", given.get("aggregator"))
+    trainer, _ = chosen("trainer", given.get("trainer"))
+    third = "" if trainer in (None, "sgd") else f"+{trainer}"
     name = given.get("method")
+    name = name if name is None or isinstance(name, str) else part_name("method", name)
     if name is None:
-        name = f"{selector or 'uniform'}+{aggregator or 'average'}" if selector or aggregator else "fedavg"
-    if not isinstance(name, str):
-        raise Refusal(f"method must be a name, not {name!r}.")
+        parts = f"{selector or 'uniform'}+{aggregator or 'average'}{third}"
+        name = parts if selector or aggregator or third else "fedavg"
     if name not in methods.names() and "+" in name and selector and aggregator:
-        name = f"{selector}+{aggregator}"
+        name = f"{selector}+{aggregator}{third}"
     if stored and name not in methods.names() and selector and aggregator:
-        return name, Recipe("A method that is not here.", selector=selector, aggregator=aggregator)
+        return name, Recipe(
+            "A method that is not here.", selector=selector, aggregator=aggregator, trainer=trainer or "sgd"
+        )
+    if name in refused or methods.lacks(name):
+        many, _ = chosen("many", given.get("many"))
+        return name, Recipe(
+            "A method that is not here.", selector=selector, aggregator=aggregator, trainer=trainer or "sgd", many=many
+        )
     recipe = recipe_of(name)
     for section, given_name, own in (
         ("selector", selector, recipe.selector),
@@ -283,46 +333,34 @@ def _recipe(given: Mapping[str, Any], stored: bool) -> tuple[str, Recipe]:
     return name, recipe
 
 
-def _many(method: str, recipe: Recipe, given: Any, earlier: bool) -> Choice | None:
+def _trainer(
+    method: str, recipe: Recipe, given: Any, refused: Collection[str], *, stored: bool, earlier: bool
+) -> Choice | None:
+    """Return the trainer that is given, or the recipe's; None for methods with many models, which train as they do."""
+    if recipe.many is not None or recipe.resident:
+        require(given is None, f"The method '{method}' has a training of its own: it takes no trainer.")
+        return None
+    name, _ = chosen(trainers.section, given)
+    require(
+        name is None or recipe.trainer in (name, "sgd"),
+        f"The method '{method}' has the trainer '{recipe.trainer}', not '{name}'; to combine other parts, give "
+        "--selector, --aggregator and --trainer and leave --method out.",
+    )
+    choice: Choice | None = chosen_part(
+        trainers, given, recipe.trainer, refused, stored, recipe.training, earlier=earlier
+    )
+    return choice
+
+
+def _many(method: str, recipe: Recipe, given: Any, refused: Collection[str], earlier: bool) -> Choice | None:
     """Return the recipe's method with many models and its options, or None."""
     name, _ = chosen(manymodels.section, given)
     if given is not None and recipe.many is None:
         raise Refusal(f"The method '{method}' keeps one model; there is nothing to set under many.")
     if name is not None and name != recipe.many:
         raise Refusal(f"The method '{method}' stands for '{recipe.many}' under many, not for '{name}'.")
-    choice: Choice | None = _choice(manymodels, given, recipe.many, (), earlier=earlier)
+    choice: Choice | None = chosen_part(manymodels, given, recipe.many, refused, earlier=earlier)
     return choice
-
-
-def _choice(
-    registry: Registry[Any],
-    given: Any,
-    default: str | None,
-    refused: Collection[str],
-    stored: bool = False,
-    prescribed: Mapping[str, Any] | None = None,
-    *,
-    earlier: bool = False,
-) -> Any:
-    """Return the chosen part, or the default one, with all of its options; None if there is neither.
-
-    `prescribed` are options of the default part that differ from its own defaults. With `earlier`, options that are
-    newer than what was stored have the values that held before they existed.
-    """
-    name, options = chosen(registry.section, given)
-    name = name or default
-    if name is None:
-        return None
-    options = {**(prescribed or {}), **options} if name == default else options
-    if name in refused:
-        return Choice(name, options)
-    try:
-        return Choice(name, registry.options(name, options, earlier=earlier))
-    except Refusal:
-        # The part is gone or has other options by now; resuming the run will refuse.
-        if stored:
-            return Choice(name, options)
-        raise
 
 
 def _cohort(plain: Mapping[str, Any]) -> int:

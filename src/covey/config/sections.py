@@ -1,9 +1,15 @@
-"""Sections of a configuration: local training, the clients' devices, alterations of their data, guard and attack."""
+"""Sections of a configuration: local training, the clients' devices, alterations of their data, guard and attack.
 
+Those about the server's optimiser and averages are in `server_sections`.
+"""
+
+import math
 import typing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from covey.config.server_sections import Averaging, ServerStep
 from covey.errors import require
 
 AttackKind = Literal["none", "flip", "scale", "count", "count-flip", "noise", "collude", "lie", "labels"]
@@ -31,10 +37,21 @@ class Local:
     """Random crop after padding by this many pixels; 0 switches it off."""
     flip: bool = False
     """Random horizontal flip."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """SGD, or Adam as in `torch.optim.Adam`; Adam's moments start from zero in every round."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """SGD; Adam as in `torch.optim.Adam`; or AdamW, whose weight decay is apart from the gradient. Moments start from
+    zero in every round."""
     clip: float = 0.0
     """Greatest norm of a step's gradient over all parameters; 0 switches clipping off."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """How the rate changes over rounds, beside `decay`: not at all; along half a cosine, down to nearly 0; or by
+    `schedule_factor` after every `schedule_rounds` rounds."""
+    schedule_rounds: int = 0
+    """Rounds of the cosine, with the warm-up, or between two steps. A cosine's 0 becomes `rounds` when the run is
+    configured and then stays; in later rounds the rate is that of the cosine's last."""
+    schedule_factor: float = 0.1
+    """Share of the rate that a step leaves."""
+    warmup: int = 0
+    """Rounds at the start with a lower rate: round t has t/(warmup + 1) of it."""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"local.epochs must be at least 1, not {self.epochs}.")
@@ -45,24 +62,79 @@ class Local:
         require(self.weight_decay >= 0, f"local.weight_decay must not be negative, not {self.weight_decay:g}.")
         require(self.proximal >= 0, f"local.proximal must not be negative, not {self.proximal:g}.")
         require(self.crop >= 0, f"local.crop must not be negative, not {self.crop}.")
-        require(self.optimizer in ("sgd", "adam"), f"local.optimizer is sgd or adam, not '{self.optimizer}'.")
+        require(
+            self.optimizer in ("sgd", "adam", "adamw"),
+            f"local.optimizer is sgd, adam or adamw, not '{self.optimizer}'.",
+        )
         require(
             self.optimizer == "sgd" or self.momentum == 0,
-            f"local.momentum belongs to SGD: with local.optimizer=adam it must be 0, not {self.momentum:g}.",
+            f"local.momentum belongs to SGD: with local.optimizer={self.optimizer} it must be 0, not "
+            f"{self.momentum:g}.",
         )
         require(self.clip >= 0, f"local.clip must not be negative, not {self.clip:g}; 0 switches clipping off.")
+        self._require_schedule()
+
+    def _require_schedule(self) -> None:
+        kinds, rounds, warmup = ("constant", "cosine", "step"), self.schedule_rounds, self.warmup
+        require(self.schedule in kinds, f"local.schedule is constant, cosine or step, not '{self.schedule}'.")
+        require(rounds >= 0, f"local.schedule_rounds must not be negative, not {rounds}.")
+        require(warmup >= 0, f"local.warmup must not be negative, not {warmup}; 0 switches it off.")
+        require(
+            0 < self.schedule_factor < 1,
+            f"local.schedule_factor is a share between 0 and 1, not {self.schedule_factor:g}.",
+        )
+        if self.schedule == "constant":
+            return
+        require(
+            rounds >= 1,
+            f"local.schedule={self.schedule} needs local.schedule_rounds, the rounds "
+            f"{'until it ends' if self.schedule == 'cosine' else 'between two steps'}.",
+        )
+        require(
+            warmup < rounds,
+            f"local.warmup must be below local.schedule_rounds ({rounds}), not {warmup}: the rate would fall before "
+            "it has risen.",
+        )
 
     def rate_at(self, t: int, epoch: int) -> float:
         """Return the learning rate in local epoch `epoch` (from 0) of round `t` (from 1)."""
-        return self.rate * self.decay ** ((t - 1) * self.epochs + epoch)
+        rate = self.rate * self.decay ** ((t - 1) * self.epochs + epoch)
+        if self.schedule == "constant" and not self.warmup:
+            return rate
+        return max(rate * self._share_at(t), _LEAST_RATE)
+
+    def _share_at(self, t: int) -> float:
+        """Return the share of the rate that warm-up and schedule leave in round `t`."""
+        if t <= self.warmup:
+            return t / (self.warmup + 1)
+        if self.schedule == "cosine":
+            # (1 + cos(π·k/n))/2 in the k-th of n rounds, from 0, as a square: exact near its end, and never 0.
+            n = self.schedule_rounds - self.warmup
+            left = self.schedule_rounds - min(t, self.schedule_rounds) + 1
+            return math.sin(math.pi / 2 * left / n) ** 2
+        return self.schedule_factor ** ((t - 1) // self.schedule_rounds) if self.schedule == "step" else 1.0
+
+    def is_as_written(self, written: Mapping[str, Any]) -> bool:
+        """Return whether settings that were written down, maybe before some of them existed, are these."""
+        return {**_ADDED, **written} == asdict(self)
 
     def as_message(self) -> dict[str, Any]:
         """Return the settings as they are sent to clients; those in `_ADDED` only if they are used."""
         return {name: value for name, value in asdict(self).items() if name not in _ADDED or value != _ADDED[name]}
 
 
-_ADDED = {"optimizer": "sgd", "clip": 0.0}
+_ADDED = {
+    "optimizer": "sgd",
+    "clip": 0.0,
+    "schedule": "constant",
+    "schedule_rounds": 0,
+    "schedule_factor": 0.1,
+    "warmup": 0,
+}
 """Settings of `Local` that clients of earlier versions do not know, and what these clients do."""
+
+_LEAST_RATE = 1e-37
+"""Rates of a schedule stay above 0, in float32 too: a rate of 0 says that there is no step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +247,7 @@ class Attack:
         return self.factor or (1000.0 if self.kind == "scale" else 1.0)
 
 
-Section = Local | Alterations | Devices | GuardLimits | Attack
+Section = Local | Alterations | Devices | GuardLimits | Attack | ServerStep | Averaging
 
 SECTIONS: dict[str, type[Section]] = {
     "local": Local,
@@ -183,5 +255,7 @@ SECTIONS: dict[str, type[Section]] = {
     "devices": Devices,
     "guard": GuardLimits,
     "attack": Attack,
+    "server": ServerStep,
+    "averaging": Averaging,
 }
 """Sections of typed values, by their key in a configuration."""

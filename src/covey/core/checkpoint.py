@@ -19,6 +19,25 @@ from covey.storage import replacing
 FORMAT = 2
 """Version of folders; one with a higher version is refused. In those of version 1, some settings did not exist yet."""
 
+_LONG = 1 << 16
+"""Numbers from which a tensor is written without those that nearly all are."""
+
+_LONGEST = 1 << 32
+"""Most numbers of such a tensor."""
+
+_PLACES, _FILL = ".places", ".fill"
+"""What the names of a tensor's changed places, and of the value of the others, end with."""
+
+_WORDS = {
+    torch.float64: torch.int64,
+    torch.int64: torch.int64,
+    torch.float32: torch.int32,
+    torch.int32: torch.int32,
+    torch.uint8: torch.uint8,
+    torch.bool: torch.uint8,
+}
+"""Kinds of numbers, and those of as many bits that they are compared as."""
+
 
 def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
     """Write the method's state to one safetensors file: tensors as tensors, all else as JSON in its header."""
@@ -62,7 +81,7 @@ def _opened(folder: Path) -> Iterator[Any]:
     try:
         with safe_open(str(path), framework="pt") as file:
             yield file
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise Refusal(f"The checkpoint {path} is damaged and cannot be read ({error}).") from error
 
 
@@ -75,8 +94,13 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         kind = "tensor" if isinstance(value, Tensor) else "array"
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-        tensors[path] = tensor.detach().cpu().contiguous()
-        return {"$": kind, "path": path}
+        tensor = tensor.detach().cpu().contiguous()
+        sparse = _sparse(tensor)
+        if sparse is None:
+            tensors[path] = tensor
+            return {"$": kind, "path": path}
+        tensors[path], tensors[f"{path}{_PLACES}"], tensors[f"{path}{_FILL}"] = sparse
+        return {"$": kind, "path": path, "length": len(tensor)}
     if isinstance(value, float) and not np.isfinite(value):
         return {"$": "number", "value": str(value)}
     return value
@@ -89,6 +113,37 @@ def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return float(value["value"])
         if "$" in value:
             tensor = tensors[value["path"]]
+            if "length" in value:
+                tensor = _filled(tensor, value, tensors)
             return tensor if value["$"] == "tensor" else tensor.numpy()
         return {name: _join(item, tensors) for name, item in value.items()}
     return value
+
+
+def _sparse(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the values and places of a long tensor `[n]` that differ from nearly all others, and the value of those.
+
+    None if it is to be written whole. Among a million clients, few have been invited: the others have the value that
+    they began with.
+    """
+    if tensor.dim() != 1 or len(tensor) < _LONG or tensor.dtype not in _WORDS:
+        return None
+    # Compared as bits, so that NaN equals NaN. If nearly all are alike, one of these most likely is, too.
+    words = tensor.view(_WORDS[tensor.dtype])
+    for at in (0, len(tensor) - 1, len(tensor) // 2):
+        fill = slice(at, at + 1)
+        places = torch.nonzero(words != words[fill]).flatten()
+        if 4 * len(places) <= len(tensor):
+            return tensor[places], places, tensor[fill].clone()
+    return None
+
+
+def _filled(values: Tensor, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the long tensor of which `values` are the places that differ."""
+    length, fill, places = about["length"], *(tensors[about["path"] + end] for end in (_FILL, _PLACES))
+    fits = isinstance(length, int) and _LONG <= length <= _LONGEST and fill.shape == (1,) and fill.dtype == values.dtype
+    if not fits or places.shape != values.shape or places.dtype != torch.int64 or 4 * len(places) > length:
+        raise ValueError(f"{about['path']} does not fit its places")
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < length:
+        raise ValueError(f"{about['path']} has places outside its {length}")
+    return fill.expand(length).clone().index_copy_(0, places, values)

@@ -76,7 +76,7 @@ class Attendance:
     def invite(self, t: int, reachable: IntArray) -> IntArray:
         """Return the clients of `reachable` that do not rest in round `t`, ascending."""
         rested = self.health.resting(t)
-        fit = np.array([client for client in reachable.tolist() if client not in rested], dtype=np.int64)
+        fit = reachable[~np.isin(reachable, list(rested))] if rested else reachable
         if len(fit) < self.minimum:
             fit = reachable
         self.away = np.setdiff1d(np.arange(self.clients), reachable).tolist()

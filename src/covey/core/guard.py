@@ -14,6 +14,7 @@ from torch import Tensor
 from covey.arrays import FloatArray, IntArray, State
 from covey.config.sections import GuardLimits
 from covey.core.client_health import Health
+from covey.core.client_tally import ClientTally
 from covey.core.messages import Fault
 from covey.core.replies import Replies
 
@@ -44,9 +45,9 @@ class Guard:
     cohort: int
     norms: list[float] = field(default_factory=list)
     """m of earlier rounds, the last ones."""
-    claims: dict[int, int] = field(default_factory=dict)
+    claims: ClientTally = field(default_factory=ClientTally)
     """Client → the number of samples that it claimed first."""
-    invited: dict[int, int] = field(default_factory=dict)
+    invited: ClientTally = field(default_factory=ClientTally)
     """Client → invitations; kept only if they are limited."""
     health: Health = field(default_factory=Health)
 
@@ -76,10 +77,10 @@ class Guard:
         """Return the numbers of samples `[k]` that clients count as, from what they claim now."""
         if not self.limits.on or not self.limits.count or not len(clients):
             return claimed
-        for client, claim in zip(clients.tolist(), claimed.tolist(), strict=True):
-            self.claims.setdefault(client, claim)
-        first = torch.tensor([self.claims[client] for client in clients.tolist()], dtype=claimed.dtype)
-        median = float(np.median(list(self.claims.values())))
+        new = ~self.claims.seen(clients)
+        self.claims.put(clients[new], claimed.numpy()[new].astype(np.int64))
+        first = torch.from_numpy(self.claims.of(clients)).to(claimed.dtype)
+        median = float(np.median(self.claims.numbers))
         believed = torch.where(first.double() <= self.limits.count * median, first, max(1, int(median)))
         return claimed if torch.equal(believed, claimed) else believed
 
@@ -88,12 +89,12 @@ class Guard:
         if not self.limits.on:
             return reachable
         resting = self.health.resting(t)
-        fit = np.array([client for client in reachable.tolist() if client not in resting], dtype=np.int64)
+        fit = reachable[~np.isin(reachable, list(resting))] if resting else reachable
         fit = fit if len(fit) else reachable
         if not self.limits.invitations:
             return fit
         most = max(1.0, self.limits.invitations * t * self.cohort / self.clients)
-        times = np.array([self.invited.get(client, 0) for client in fit.tolist()])
+        times = self.invited.of(fit)
         allowed = fit[times + 1 <= most]
         # A round is not left short: those who were invited least often fill it up.
         least = fit[np.argsort(times, kind="stable")[: self.cohort]]
@@ -102,22 +103,21 @@ class Guard:
     def note_invited(self, cohort: IntArray) -> None:
         """Count a round's invitations."""
         if self.limits.on and self.limits.invitations:
-            for client in cohort.tolist():
-                self.invited[client] = self.invited.get(client, 0) + 1
+            self.invited.put(cohort, self.invited.of(cohort) + 1)
 
     def state_dict(self) -> State:
         """Return what a resume needs."""
         return {
             "norms": list(self.norms),
-            "claims": _by_text(self.claims),
-            "invited": _by_text(self.invited),
+            "claims": self.claims.state(),
+            "invited": self.invited.state(),
             "health": self.health.as_mapping(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`; runs of earlier versions have none."""
         self.norms = list(state.get("norms", []))
-        self.claims, self.invited = (_by_client(state.get(name, {})) for name in ("claims", "invited"))
+        self.claims, self.invited = (ClientTally.restored(state.get(name, {})) for name in ("claims", "invited"))
         self.health.recall(state.get("health", {}))
 
     def _with_bounded_counts(self, replies: Replies) -> Replies:
@@ -153,11 +153,3 @@ def bounded_shares(counts: FloatArray) -> FloatArray:
         left = 1 - most * cut.sum()
         shares = np.where(cut, most, counts * (left / counts[~cut].sum()))
     return shares
-
-
-def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
-    return {str(client): number for client, number in sorted(numbers.items())}
-
-
-def _by_client(numbers: Mapping[str, int]) -> dict[int, int]:
-    return {int(client): int(number) for client, number in numbers.items()}

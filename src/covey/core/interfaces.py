@@ -18,11 +18,14 @@ from covey.config.sections import Local
 from covey.core.messages import Gate, Order
 from covey.core.replies import Replies
 from covey.core.scores import Scores
+from covey.errors import Refusal
 from covey.model.layout import Layout
+from covey.registries import aggregators, manymodels, methods, selectors, trainers
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
     from covey.client.step_trace import StepTrace
+    from covey.config.recipe import Recipe
     from covey.core.round_record import RoundRecord
     from covey.data.dataset import Samples
     from covey.probe.class_query import Privacy
@@ -99,6 +102,7 @@ class Setting:
     cohort: int
     rounds: int
     classes: int
+    """0 if the task has no classes."""
     seed: int
     layout: Layout
     work: Local
@@ -108,17 +112,52 @@ class Setting:
     """True if the places of a cohort are shuffled in each round, for methods that see places; False in old runs."""
     uniform_sampling: bool = False
     """True if each round's cohort is drawn uniformly, without replacement and in its full size, from all clients."""
+    uniform_selection: bool = False
+    """True if each round's cohort is drawn uniformly from the clients that can be reached."""
     live: bool = False
     """True if clients are real: they know the seed, so noise that hides one from the others must not come from it."""
+    task: str = "classification"
+    """What models learn."""
+
+
+def require_classes(part: Any, setting: Setting) -> None:
+    """Refuse a part that works with classes where the task has none."""
+    if not getattr(part, "needs_classes", False) or setting.classes:
+        return
+    needing = ", ".join(name for name in methods.names() if needs_classes(methods[name].part))
+    raise Refusal(
+        f"{_name_of(part)} works with the classes of clients' samples, and the task {setting.task} has none: "
+        f"choose another method; all work but {needing}."
+    )
+
+
+def _name_of(part: Any) -> str:
+    """Return a part's kind and the name that it is registered under, or else its class."""
+    for registry in (selectors, aggregators, trainers, manymodels):
+        if name := registry.name_of(type(part)):
+            return f"The {registry.kind} '{name}'"
+    return type(part).__name__
+
+
+def needs_classes(recipe: "Recipe") -> bool:
+    """True if a method has a part that works with classes."""
+    chosen = ((selectors, recipe.selector), (aggregators, recipe.aggregator), (trainers, recipe.trainer))
+    named = [(registry, name) for registry, name in (*chosen, (manymodels, recipe.many)) if name is not None]
+    return any(getattr(registry[name].part, "needs_classes", False) for registry, name in named)
 
 
 class Part(ABC):
     """Base of selectors and aggregators."""
 
     setting: Setting
+    depends_on_rounds: bool = False
+    """True if its course depends on the number of rounds planned, so that a run with it cannot be extended."""
+    needs_classes: bool = False
+    """True if it works with the classes of samples, which not every task has."""
 
     def begin(self, setting: Setting) -> None:
         """Called once before the first round (and before `load_state_dict` on a resume)."""
+        require_classes(self, setting)
         self.setting = setting
 
     def probes(self, t: int) -> tuple[Probe, ...]:
@@ -152,8 +191,15 @@ class Selector(Part):
         """Return clients and probes to measure on the current model before the cohort is selected, or None."""
         return None
 
+    def survey_model(self, model: Tensor) -> Tensor:
+        """Return the model `[d]` that the survey's clients measure on; by default the current one."""
+        return model
+
     def surveyed(self, t: int, replies: Replies) -> None:
         """Learn from the answers to the survey."""
+
+    def sent(self, t: int, model: Tensor) -> None:
+        """Learn the model `[d]` that the clients of round `t` start from."""
 
     def observe(self, t: int, replies: Replies) -> None:
         """Learn from a round's sound replies (possibly none).
@@ -178,6 +224,9 @@ class Aggregator(Part):
     @abstractmethod
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
         """Return the next model `[d]`, from the current one and at least one sound reply."""
+
+    def stepped(self, t: int, before: Tensor, after: Tensor) -> None:
+        """Learn the step that the server took: its optimiser may have made another model of that of `combine`."""
 
 
 class JointWork(ABC):

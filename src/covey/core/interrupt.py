@@ -1,19 +1,48 @@
-"""Ctrl-C: once finishes the round and stops, twice stops at once."""
+"""Ctrl-C: once finishes the round and stops, twice stops at once. A file in the run folder asks from elsewhere."""
 
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+
+STOP = "stop"
+"""File in the folder of a run that asks it to end after its round; whoever may write the folder may ask."""
+
+
+def request_stop(folder: Path) -> None:
+    """Ask the run that is writing `folder`, in whatever process, to end after its round."""
+    (folder / STOP).touch()
+
+
+def withdraw_stop(folder: Path) -> None:
+    """Forget that a run was asked to end: it has, or it begins again."""
+    with suppress(OSError):
+        (folder / STOP).unlink(missing_ok=True)
 
 
 @contextmanager
-def finishing_the_round() -> Iterator[Callable[[], bool]]:
-    """Make the first SIGINT or SIGTERM set a flag only; the yielded function reads it."""
+def finishing_the_round(*folders: Path) -> Iterator[Callable[[], bool]]:
+    """Make the first SIGINT or SIGTERM set a flag only; the yielded function reads it, and looks for `STOP` files."""
     asked = threading.Event()
+
+    def stopping() -> bool:
+        return asked.is_set() or any((folder / STOP).is_file() for folder in folders)
+
+    try:
+        with _catching(asked):
+            yield stopping
+    finally:
+        for folder in folders:
+            withdraw_stop(folder)
+
+
+@contextmanager
+def _catching(asked: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield
         return
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -24,7 +53,7 @@ def finishing_the_round() -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked.is_set
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

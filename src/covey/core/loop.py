@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from covey.arrays import IntArray, State
@@ -13,8 +14,9 @@ from covey.core.interfaces import JointWork, Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
 from covey.core.round_record import RoundRecord, Stopwatch, round_record
-from covey.core.scores import Scores, summary
-from covey.environment.federated_data import Truth
+from covey.core.scores import Scores, raw_scores, summary
+from covey.core.server_chain import Averaged
+from covey.environment.truth import Truth
 
 OnRound = Callable[[dict[str, Any]], None]
 """Called with each round's record (see `RoundRecord`) when the round ends."""
@@ -109,11 +111,14 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
         watch.seconds["aggregation"] += (yield Joint(method.joint_work())) or 0.0
         scores = None
         if run.evaluate_every and (t % run.evaluate_every == 0 or t == run.rounds):
-            scored = yield Scoring(method.models())
+            raw = method.raw_model() if isinstance(method, Averaged) else None
+            served = method.models()
+            scored = yield Scoring(served if raw is None else torch.cat([served, raw[None]]))
             watch.seconds["evaluation"] = scored.wall_seconds
             with watch("evaluation"):
                 assert run.truth is not None
-                scores = summary(scored, run.truth, method.model_of_client)
+                scores = summary(scored.first(len(served)), run.truth, method.model_of_client)
+                scores |= {} if raw is None else raw_scores(scored)
         skew = None if run.truth is None else run.truth.skew
         record = round_record(order, replies, scores, skew, watch.seconds, records.clock, surveys)
         if figures := method.figures():

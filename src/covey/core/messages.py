@@ -18,6 +18,7 @@ from covey.core.wire_size import packed_size
 
 if TYPE_CHECKING:
     from covey.core.interfaces import Probe
+    from covey.core.trainer import TrainerOrder
 
 Measurements = Mapping[str, Mapping[str, Tensor]]
 """Probe → field → value."""
@@ -65,6 +66,8 @@ class Order:
     """The model that the proximal term pulls to, if not the start: `[d]` for all, or `[cohort, d]`."""
     holdout: int = 0
     """Every `holdout`-th sample of a client is kept out of its training, for validation; 0 keeps none."""
+    trainer: "TrainerOrder | None" = None
+    """How clients train, if not by plain local training."""
 
     def start_of(self, position: int) -> Tensor:
         """Return the model `[d]` that the client at `position` starts from."""
@@ -79,6 +82,30 @@ class Order:
         anchor = None if self.anchor is None else of(self.anchor)
         return replace(self, clients=self.clients[keep], start=of(self.start), anchor=anchor)
 
+    def shared(self, state: Tensor, position: int | None = None) -> Tensor:
+        """Return what is exchanged of a state: all but the part that stays with clients.
+
+        To the client at `position`, all of it is sent on its first visit.
+        """
+        trainer = self.trainer
+        if trainer is None or trainer.shared is None:
+            return state
+        if position is not None and int(self.clients[position]) not in trainer.kept:
+            return state
+        return state[trainer.shared.to(state.device)]
+
+    def completed(self, state: Tensor, sent: Tensor) -> Tensor:
+        """Return a client's model from what it sent; the part that stays with it is that of `state`."""
+        if self.trainer is None or self.trainer.shared is None:
+            return sent
+        return state.index_copy(0, self.trainer.shared.to(state.device), sent.to(state.device))
+
+    @property
+    def leaves_something(self) -> bool:
+        """True if clients keep something for a probe or for the trainer."""
+        by_trainer = self.trainer is not None and bool(self.trainer.ref.part.kept)
+        return by_trainer or any(probe.kept for probe in self.probes)
+
     @property
     def returns_model(self) -> bool:
         """True if clients return the trained model, unless the gate makes them keep it."""
@@ -90,17 +117,21 @@ class Order:
 
     def tensors(self, position: int) -> dict[str, Tensor]:
         """Return the tensors that the server sends to one client; instructions are apart."""
-        tensors = {} if self.resident or self.held else {"state": self.start_of(position)}
+        tensors = {} if self.resident or self.held else {"state": self.shared(self.start_of(position), position)}
         if self.anchor is not None:
             tensors["anchor"] = self.anchor if self.anchor.dim() == 1 else self.anchor[position]
         for probe in self.probes:
             payload = probe.for_client(int(self.clients[position])).payload()
             tensors |= {f"{probe.name}.{name}": value for name, value in payload.items()}
+        if self.trainer is not None:
+            tensors |= {f"trainer.{name}": value for name, value in self.trainer.sent.items()}
         return tensors
 
     @property
     def personal(self) -> bool:
         """True if messages to clients may differ in size."""
+        if self.trainer is not None and self.trainer.shared is not None:
+            return True
         return any(probe.for_client(int(client)) is not probe for probe in self.probes for client in self.clients[:1])
 
     def bytes_down(self) -> int:
@@ -110,9 +141,15 @@ class Order:
         about["probes"] = ",".join(probe.name for probe in self.probes)
         if self.holdout:
             about["holdout"] = str(self.holdout)
+        if self.trainer is not None:
+            about["trainer"] = json.dumps([self.trainer.ref.name, dict(self.trainer.ref.options)])
         if self.personal:
             return sum(packed_size(self.tensors(position), about) for position in range(len(self.clients)))
         return packed_size(self.tensors(0), about) * len(self.clients) if len(self.clients) else 0
+
+
+UNTOLD = float("-inf")
+"""Loss of a client that does not tell it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +161,7 @@ class Reply:
     """`[d]`, after training."""
     samples: int
     loss: float
-    """Mean training loss over the local steps."""
+    """Mean training loss over the local steps, or `UNTOLD`."""
     probes: Measurements = field(default_factory=dict)
     kept: Measurements = field(default_factory=dict)
     """Measurements that stay on the client; they are not sent."""
@@ -135,7 +172,7 @@ class Reply:
         scalars = {"samples": torch.tensor(self.samples)}
         if order.train:
             scalars["loss"] = torch.tensor(self.loss, dtype=torch.float32)
-        model = {"state": self.state} if order.sends_model(self.probes) else {}
+        model = {"state": order.shared(self.state)} if order.sends_model(self.probes) else {}
         return {**model, **scalars, **measured}
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,14 @@ from torch import Tensor
 
 from covey.arrays import IntArray, State
 from covey.config.sections import GuardLimits
+from covey.config.server_sections import Averaging, ServerStep
 from covey.core.guard import Guard
 from covey.core.interfaces import Aggregator, JointWork, Selector, Setting
 from covey.core.messages import Order
 from covey.core.replies import Replies
+from covey.core.server_chain import ChainState, ServerChain
+from covey.core.trainer import Trainer
+from covey.core.trainer_state import TrainerChoice
 from covey.errors import Refusal, require
 
 _LEAP = 100.0
@@ -22,7 +27,11 @@ _LEAP = 100.0
 
 
 class OneModel:
-    """One global model: a selector invites, a guard screens replies, an aggregator combines them."""
+    """One global model: a selector invites, a guard screens replies, an aggregator combines them.
+
+    A server's optimiser may turn the aggregator's result into the next model, and an average over rounds be what
+    `models` gives (`ServerChain`); clients train from the model itself.
+    """
 
     def __init__(
         self,
@@ -31,8 +40,11 @@ class OneModel:
         selector: Selector,
         aggregator: Aggregator,
         *,
+        trainer: TrainerChoice | None = None,
         resident: bool = False,
         limits: GuardLimits | None = None,
+        optimizer: ServerStep | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         _require_role(selector, Selector)
         _require_role(aggregator, Aggregator)
@@ -40,16 +52,26 @@ class OneModel:
         self.model = model
         self.selector = selector
         self.aggregator = aggregator
+        self.trainer = trainer
         self.resident = resident
         limits = limits or GuardLimits()
         limits = replace(limits, norm=0.0) if aggregator.private else limits
         self.guard = Guard(limits, setting.clients, setting.cohort)
+        self.chain = ServerChain(setting.layout, optimizer, averaging)
         self._model_kept = False
         self._rolled_back = False
+        self._rate_halved = False
         self._before: Tensor | None = None
         """The model before the current one, while that is on probation."""
+        self._chain_before = ChainState()
+        """The chain's state that belongs to it."""
+        self._trainer_before: State | None = None
+        """The trainer's state that belongs to it."""
         selector.begin(setting)
         aggregator.begin(setting)
+        if trainer is not None:
+            _require_one_epsilon(aggregator, trainer.part)
+            trainer.begin(setting)
 
     def survey(self, t: int, candidates: IntArray) -> Order | None:
         asked = self.selector.survey(t, self.guard.candidates(t, candidates))
@@ -57,7 +79,8 @@ class OneModel:
             return None
         clients, probes = asked
         unsent = not any(probe.uses_model for probe in probes)
-        return Order(t, np.sort(clients), self.model, self.setting.work, probes, unsent, train=False)
+        model = self.selector.survey_model(self.model)
+        return Order(t, np.sort(clients), model, self.setting.work, probes, unsent, train=False)
 
     def surveyed(self, t: int, replies: Replies) -> None:
         self.selector.surveyed(t, replies)
@@ -66,37 +89,70 @@ class OneModel:
         candidates = self.guard.candidates(t, candidates)
         cohort = self._cohort(self.selector.select(t, candidates), candidates)
         self.guard.note_invited(cohort)
+        self.selector.sent(t, self.model)
         wanted = (*self.selector.probes(t), *self.aggregator.probes(t))
         probes = tuple({probe.name: probe for probe in wanted}.values())
         gate = self.aggregator.gate(t)
-        return Order(t, cohort, self.model, self.setting.work, probes, self.resident, gate=gate)
+        trainer = None if self.trainer is None else self.trainer.order(t, cohort, self.model)
+        return Order(t, cohort, self.model, self.setting.work, probes, self.resident, gate=gate, trainer=trainer)
 
     def screened(self, t: int, replies: Replies) -> Replies:
+        if self.trainer is not None:
+            replies = self.trainer.with_answers(replies)
         return replies if self.resident else self.guard.screened(t, self.model, replies)
 
     def absorb(self, t: int, replies: Replies) -> None:
         self.selector.observe(t, replies.with_withheld_rows())
         self.aggregator.observe(t, replies)
         kept_before, self._model_kept, self._rolled_back = self._model_kept, False, False
+        self._rate_halved = len(replies) > 0 and self.chain.note_loss(replies.train_loss)
         if len(replies):
-            found = self._sound(self.aggregator.combine(t, self.model, replies))
-            self._model_kept = not bool(torch.isfinite(found).all())
-            self._take(self.model if self._model_kept else found)
+            self._advance(t, replies, self._found(t, replies), warns=not kept_before)
         elif self._before is not None and any(fault.unsound for fault in replies.faults):
             self.model, self._before, self._rolled_back = self._before, None, True
+            self.chain.state, self._chain_before = self._chain_before, ChainState()
+            self._rate_halved = self.chain.halve()
+            if self.trainer is not None and self._trainer_before is not None:
+                self.trainer.roll_back(self._trainer_before)
             warnings.warn(f"No reply of round {t} was finite: the model is back at the one before.", stacklevel=2)
-        if self._model_kept and not kept_before:
-            name = type(self.aggregator).__name__
-            warnings.warn(
-                f"The aggregator {name} returned NaN or infinity in round {t}: the model stays as it was.",
-                stacklevel=2,
-            )
 
-    def _take(self, found: Tensor) -> None:
-        """Take the next model. The one before is kept if it leaps, as no client may be able to train from it."""
-        leaps = self.guard.limits.on and bool(found.double().norm() > _LEAP * self.model.double().norm() > 0)
-        self._before = self.model if leaps else None
-        self.model = found
+    def _found(self, t: int, replies: Replies) -> Tensor:
+        """Return the aggregator's result for a round's replies."""
+        if self.trainer is None:
+            return self._sound(self.aggregator.combine(t, self.model, replies))
+        ready = self.trainer.part.prepare(t, self.model, replies)
+        return self._sound(self.aggregator.combine(t, self.model, ready))
+
+    def _advance(self, t: int, replies: Replies, found: Tensor, *, warns: bool) -> None:
+        """Take the next model, made of the aggregator's result; if it is not finite, the model and all else stay.
+
+        The model before is kept if the next one leaps, as no client may be able to train from that.
+        """
+        before, state = self.model, self.chain.state
+        learned = None if self.trainer is None else self.trainer.part.state_dict()
+        sound = bool(torch.isfinite(found).all())
+        if self.trainer is not None and sound:
+            found = self._sound(self.trainer.part.finish(t, before, found, replies))
+            sound = bool(torch.isfinite(found).all())
+        after = self.chain.step(before, found) if sound else None
+        self._model_kept = after is None
+        self._before, self._chain_before, self._trainer_before = None, ChainState(), None
+        if self.trainer is not None and learned is not None:
+            if after is None:
+                self.trainer.part.load_state_dict(learned)
+            else:
+                self.trainer.keep(t, replies)
+        if after is not None:
+            if self.guard.limits.on and bool(after.double().norm() > _LEAP * before.double().norm() > 0):
+                self._before, self._chain_before, self._trainer_before = before, state, learned
+            self.model = after
+            self.aggregator.stepped(t, before, after)
+            return
+        self._rate_halved = self.chain.halve() or self._rate_halved
+        if warns:
+            part = f"aggregator {type(self.aggregator).__name__}"
+            part = f"server's step (optimizer {self.chain.optimizer.optimizer}) after the {part}" if sound else part
+            warnings.warn(f"The {part} returned NaN or infinity in round {t}: the model stays as it was.", stacklevel=3)
 
     def _cohort(self, chosen: Any, candidates: IntArray) -> IntArray:
         """Return the selector's answer, ascending; refuse it if it is not a choice among the candidates."""
@@ -109,10 +165,10 @@ class OneModel:
             numbers.ndim == 1 and (numbers.size == 0 or numbers.dtype.kind in "iu"),
             f"The selector {name} must return an array of client numbers, not {_shown(chosen)}.",
         )
-        strangers = np.setdiff1d(numbers, candidates)
+        strangers = _outside(numbers, candidates)
         if len(strangers):
             raise Refusal(
-                f"The selector {name} chose client {strangers[0]}, which is none of the round's {len(candidates)} "
+                f"The selector {name} chose client {strangers.min()}, which is none of the round's {len(candidates)} "
                 "candidates."
             )
         clients = np.unique(numbers.astype(np.int64))
@@ -137,14 +193,28 @@ class OneModel:
     def figures(self) -> dict[str, object]:
         kept = {"model_kept": True} if self._model_kept else {}
         back = {"rolled_back": True} if self._rolled_back else {}
-        return {**self.selector.figures(), **self.aggregator.figures(), **kept, **back}
+        back |= {"rate_halved": True} if self._rate_halved else {}
+        slower = {} if self.chain.rate is None else {"server_rate": self.chain.rate}
+        trained = {} if self.trainer is None else self.trainer.part.figures()
+        return {**self.selector.figures(), **self.aggregator.figures(), **trained, **kept, **back, **slower}
 
     def models(self) -> Tensor:
-        return self.model.unsqueeze(0)
+        return self.chain.served(self.model).unsqueeze(0)
+
+    def raw_model(self) -> Tensor | None:
+        return self.model if self.chain.average else None
 
     @property
     def model_of_client(self) -> IntArray:
         return np.zeros(self.setting.clients, dtype=np.int64)
+
+    def attach_folder(self, folder: Path, *, runs: int = 1) -> None:
+        if self.trainer is not None:
+            self.trainer.attach_folder(folder, runs)
+
+    def checkpointed(self) -> None:
+        if self.trainer is not None:
+            self.trainer.store.checkpointed()
 
     def state_dict(self) -> State:
         return {
@@ -157,6 +227,11 @@ class OneModel:
                 else {}
             ),
             **({} if self._before is None else {"before": self._before}),
+            **({"server": kept} if (kept := self.chain.saved(self.chain.state)) else {}),
+            **({"brake": kept} if (kept := self.chain.brake.as_state()) else {}),
+            **({"server_before": kept} if (kept := self.chain.saved(self._chain_before)) else {}),
+            **({} if self.trainer is None else {"trainer": self.trainer.state_dict()}),
+            **({} if self._trainer_before is None else {"trainer_before": self._trainer_before}),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -164,16 +239,38 @@ class OneModel:
         self.selector.load_state_dict(state["selector"])
         self.aggregator.load_state_dict(state["aggregator"])
         known = dict(state.get("guard", {}))
-        if known.get("work") != asdict(self.setting.work):
+        if not self.setting.work.is_as_written(known.get("work", {})):
             # Clients train otherwise from now on: earlier norms are no measure.
             known["norms"] = []
         self.guard.load_state_dict(known)
         self._before = state.get("before")
+        self.chain.state = self.chain.restored(state.get("server", {}))
+        self._chain_before = self.chain.restored(state.get("server_before", {}))
+        self.chain.brake = self.chain.brake.restored(state.get("brake", {}))
+        if self.trainer is not None:
+            self.trainer.load_state_dict(state["trainer"])
+            self._trainer_before = state.get("trainer_before")
+
+
+def _outside(numbers: IntArray, candidates: IntArray) -> IntArray:
+    """Return the numbers that are not among the candidates, which ascend; a million of these take no time."""
+    places = np.minimum(np.searchsorted(candidates, numbers), len(candidates) - 1)
+    return numbers[candidates[places] != numbers] if len(candidates) else numbers
 
 
 def _require_role(part: object, role: type) -> None:
     name = role.__name__
     require(isinstance(part, role), f"{_shown(part)} is no {name.lower()}: one of your own derives from covey.{name}.")
+
+
+def _require_one_epsilon(aggregator: Aggregator, trainer: Trainer) -> None:
+    """Refuse two parts that record an ε each: they protect different things, and a record has one."""
+    stating = [part for part in (aggregator, trainer) if part.private and getattr(part, "delta", None) is not None]
+    require(
+        len(stating) < 2,
+        f"{type(aggregator).__name__} records the ε of clients and {type(trainer).__name__} that of samples, and a "
+        "record has one: leave one out with aggregator.delta=none or trainer.delta=none.",
+    )
 
 
 def _shown(value: Any) -> str:

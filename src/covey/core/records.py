@@ -4,6 +4,8 @@
     environment.json        versions, machine and command
     metrics.jsonl           one line per round, append-only
     checkpoint.safetensors  the method's whole state after the last round, replaced atomically
+    constants.safetensors   frozen parameters of the model, if it has any
+    kept/                   what simulated clients keep, in segments that the checkpoint refers to
 
 A round is first appended to the metrics, then the checkpoint is replaced. A run killed between the two has one line too
 many; resuming removes that line and computes the round again, to the same bits.
@@ -12,6 +14,7 @@ many; resuming removes that line and computes the round again, to the same bits.
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -24,18 +27,24 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 import covey
 from covey.arrays import State
 from covey.config.schema import Config
 from covey.core.checkpoint import FORMAT, read_checkpoint, write_checkpoint
+from covey.core.given_parts import hold_again
+from covey.core.interrupt import withdraw_stop
+from covey.core.model_constants import FILE as CONSTANTS
+from covey.core.model_constants import write_constants
+from covey.core.printable_text import printable
 from covey.core.round_record import RoundRecord, read_record
-from covey.core.scores import finite
+from covey.core.scores import EvaluationScores, finite
 from covey.errors import Refusal, require
 from covey.storage import LOCK, FolderLock, read_json, replace_file, write_json
 from covey.trust import Trust
 
-_BEFORE_A_RUN = ("environment.json", "environment.json.part", "config.json.part", LOCK)
+_BEFORE_A_RUN = ("environment.json", "environment.json.part", CONSTANTS, f"{CONSTANTS}.part", "config.json.part", LOCK)
 """Files that a run may leave if it is killed before it writes its configuration."""
 
 
@@ -57,6 +66,8 @@ class Records:
     """Largest share of the time spent on checkpoints, if not every round has one; those of many models are large."""
     longest_pause = 300.0
     """Most seconds between two checkpoints, however long one takes: the work that a killed sweep may lose."""
+    on_checkpoint: Callable[[], None] | None = None
+    """Called whenever a checkpoint is on disk."""
 
     def __init__(self, folder: Path, rounds_done: int, clock: float = 0.0, *, lock: FolderLock | None = None) -> None:
         self._lock = lock
@@ -68,8 +79,8 @@ class Records:
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
-    def create(cls, folder: Path, config: Config) -> "Records":
-        """Create a run folder; refuse one that is not empty."""
+    def create(cls, folder: Path, config: Config, module: nn.Module | None = None) -> "Records":
+        """Create a run folder, with what `module` has beside its state; refuse one that is not empty."""
         require_unused(folder)
         with ExitStack() as stack:
             try:
@@ -78,6 +89,8 @@ class Records:
                 # Another process may have begun a run since.
                 require_unused(folder)
                 write_json(folder / "environment.json", describe_machine())
+                if module is not None:
+                    write_constants(folder, config.model.name, module)
                 write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
                 made = cls(folder, 0, lock=lock)
             except OSError as error:
@@ -86,13 +99,17 @@ class Records:
         return made
 
     @classmethod
-    def reopen(cls, folder: Path) -> tuple["Records", State | None]:
-        """Open a run folder to resume, and return it with the state in its checkpoint (None before the first)."""
-        read_config(folder)
+    def reopen(cls, folder: Path, config: Config | None = None) -> tuple["Records", State | None]:
+        """Open a run folder to resume, and return it with the state in its checkpoint (None before the first).
+
+        A `config` replaces the one of the folder: that of a run with more rounds.
+        """
+        stored = config or read_config(folder)
         with ExitStack() as stack:
             lock = stack.enter_context(FolderLock(folder))
+            withdraw_stop(folder)
             done, state = read_checkpoint(folder)
-            rows = [row for row in read_metrics(folder) if int(row["round"]) <= done]
+            rows = [_as_planned(row, stored) for row in read_metrics(folder) if int(row["round"]) <= done]
             require(
                 len(rows) == done,
                 f"The run folder {folder} has lost records: its checkpoint is of round {done}, and metrics.jsonl has "
@@ -100,6 +117,8 @@ class Records:
             )
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             try:
+                if config is not None:
+                    write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
                 replace_file(folder / "metrics.jsonl", text.encode())
                 opened = cls(folder, done, float(rows[-1].get("clock", 0.0)) if rows else 0.0, lock=lock)
             except OSError as error:
@@ -127,6 +146,8 @@ class Records:
             # The line must be on disk before the checkpoint is, even if the machine loses power.
             os.fsync(self._metrics.fileno())
             write_checkpoint(self.folder, self.rounds_done, state())
+            if self.on_checkpoint is not None:
+                self.on_checkpoint()
             self._last_checkpoint = time.monotonic()
             if self.checkpoint_seconds:
                 self._pause = min(self.longest_pause, (self._last_checkpoint - begin) / self.checkpoint_share)
@@ -135,6 +156,14 @@ class Records:
         self._metrics.close()
         if self._lock is not None:
             self._lock.release()
+
+
+def _as_planned(row: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Return a record without scores if its round is evaluated only where a run ends, and this one goes on."""
+    t = int(row["round"])
+    if t == config.rounds or t % config.evaluate_every == 0:
+        return row
+    return {name: value for name, value in row.items() if name not in EvaluationScores.__annotations__}
 
 
 def require_unused(folder: Path) -> None:
@@ -159,6 +188,22 @@ def read_config(folder: Path, *, trust: Trust = False) -> Config:
     Code of somebody's own that it names is imported only if `trust` allows it.
     """
     return Config.stored(_read_config_file(folder)[1], trust=trust, folder=folder)
+
+
+def with_parts_again(folder: Path, parts: Mapping[str, Any], trust: Trust) -> Trust:
+    """Take parts again that a folder's run was given as Python objects (section → object); return what is trusted.
+
+    A part that the folder names by its place, `package.module:name`, is trusted by being given.
+    """
+    given = {section: part for section, part in parts.items() if part is not None}
+    if not given:
+        return trust
+    settings = _read_config_file(folder)[1]
+    typed: list[str] = []
+    for section, part in given.items():
+        name = settings.get(section) if section == "method" else (settings.get(section) or {}).get("name")
+        typed += hold_again(section, str(name), part, str(folder))
+    return trust if trust is True else [*(trust or ()), *typed]
 
 
 def folder_format(folder: Path) -> int:
@@ -227,6 +272,18 @@ def describe_machine() -> dict[str, object]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "versions": versions,
     }
+
+
+def made_by(folder: Path) -> str:
+    """Return the command that began a run; empty if it was no command, or is not known."""
+    try:
+        words = read_json((folder / "environment.json").read_text(encoding="utf-8"))["command"]
+        first, *rest = map(str, words)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if Path(first).name not in ("covey", "__main__.py"):
+        return ""
+    return printable(shlex.join(["covey", *rest]))
 
 
 def _commit() -> str | None:

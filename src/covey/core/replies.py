@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,14 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covey.arrays import IntArray
-from covey.core.messages import Fault, Measurements, Order, Reply
+from covey.core.messages import UNTOLD, Fault, Measurements, Order, Reply
 from covey.core.wire_size import packed_size, payload_size
-
-if TYPE_CHECKING:
-    from covey.core.interfaces import Probe
 
 _LARGEST = 1e30
 """Measurements of larger magnitude are rejected; they overflow later."""
+
+TRAINER = "trainer"
+"""What a trainer's fields are filed under, among measurements and among what clients keep."""
 
 Kept = Mapping[str, Mapping[int, Mapping[str, Tensor]]]
 """Probe → client → field → value."""
@@ -56,7 +55,7 @@ class Replies:
     samples: Tensor
     """`[k]`, int64"""
     losses: Tensor
-    """`[k]`, float64"""
+    """`[k]`, float64; `UNTOLD` where a client does not tell it."""
     probes: Measurements = field(default_factory=dict)
     """Probe → field → values `[k, ...]`; rows of NaN where a client's measurement is missing or unusable."""
     faults: tuple[Fault, ...] = ()
@@ -96,6 +95,13 @@ class Replies:
     @property
     def probe_seconds(self) -> Mapping[str, float]:
         return self.timing.probe_seconds
+
+    @property
+    def train_loss(self) -> float:
+        """Mean training loss, weighted by samples, of the clients that tell it; NaN if none does."""
+        told = self.losses != UNTOLD
+        samples = self.samples.double()[told]
+        return float((self.losses[told] * samples).sum() / samples.sum())
 
     def observed(self, probe: str) -> IntArray:
         """Return the positions of the clients whose measurement of this probe can be used."""
@@ -177,7 +183,7 @@ def checked(replies: Replies) -> Replies:
     if replies.withheld_replies is not None:
         replies = replace(replies, withheld_replies=checked(replies.withheld_replies))
     states = finite_rows(replies.states).tolist()
-    losses = torch.isfinite(replies.losses).tolist()
+    losses = (torch.isfinite(replies.losses) | (replies.losses == UNTOLD)).tolist()
     samples = replies.samples.tolist()
     keep, faults = [], list(replies.faults)
     for position, client in enumerate(replies.clients.tolist()):
@@ -203,7 +209,7 @@ def checked(replies: Replies) -> Replies:
 def stack_replies(order: Order, replies: Sequence[Reply], faults: tuple[Fault, ...], size: int) -> Replies:
     """Stack replies of single clients, in client order; models have `size` numbers."""
     withheld = _withheld(order, [reply.probes for reply in replies])
-    measured, lacking = _stack_measurements(replies, order.probes)
+    measured, lacking = _stack_measurements(replies, _declared_shapes(order))
     rows = Replies(
         clients=np.array([reply.client for reply in replies], dtype=np.int64),
         states=torch.empty(len(replies), 0),
@@ -215,7 +221,8 @@ def stack_replies(order: Order, replies: Sequence[Reply], faults: tuple[Fault, .
             probe.name: {reply.client: reply.kept[probe.name] for reply in replies if probe.name in reply.kept}
             for probe in order.probes
             if probe.kept
-        },
+        }
+        | _kept_by_trainer(order, replies),
     )
     sent = [reply.state for reply, keeps in zip(replies, withheld, strict=True) if not keeps] if order.train else []
     models = torch.stack(sent) if sent else torch.empty(int((~withheld).sum()), size if order.train else 0)
@@ -251,6 +258,18 @@ def replies_from_stack(
     return _assembled(order, rows, models, withheld, alike)
 
 
+def _declared_shapes(order: Order) -> dict[str, Mapping[str, tuple[int, ...]]]:
+    """Probe → field → shape, as far as they are known in advance; a trainer's fields are filed like a probe's."""
+    declared = {probe.name: probe.shapes() for probe in order.probes}
+    return declared if order.trainer is None else {**declared, TRAINER: order.trainer.shapes}
+
+
+def _kept_by_trainer(order: Order, replies: Sequence[Reply]) -> dict[str, dict[int, Mapping[str, Tensor]]]:
+    if order.trainer is None:
+        return {}
+    return {TRAINER: {reply.client: reply.kept[TRAINER] for reply in replies if TRAINER in reply.kept}}
+
+
 def _withheld(order: Order, measured: Iterable[Measurements]) -> NDArray[np.bool_]:
     """Return `[k]`: True for clients with such measurements that keep a model which the order asks for."""
     return np.array([order.returns_model and not order.sends_model(fields) for fields in measured], dtype=bool)
@@ -277,7 +296,8 @@ def _assembled(
 
 def _traffic(order: Order, replies: Iterable[tuple[Reply, int]]) -> Traffic:
     """Return the bytes of replies, each given with the number of clients that send one of its size."""
-    sent, apart = 0, dict.fromkeys((probe.name for probe in order.probes), 0)
+    trainer = [TRAINER] if order.trainer is not None else []
+    sent, apart = 0, dict.fromkeys((*(probe.name for probe in order.probes), *trainer), 0)
     for reply, count in replies:
         sent += count * packed_size(reply.tensors(order))
         for probe, fields in reply.probes.items():
@@ -286,14 +306,13 @@ def _traffic(order: Order, replies: Iterable[tuple[Reply, int]]) -> Traffic:
 
 
 def _stack_measurements(
-    replies: Sequence[Reply], probes: "Sequence[Probe]"
+    replies: Sequence[Reply], declared: Mapping[str, Mapping[str, tuple[int, ...]]]
 ) -> tuple[dict[str, dict[str, Tensor]], list[Fault]]:
     """Return probe → field → `[k, ...]`, and a fault for each measurement that is missing or of a wrong shape.
 
     A client with a fault has a row of NaN. Where a probe does not declare a shape, the one that most clients sent is
     right.
     """
-    declared = {probe.name: probe.shapes() for probe in probes}
     measured: dict[str, dict[str, Tensor]] = {}
     faults = []
     for probe in dict.fromkeys(name for reply in replies for name in reply.probes):

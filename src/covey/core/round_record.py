@@ -9,7 +9,7 @@ from typing import Any, TypedDict, cast
 from covey.arrays import FloatArray
 from covey.core.messages import Fault, Order
 from covey.core.replies import Replies
-from covey.core.scores import EvaluationScores, finite
+from covey.core.scores import ClientScore, EvaluationScores, finite
 from covey.storage import misfit, read_json
 
 TIMINGS = ("seconds", "probe_seconds")
@@ -44,9 +44,17 @@ class RoundRecord(TypedDict, total=False):
 
     round: int
     accuracy: float | None
+    score: float | None
+    metric: str
+    better: str
+    metrics: dict[str, float | None]
+    client_score: ClientScore
     loss: float | None
     class_accuracy: list[float]
     own_accuracy: float | None
+    raw_accuracy: float | None
+    raw_score: float | None
+    raw_loss: float | None
     train_loss: float | None
     clients: list[int]
     cohort_skew: float | None
@@ -125,13 +133,10 @@ def round_record(
         probe_bytes.update(answer.probe_bytes)
         probe_seconds.update(answer.probe_seconds)
     faults = [fault for answer in answers for fault in answer.faults]
-    samples = replies.samples.double()
-    trained = order.train and len(replies) > 0
-    loss = float((replies.losses * samples).sum() / samples.sum()) if trained else float("nan")
     record: RoundRecord = {"round": order.round}
     record.update(cast(RoundRecord, scores or {}))
     rest: RoundRecord = {
-        "train_loss": finite(loss),
+        "train_loss": finite(replies.train_loss) if order.train else None,
         "clients": order.clients.tolist(),
         "cohort_skew": None if skew is None or not len(order.clients) else float(skew[order.clients].mean()),
         "dropped": [_fault_record(fault) for fault in faults if fault.measurement is None],
@@ -169,3 +174,11 @@ def client_loss(replies: Replies) -> ClientLoss | None:
 
 def _fault_record(fault: Fault) -> FaultRecord:
     return {"client": fault.client, "reason": fault.reason}
+
+
+def privacy_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ε and δ of a round's model, and whom they protect; empty if it has none."""
+    figures = record.get("figures", {})
+    found = {name: float(figures[name]) for name in ("epsilon", "delta") if isinstance(figures.get(name), (int, float))}
+    protects = {"protects": str(figures["protects"])} if "protects" in figures else {}
+    return {**found, **protects} if len(found) == 2 else {}

@@ -14,6 +14,8 @@ class RuntimeTraits:
     """True if clients are real: their time is real time, and models that stay with them are not here."""
     takes_fleet: bool = False
     """True if its builder takes the folder of a live fleet as well."""
+    elsewhere: bool = False
+    """True if clients run in programs of their own, which have no Python objects of this one."""
     lockstep: bool = False
     """True if several runs are faster in lockstep than one after another."""
     uses_device: bool = False

@@ -1,16 +1,23 @@
 """Scores on the test set. The truth about clients is used only here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray
-from covey.environment.federated_data import Truth
+from covey.environment.truth import Truth
+from covey.task.classification import Classification
+from covey.task.learning_task import Task
 
 LISTED_CLASSES = 200
 """Most classes whose accuracy a record lists; a vocabulary has thousands."""
+
+
+Metrics = dict[str, float | None]
+"""Metric → value; None where it is not defined."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,13 +25,47 @@ class Scores:
     """Results of m models on the test set."""
 
     loss: FloatArray
-    """`[m]`: mean cross-entropy."""
+    """`[m]`: mean loss."""
     correct: NDArray[np.int64]
-    """`[m, classes]`: correct answers per class."""
+    """`[m, classes]`: correct answers per class; no columns where there are no classes."""
     totals: NDArray[np.int64]
     """`[classes]`: test samples per class."""
     wall_seconds: float = 0.0
     """Time to compute them; with many runs in lockstep, this run's share."""
+    predicted: NDArray[np.int64] | None = None
+    """`[m, classes]`: answers per class; None if they are not known."""
+    answers: Tensor | None = None
+    """`[m, n, ...]`: every answer, for tasks without classes and where clients have tests of their own."""
+    y: Tensor | None = None
+    """`[n, ...]`: the labels of the test set."""
+    task: Task = field(default_factory=Classification)
+    reported: tuple[Metrics, ...] = ()
+    """Metrics of each model, where clients have reported them in place of answers."""
+
+    def first(self, count: int) -> "Scores":
+        """Return the results of the first models alone."""
+        return replace(
+            self,
+            loss=self.loss[:count],
+            correct=self.correct[:count],
+            predicted=None if self.predicted is None else self.predicted[:count],
+            answers=None if self.answers is None else self.answers[:count],
+            reported=self.reported[:count],
+        )
+
+    def metrics(self, model: int) -> Metrics:
+        """Return every metric of one model, the main one first; tasks with classes leave out accuracy."""
+        if isinstance(self.task, Classification):
+            if self.predicted is None:
+                return {}
+            counts = (self.correct[model], self.predicted[model], self.totals)
+            correct, predicted, totals = (one.astype(np.float64) for one in counts)
+            return self.task.of_counts(correct, predicted, totals, float(self.loss[model]))
+        if self.reported:
+            return self.reported[model]
+        assert self.answers is not None
+        assert self.y is not None
+        return self.task.score(self.answers[model], self.y)
 
     @property
     def accuracy(self) -> FloatArray:
@@ -39,17 +80,46 @@ class Scores:
         return accuracy
 
 
+class ClientScore(TypedDict):
+    """The main metric over clients, each on its own test samples."""
+
+    mean: float
+    worst_decile: float
+    """Mean over the tenth of the clients that are served worst."""
+    spread: float
+    """Standard deviation."""
+    clients: int
+    """Clients that have test samples, and whose metric is defined."""
+
+
 class EvaluationScores(TypedDict, total=False):
     """The fields of a record that an evaluation adds."""
 
     accuracy: float | None
+    score: float | None
+    """The main metric, where it is not accuracy."""
+    metric: str
+    """Its name."""
+    better: str
+    """`higher` or `lower`."""
+    metrics: Metrics
+    """All metrics, or those beside accuracy."""
+    client_score: ClientScore
     loss: float | None
     class_accuracy: list[float]
     own_accuracy: float | None
+    raw_accuracy: float | None
+    raw_score: float | None
+    raw_loss: float | None
 
 
 def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> EvaluationScores:
-    """Return a record's scores: means over clients, each with its model, and on its own class mix."""
+    """Return a record's scores: means over clients, each with its model, and on its own class mix.
+
+    Where clients have test samples of their own, also the main metric over clients, each on its own.
+    """
+    if not scores.task.has_classes:
+        return _scores_without_classes(scores, truth, model_of_client)
     by_class = scores.class_accuracy
     if len(by_class) == 1:
         # One model serves all clients: their mean mix suffices, and a vocabulary has thousands of classes.
@@ -61,7 +131,69 @@ def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> Evaluati
     if len(scores.totals) <= LISTED_CLASSES:
         found["class_accuracy"] = (users @ by_class).tolist()
     found["own_accuracy"] = own
+    if metrics := _mean_metrics(scores, users):
+        found["metrics"] = metrics
+    if over_clients := client_score(scores, truth.tests, model_of_client):
+        found["client_score"] = over_clients
     return found
+
+
+def _scores_without_classes(scores: Scores, truth: Truth, model_of_client: IntArray) -> EvaluationScores:
+    users = _users(scores, model_of_client)
+    metrics = _mean_metrics(scores, users)
+    main = next(iter(metrics))
+    found: EvaluationScores = {
+        "score": metrics[main],
+        "metric": main,
+        "better": scores.task.main.better,
+        "metrics": metrics,
+        "loss": finite(float(users @ scores.loss)),
+    }
+    if over_clients := client_score(scores, truth.tests, model_of_client):
+        found["client_score"] = over_clients
+    return found
+
+
+def _mean_metrics(scores: Scores, users: FloatArray) -> Metrics:
+    """Return every metric, mean over clients with their models; None where a model's is not defined."""
+    used = np.flatnonzero(users)
+    each = [scores.metrics(int(model)) for model in used]
+    found: Metrics = {}
+    for name in each[0]:
+        values = [one[name] for one in each]
+        known = [value for value in values if value is not None]
+        found[name] = float(users[used] @ np.array(known)) if len(known) == len(values) else None
+    return found
+
+
+def client_score(scores: Scores, tests: list[Tensor] | None, model_of_client: IntArray) -> ClientScore | None:
+    """Return the main metric over clients, each with its model on its own rows of the test set; None without tests."""
+    if tests is None or scores.answers is None or scores.y is None:
+        return None
+    values = []
+    # A reference has one model and clients of its own.
+    used = model_of_client if len(scores.loss) > 1 else np.zeros(len(tests), dtype=np.int64)
+    for rows, model in zip(tests, used.tolist(), strict=True):
+        if len(rows):
+            own = next(iter(scores.task.score(scores.answers[model, rows], scores.y[rows]).values()))
+            values += [] if own is None else [own]
+    if not values:
+        return None
+    worst_first = np.sort(values) if scores.task.main.higher else -np.sort(-np.array(values))
+    return {
+        "mean": float(np.mean(values)),
+        "worst_decile": float(worst_first[: -(-len(values) // 10)].mean()),
+        "spread": float(np.std(values)),
+        "clients": len(values),
+    }
+
+
+def raw_scores(scores: Scores) -> EvaluationScores:
+    """Return a record's scores of the model before averaging, the last one in `scores`."""
+    if not scores.task.has_classes:
+        last = next(iter(scores.metrics(len(scores.loss) - 1).values()))
+        return {"raw_score": last, "raw_loss": finite(float(scores.loss[-1]))}
+    return {"raw_accuracy": float(scores.accuracy[-1]), "raw_loss": finite(float(scores.loss[-1]))}
 
 
 def on_mix(scores: Scores, model_of_client: IntArray, mix: FloatArray) -> tuple[float | None, float]:

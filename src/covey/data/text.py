@@ -25,6 +25,7 @@ from covey.data.documents import COMPRESSED, Writing, json_lines
 from covey.data.stackexchange import stack_exchange
 from covey.errors import Refusal, require
 from covey.registries import datasets
+from covey.task.classification import NextToken
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ("<padding>", "<unknown>")
@@ -192,6 +193,7 @@ def from_writings(name: str, source: Path, read: Callable[[], Iterator[Writing]]
         group_names=tuple(training),
         never=(PADDING, UNKNOWN),
         stop_words=tuple(place for place, word in enumerate(known, start=len(SPECIAL)) if is_stop_word(word)),
+        task=NextToken(),
     )
 
 

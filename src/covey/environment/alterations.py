@@ -15,6 +15,7 @@ from torch import Tensor
 from covey import randomness
 from covey.config.sections import Alterations
 from covey.errors import require
+from covey.task.learning_task import Task
 
 Feature = Literal["shifted", "blurred", "inverted"]
 FEATURES: tuple[Feature, ...] = ("shifted", "blurred", "inverted")
@@ -64,12 +65,19 @@ def alter_images(x: Tensor, kind: Feature | None, white: int = 255) -> Tensor:
     return _shifted(x) if kind == "shifted" else _blurred(x)
 
 
-def alter_labels(y: Tensor, classes: int, noise: float, flipped: bool, key: int) -> Tensor:
-    """Return a client's labels int64 `[n]`, all of them in their stored order, flipped and then noisy.
+def alter_labels(y: Tensor, classes: int, noise: float, flipped: bool, key: int, task: Task | None = None) -> Tensor:
+    """Return a client's labels `[n, ...]`, all of them in their stored order, flipped and then noisy.
 
     Flipped: y becomes (y + 1) mod classes. Noise: round(noise · n) labels, chosen by `key`, become one of the
-    other classes, with equal probability.
+    other classes, with equal probability. Where there are no classes, both make labels wrong as the task does.
     """
+    if task is not None and not task.has_classes:
+        number = _rounded(noise, len(y))
+        y = task.wrong(y) if flipped else y
+        if number:
+            wrong = randomness.permutation(randomness.key(key, "noisy"), len(y), y.device)[:number]
+            y = y.index_copy(0, wrong, task.wrong(y[wrong]))
+        return y
     if flipped:
         y = (y + 1) % classes
     number = _rounded(noise, len(y))

@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 
 from covey.arrays import FloatArray, IntArray
+from covey.environment.client_parts import Slices
 from covey.environment.partition import Deal, require_labels, split_by_class
 from covey.errors import require
 from covey.registries import environments
@@ -91,7 +92,7 @@ def cluster_labels(
 
 def _split_by_size(
     y: IntArray, held: IntArray, factors: FloatArray, samples: int | None, rng: np.random.Generator
-) -> list[IntArray]:
+) -> Slices:
     """Return disjoint samples for clients that hold the given labels and ⌊`samples` · factor⌋ samples each."""
     available = np.bincount(y, minlength=held.shape[1])
     most = _most_samples(held, factors, available)

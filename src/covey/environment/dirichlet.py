@@ -1,12 +1,16 @@
 """Dirichlet environments: On-Demand FL's split of classes, and FedACS's layers of β-Dirichlet clients."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from covey.arrays import IntArray
+from covey.environment.keyed_parts import KeyedParts, KeyedShares
 from covey.environment.partition import (
     ClassPools,
     Deal,
     allot,
+    by_key,
     dirichlet_shares,
     fill_up,
     samples_per_client,
@@ -40,7 +44,7 @@ def dirichlet(
         cuts = np.minimum(np.cumsum(shares)[:-1] * members + rng.random(), members).astype(np.int64)
         counts[:, label] = np.diff(cuts, prepend=0, append=members)
     parts = fill_up(split_by_class(counts, labels, rng), minimum, rng)
-    return Deal([np.sort(part) for part in parts], shared=False)
+    return Deal(replace(parts, ascending=True), shared=False)
 
 
 @environments.add("dirichlet-layers")
@@ -61,11 +65,7 @@ def dirichlet_layers(
     mix is one draw from Dirichlet(β·1) over the classes (Definition 2). Each client holds `samples`, or
     enough to use every training sample `reuse` times.
     """
-    require(
-        0 < median < maximum,
-        "environment.median must be above 0 and below environment.maximum, "
-        f"not {median:g} with a maximum of {maximum:g}.",
-    )
+    _require_layers(median, maximum)
     count = samples_per_client(labels, clients, samples, reuse)
     pools = ClassPools(labels, classes, rng)
     fractions = 1 - rng.random(clients)
@@ -75,3 +75,38 @@ def dirichlet_layers(
         counts = allot(count, dirichlet_shares(float(beta), classes, rng))
         parts.append(np.concatenate([pools.take(label, int(own)) for label, own in enumerate(counts)]))
     return Deal(parts, shared=True)
+
+
+@by_key("dirichlet-layers")
+def dirichlet_layers_by_key(
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    median: float = 0.2,
+    maximum: float = 3.0,
+    samples: int | None = None,
+    reuse: float = 8.0,
+) -> Deal:
+    """Draw the class mixes in blocks of clients, and each client's samples by its own key."""
+    _require_layers(median, maximum)
+    count = samples_per_client(labels, clients, samples, reuse)
+
+    def mixes(rng: np.random.Generator, places: IntArray) -> IntArray:
+        fractions = 1 - rng.random(len(places))
+        betas = np.where(places % 2 == 1, median * fractions, median + (maximum - median) * fractions)
+        return np.stack([allot(count, dirichlet_shares(float(beta), classes, rng)) for beta in betas])
+
+    mix_key, sample_key = (int(drawn) for drawn in rng.integers(2**63, size=2))
+    counts = KeyedShares(mixes, clients, mix_key)
+    sizes = np.full(clients, count, dtype=np.int64)
+    return Deal(KeyedParts(labels, classes, sizes, counts, sample_key), shared=True)
+
+
+def _require_layers(median: float, maximum: float) -> None:
+    require(
+        0 < median < maximum,
+        "environment.median must be above 0 and below environment.maximum, "
+        f"not {median:g} with a maximum of {maximum:g}.",
+    )

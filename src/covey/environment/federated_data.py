@@ -1,6 +1,8 @@
 """A federation: the clients' samples, and the truth about them, which only evaluation may see."""
 
 import hashlib
+import html
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,34 +13,22 @@ from torch import Tensor
 from covey.arrays import FloatArray, IntArray
 from covey.config.sections import Alterations
 from covey.data.dataset import Dataset, Samples
+from covey.data.sample_store import brightest, in_place_of_tensor, stored
 from covey.environment.alterations import Altered, alter_images, alter_labels
+from covey.environment.client_parts import ClientParts, blocks_of, together
 from covey.environment.partition import split_regardless_of_class
+from covey.environment.truth import Truth
 from covey.randomness import generator, key
 
 
-@dataclass(frozen=True, eq=False)
-class Truth:
-    """Each client's class shares and skew. Only evaluation may know them."""
-
-    shares: FloatArray
-    """`[clients, classes]`, rows sum to one."""
-    skew: FloatArray
-    """`[clients]`: the environment's own parameter (α), or the distance of the shares from the overall mix."""
-
-    @cached_property
-    def mean_shares(self) -> FloatArray:
-        """`[classes]`: mean over clients, each with the same weight."""
-        mean: FloatArray = self.shares.mean(axis=0)
-        return mean
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """A data set split among clients."""
 
     dataset: Dataset
-    parts: list[Tensor]
-    """Indices into the training samples, one int64 tensor per client."""
+    parts: Sequence[Tensor]
+    """Indices into the training samples, one int64 tensor per client: a list, or a plan that makes them (`ClientParts`)
+    when they are asked for."""
     shared: bool
     """True if clients share samples."""
     skew: FloatArray | None = None
@@ -49,6 +39,16 @@ class Federation:
     """The clients whose images or labels are altered; None if there are none."""
     seed: int = 0
     """Seed of the noisy labels."""
+    test_parts: list[Tensor] | None = None
+    """Each client's own rows of the test set, an int64 tensor per client, possibly empty; None if they have none."""
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        spread = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+        return f"Federation({self.dataset.name}: {self.clients:,} clients of {spread} samples)"
+
+    def _repr_html_(self) -> str:
+        return html.escape(repr(self))
 
     @property
     def clients(self) -> int:
@@ -56,7 +56,16 @@ class Federation:
 
     @cached_property
     def sizes(self) -> IntArray:
+        if isinstance(self.parts, ClientParts):
+            return self.parts.sizes
         return np.array([len(part) for part in self.parts], dtype=np.int64)
+
+    def class_counts(self, clients: IntArray) -> IntArray:
+        """Return these clients' samples of each class, or of each group in its place, not altered: `[k, classes]`."""
+        bins, count = self.dataset.bins, self.dataset.bin_count
+        if isinstance(self.parts, ClientParts):
+            return self.parts.class_counts(clients, bins, count)
+        return np.stack([np.bincount(bins[self.parts[one].numpy()], minlength=count) for one in clients])
 
     def samples(self, client: int) -> Samples:
         """Return a client's samples, altered if the client is."""
@@ -65,17 +74,24 @@ class Federation:
             x = alter_images(x, self.altered.features[client], self._white)
         return Samples(x, self.labels(client))
 
+    def samples_in_batches(self, client: int) -> Samples:
+        """Return a client's samples to train on; where memory may not hold them, batches are read one by one."""
+        store = stored(self.dataset.x)
+        part = store.part(self.parts[client]) if store is not None and self.altered is None else None
+        return self.samples(client) if part is None else Samples(in_place_of_tensor(part), self.labels(client))
+
     def labels(self, client: int) -> Tensor:
         """Return a client's labels, altered if the client is."""
         y = self.dataset.y[self.parts[client]]
         if self.altered is None:
             return y
         label_key = key(self.seed, client, "labels")
-        return alter_labels(y, self.dataset.classes, self.alterations.noise, self.altered.poisoned[client], label_key)
+        noise, poisoned = self.alterations.noise, self.altered.poisoned[client]
+        return alter_labels(y, self.dataset.classes, noise, poisoned, label_key, self.dataset.learns)
 
     @cached_property
     def _white(self) -> int:
-        return int(self.dataset.x.max()) if self.dataset.x.dtype == torch.uint8 else 255
+        return brightest(self.dataset.x)
 
     @property
     def known(self) -> bool:
@@ -84,33 +100,45 @@ class Federation:
 
     @cached_property
     def truth(self) -> Truth:
-        labels = self.dataset.y
-        counts = np.stack(
-            [torch.bincount(labels[part], minlength=self.dataset.classes).numpy() for part in self.parts]
-        ).astype(np.float64)
-        shares = counts / counts.sum(axis=1, keepdims=True)
-        if self.skew is not None:
-            return Truth(shares, self.skew)
-        overall = counts.sum(axis=0) / counts.sum()
-        return Truth(shares, np.abs(shares - overall).sum(axis=1) / 2)
+        return Truth.of(self.class_counts, self.sizes, self.dataset.bin_count, self.skew).with_tests(self.test_parts)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of exactly these samples, split in exactly this way."""
+        """Digest of exactly these samples, split in exactly this way; of samples in a store, of some of them."""
         digest = hashlib.blake2b(digest_size=8)
-        for tensor in (self.dataset.x, self.dataset.y, self.dataset.test_x, self.dataset.test_y, *self.parts):
+        for tensor in (
+            self.dataset.x,
+            self.dataset.y,
+            self.dataset.test_x,
+            self.dataset.test_y,
+            *self.parts,
+            *(self.test_parts or ()),
+        ):
+            if (store := stored(tensor)) is not None:
+                digest.update(store.digest())
+                continue
             digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def held(self) -> Tensor:
+        """Return the training samples that some client holds, ascending and each once."""
+        seen = torch.zeros(len(self.dataset.y), dtype=torch.bool)
+        for clients in blocks_of(self.sizes):
+            seen[together(self.parts, clients)] = True
+            # A million clients that share a few thousand samples have soon used them all.
+            if bool(seen.all()):
+                break
+        return torch.nonzero(seen).flatten()
+
     def merged(self) -> "Federation":
         """Return a federation of one client that holds all clients' samples, each once and unaltered."""
-        together = torch.unique(torch.cat(self.parts))
-        return replace(self, parts=[together], shared=False, skew=None, names=(), altered=None)
+        return replace(self, parts=[self.held()], shared=False, skew=None, names=(), altered=None, test_parts=None)
 
     def without_skew(self, seed: int) -> "Federation":
         """Return the IID reference: clients of the same sizes, with samples regardless of class, unaltered."""
         rng = generator(seed, "iid reference")
-        split = split_regardless_of_class(len(self.dataset.y), self.sizes.tolist(), rng)
-        parts = [torch.from_numpy(part) for part in split]
-        return replace(self, parts=parts, shared=int(self.sizes.sum()) > len(self.dataset.y), skew=None, altered=None)
+        keyed = isinstance(self.parts, ClientParts) and self.parts.keyed
+        split = split_regardless_of_class(len(self.dataset.y), self.sizes, rng, keyed=keyed)
+        shared = int(self.sizes.sum()) > len(self.dataset.y)
+        return replace(self, parts=ClientParts.of(split), shared=shared, skew=None, altered=None, test_parts=None)

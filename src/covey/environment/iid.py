@@ -3,7 +3,8 @@
 import numpy as np
 
 from covey.arrays import IntArray
-from covey.environment.partition import Deal, split_regardless_of_class
+from covey.environment.client_parts import Slices
+from covey.environment.partition import Deal, by_key, split_regardless_of_class
 from covey.errors import require
 from covey.registries import environments
 
@@ -16,6 +17,23 @@ def iid(labels: IntArray, classes: int, clients: int, rng: np.random.Generator, 
             len(labels) >= clients,
             f"{len(labels)} training samples cannot give one to each of {clients} clients; lower --clients.",
         )
-        return Deal([np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)], shared=False)
+        sizes = np.full(clients, len(labels) // clients)
+        sizes[: len(labels) % clients] += 1
+        return Deal(Slices.cut(rng.permutation(len(labels)), sizes, ascending=True), shared=False)
+    return _of_size(len(labels), clients, rng, samples)
+
+
+@by_key("iid")
+def iid_by_key(
+    labels: IntArray, classes: int, clients: int, rng: np.random.Generator, *, samples: int | None = None
+) -> Deal:
+    """Draw each client's samples by its own key if they run out; else they are slices in any case."""
+    if samples is None:
+        return iid(labels, classes, clients, rng)
+    return _of_size(len(labels), clients, rng, samples, keyed=True)
+
+
+def _of_size(available: int, clients: int, rng: np.random.Generator, samples: int, *, keyed: bool = False) -> Deal:
     require(samples >= 1, f"environment.samples must be at least 1, not {samples}.")
-    return Deal(split_regardless_of_class(len(labels), [samples] * clients, rng), samples * clients > len(labels))
+    sizes = np.full(clients, samples, dtype=np.int64)
+    return Deal(split_regardless_of_class(available, sizes, rng, keyed=keyed), samples * clients > available)

@@ -1,11 +1,14 @@
 """Splits of a data set's training samples among clients, and the tools that environments make them with."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from covey.arrays import FloatArray, IntArray
+from covey.environment.client_parts import Parts, Slices
+from covey.environment.keyed_parts import KeyedPool
 from covey.errors import Refusal, require
 from covey.randomness import generator
 from covey.registries import environments
@@ -15,7 +18,8 @@ from covey.registries import environments
 class Deal:
     """A split: each client's indices into the training set, and each client's skew if the environment states it."""
 
-    parts: list[IntArray]
+    parts: Sequence[IntArray]
+    """A list, or `Parts` that are made when they are asked for."""
     shared: bool
     """True if a sample may belong to several clients."""
     skew: FloatArray | None = None
@@ -25,19 +29,52 @@ class Deal:
 Environment = Callable[..., Deal]
 """`environment(labels, classes, clients, rng, *, option=default, ...) -> Deal`"""
 
+_BY_KEY: dict[str, Environment] = {}
+
+
+def by_key(name: str) -> Callable[[Environment], Environment]:
+    """Register how the environment called `name` draws each client's samples by a key of its own.
+
+    Class counts and skew are those of the environment; only which samples of a class a client holds is drawn apart.
+    Environments without shared samples have none: their parts are slices of one order of all samples.
+    """
+
+    def add(environment: Environment) -> Environment:
+        _BY_KEY[name] = environment
+        return environment
+
+    return add
+
 
 def split_samples(
-    name: str, options: dict[str, object], labels: IntArray, classes: int, clients: int, rng: np.random.Generator
+    name: str,
+    options: dict[str, object],
+    labels: IntArray,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    keyed: bool = False,
 ) -> Deal:
-    """Split samples by the environment called `name`; refuse a split that leaves a client without samples."""
-    result = environments[name].part(labels, classes, clients, rng, **environments.options(name, options))
-    empty = [client for client, part in enumerate(result.parts) if len(part) == 0]
-    if len(result.parts) != clients or empty:
+    """Split samples by the environment called `name`; refuse a split that leaves a client without samples.
+
+    `keyed` draws shared samples for each client apart, where the environment can (`by_key`).
+    """
+    environment: Environment = environments[name].part
+    chosen = environments.options(name, options)
+    result = (_BY_KEY.get(name, environment) if keyed else environment)(labels, classes, clients, rng, **chosen)
+    empty = np.flatnonzero(sizes_of(result.parts) == 0)
+    if len(result.parts) != clients or len(empty):
         raise Refusal(
             f"The environment '{name}' gave samples to {len(result.parts) - len(empty)} of {clients} clients; every "
             "client needs at least one."
         )
     return result
+
+
+def sizes_of(parts: Sequence[IntArray]) -> IntArray:
+    """Return each client's number of samples: `[clients]`."""
+    return parts.sizes if isinstance(parts, Parts) else np.array([len(part) for part in parts], dtype=np.int64)
 
 
 def client_order(clients: int, seed: int, numbering: str) -> IntArray:
@@ -89,10 +126,16 @@ class ClassPools:
         return np.concatenate([np.tile(pool, whole), part])
 
 
-def split_regardless_of_class(available: int, sizes: list[int], rng: np.random.Generator) -> list[IntArray]:
-    """Return parts of the given sizes from one shuffled pool, reshuffled when exhausted."""
+def split_regardless_of_class(
+    available: int, sizes: IntArray, rng: np.random.Generator, *, keyed: bool = False
+) -> Sequence[IntArray]:
+    """Return parts of the given sizes from one shuffled pool, reshuffled when exhausted; or drawn by key."""
+    if int(sizes.sum()) <= available:
+        return Slices.cut(rng.permutation(available), sizes, ascending=True)
+    if keyed:
+        return KeyedPool(available, sizes, int(rng.integers(2**63)))
     pool = ClassPools(np.zeros(available, dtype=np.int64), 1, rng)
-    return [np.sort(pool.take(0, size)) for size in sizes]
+    return [np.sort(pool.take(0, size)) for size in sizes.tolist()]
 
 
 def samples_per_client(labels: IntArray, clients: int, samples: int | None, reuse: float) -> int:
@@ -118,12 +161,12 @@ def require_labels(labels: int, classes: int) -> None:
     )
 
 
-def split_by_class(counts: IntArray, labels: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def split_by_class(counts: IntArray, labels: IntArray, rng: np.random.Generator) -> Slices:
     """Return disjoint parts with `counts` `[clients, classes]` samples of each class, chosen at random."""
     members = [rng.permutation(np.flatnonzero(labels == label)) for label in range(counts.shape[1])]
     taken = np.concatenate([own[:count] for own, count in zip(members, counts.sum(axis=0), strict=True)])
     owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])
-    return np.split(taken[np.lexsort((taken, owners))], np.cumsum(counts.sum(axis=1))[:-1])
+    return Slices.cut(taken[np.lexsort((taken, owners))], counts.sum(axis=1))
 
 
 def allot(total: int, shares: FloatArray) -> IntArray:
@@ -150,15 +193,22 @@ def normalised_powers(logs: FloatArray, power: float, offsets: FloatArray | floa
     return shares
 
 
-def fill_up(parts: list[IntArray], minimum: int, rng: np.random.Generator) -> list[IntArray]:
-    """Move samples from the largest clients to those with fewer than `minimum`."""
-    sizes = np.array([len(part) for part in parts])
-    for poor in np.flatnonzero(sizes < minimum):
+def fill_up(parts: Slices, minimum: int, rng: np.random.Generator) -> Slices:
+    """Return parts with samples moved from the largest clients to those with fewer than `minimum`."""
+    sizes = parts.sizes
+    changed: dict[int, IntArray] = {}
+    # The largest client first, and of equals the first; entries that are out of date are passed over.
+    largest = [(-size, client) for client, size in enumerate(sizes.tolist())]
+    heapq.heapify(largest)
+    for poor in np.flatnonzero(sizes < minimum).tolist():
         while sizes[poor] < minimum:
-            rich = int(np.argmax(sizes))
+            while -largest[0][0] != sizes[largest[0][1]]:
+                heapq.heappop(largest)
+            rich = largest[0][1]
             at = int(rng.integers(sizes[rich]))
-            parts[poor] = np.append(parts[poor], parts[rich][at])
-            parts[rich] = np.delete(parts[rich], at)
-            sizes[poor] += 1
-            sizes[rich] -= 1
-    return parts
+            giving, getting = (changed[one] if one in changed else parts.of(one) for one in (rich, poor))
+            changed[poor], changed[rich] = np.append(getting, giving[at]), np.delete(giving, at)
+            for client, change in ((poor, 1), (rich, -1)):
+                sizes[client] += change
+                heapq.heappush(largest, (-int(sizes[client]), client))
+    return replace(parts, changed=changed)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from covey.arrays import IntArray
+from covey.environment.client_parts import Slices
 from covey.environment.partition import Deal
 from covey.errors import require
 from covey.registries import environments
@@ -44,7 +45,7 @@ def shards_unequal(
     return Deal(_assign_shards(labels, numbers, rng), shared=False)
 
 
-def _assign_shards(labels: IntArray, numbers: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def _assign_shards(labels: IntArray, numbers: IntArray, rng: np.random.Generator) -> Slices:
     """Assign `numbers` `[clients]` random shards to the clients, and return their samples."""
     total = int(numbers.sum())
     require(
@@ -52,6 +53,15 @@ def _assign_shards(labels: IntArray, numbers: IntArray, rng: np.random.Generator
         f"{len(labels)} training samples cannot be cut into {total} shards; lower --clients or environment.shards.",
     )
     shuffled = rng.permutation(len(labels))
-    shards = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], total)
-    parts = np.split(rng.permutation(total), np.cumsum(numbers)[:-1])
-    return [np.sort(np.concatenate([shards[shard] for shard in part])) for part in parts]
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    # Shards as np.array_split cuts them: the first ones are a sample larger.
+    sizes = np.full(total, len(labels) // total)
+    sizes[: len(labels) % total] += 1
+    begin = np.cumsum(sizes) - sizes
+    order = rng.permutation(total)
+    taken = sizes[order]
+    ends = np.cumsum(taken)
+    within = np.arange(len(labels)) - np.repeat(ends - taken, taken)
+    held = by_label[np.repeat(begin[order], taken) + within]
+    bounds = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(numbers)])]
+    return Slices(held, bounds, ascending=True)

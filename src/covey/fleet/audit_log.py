@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from covey.core.printable_text import printable
 from covey.errors import Refusal
-from covey.flower.printable_text import printable
+from covey.storage import read_json
 
 AUDIT = "audit.jsonl"
 """The log in a fleet's folder."""
@@ -19,19 +20,26 @@ def note_event(folder: Path, event: str, **facts: Any) -> None:
     known = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event}
     line |= {name: fact for name, fact in known.items() if fact is not None}
-    # One write in append mode: lines of several processes do not mix.
-    handle = os.open(folder / AUDIT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    text = (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace")
     try:
-        os.write(handle, (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace"))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(folder / AUDIT, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # A line that a full disk or a power cut left incomplete ends here, and this one is not lost with it.
+            size = os.fstat(handle).st_size
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            # One write in append mode: lines of several processes do not mix.
+            os.write(handle, b"\n" * torn + text)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise Refusal(f"The audit log {folder / AUDIT} cannot be written: {error.strerror or error}.") from error
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """Return the events of a fleet, oldest first. A line that a power cut left incomplete is left out."""
     try:
-        lines = (folder / AUDIT).read_bytes().decode(errors="replace").splitlines()
+        lines = (folder / AUDIT).read_bytes().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -47,7 +55,7 @@ def sentence(event: Mapping[str, Any]) -> str:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        found = read_json(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

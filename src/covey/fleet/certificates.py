@@ -4,7 +4,6 @@ All keys are NIST P-384. Private ones are written with mode 0600, and never over
 """
 
 import ipaddress
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from covey.errors import Refusal, require
+from covey.storage import replace_file, write_private
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 """Days for which certificates are valid."""
@@ -92,14 +92,18 @@ def write_server(folder: Path, hosts: Collection[str]) -> None:
     (folder / "server.crt").write_bytes(certificate)
 
 
-def write_node_keys(folder: Path) -> None:
-    """Write `node.key` and `node.pub`, which identify a site."""
+def write_node_keys(folder: Path, *, replace: bool = False) -> None:
+    """Write `node.key` and `node.pub`, which identify a site; to `replace` a key, the new one is complete first."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_private(folder / "node.key", private)
+    beside = folder / "node.key.part"
+    beside.unlink(missing_ok=True)
+    write_private(beside if replace else folder / "node.key", private)
+    if replace:
+        beside.replace(folder / "node.key")
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    (folder / "node.pub").write_bytes(public + b"\n")
+    replace_file(folder / "node.pub", public + b"\n")
 
 
 def read_authority(path: Path) -> bytes:
@@ -136,13 +140,6 @@ def read_secret(path: Path) -> bytes:
         raise Refusal(f"The secret {path} cannot be read: {error.strerror or error}.") from error
     require(bool(secret.strip()), f"The secret {path} is empty.")
     return secret
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read; it must not exist yet."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

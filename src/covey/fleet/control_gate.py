@@ -8,6 +8,7 @@ without a site's key.
 
 import base64
 import hmac
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -19,9 +20,9 @@ from starlette.exceptions import HTTPException
 from covey.errors import Refusal
 from covey.fleet.audit_log import note_event
 from covey.fleet.fleet_folder import Fleet
-from covey.fleet.fleet_grid import control_token
+from covey.fleet.fleet_grid import GATE_MARK, control_token
 from covey.fleet.site_keys import pinned_keys
-from covey.flower.public_keys import fingerprint
+from covey.flower.public_keys import LONGEST, fingerprint
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -42,12 +43,16 @@ _EVENTS = {
 
 _KEY_HEADER = b"flwr-public-key"
 
+_MARK = (GATE_MARK.encode(), b"1")
+
 _MINUTE, _LINES = 60.0, 30
 """So many refusals, and calls of one site, are noted in a minute: nobody can fill the disk. The rest are counted."""
 
 
 _SMALL, _LARGE = 64 << 10, 64 << 20
 """Bytes of a call without a site's key, and with one; Flower sends arrays in parts of 5 MiB."""
+
+_LENGTH = re.compile(rb"[0-9]{1,20}")
 
 _KNOWN_FOR = 2.0
 """Seconds after which pinned keys are read again."""
@@ -82,6 +87,7 @@ class ControlGate:
                 nonlocal status
                 if message["type"] == "http.response.start":
                     status = int(message["status"])
+                    message["headers"] = [*message.get("headers", ()), _MARK]
                 await send(message)
 
             await self._app(scope, receive, noting)
@@ -94,10 +100,13 @@ class ControlGate:
             return (0, "") if allowed else (401, "A call other than a site's needs the token of the fleet's server.")
         if not path.startswith(FLEET_CALLS):
             return 404, "There is nothing here."
-        length = b"".join(_headers(scope, b"content-length"))
-        if not length.isdigit():
+        lengths = _headers(scope, b"content-length")
+        # A call in chunks has any length, whatever it states.
+        stated = len(lengths) == 1 and _LENGTH.fullmatch(lengths[0]) and not _headers(scope, b"transfer-encoding")
+        if not stated:
             return 411, "A call says how long it is."
-        if int(length) > _SMALL and int(length) > (_LARGE if self._site(_key(scope)) else 0):
+        length = int(lengths[0])
+        if length > _SMALL and length > (_LARGE if self._site(_key(scope)) else 0):
             return 413, "The call is too large."
         return 0, ""
 
@@ -108,7 +117,7 @@ class ControlGate:
     def _note(self, scope: Scope, path: str, status: int) -> None:
         if status in (401, 403, 411, 413) or (status >= 400 and path in _EVENTS):
             if self._room(None):
-                self._write(scope, path, "refused", call=path.removeprefix("/v1/"), status=status)
+                self._write(scope, path, "refused", call=path.removeprefix("/v1/")[:LONGEST], status=status)
         elif status < 400 and path in _EVENTS and (path.startswith(CONTROL) or self._room(_key(scope))):
             self._write(scope, path, _EVENTS[path])
 
@@ -174,6 +183,6 @@ def _key(scope: Scope) -> bytes | None:
 
 
 async def _refuse(send: Send, status: int, text: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), _MARK]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.values import parse_bytes
+from covey.core.printable_text import printable
 from covey.errors import Refusal, require
-from covey.fleet.certificates import read_secret, write_node_keys, write_private, write_server
+from covey.fleet.certificates import read_secret, write_node_keys, write_server
 from covey.registry import coerce
+from covey.storage import write_private
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -124,6 +126,7 @@ class Site:
                 f"{folder / 'site.toml'}: there is no option '{key}' under node. Known: {', '.join(NODE_OPTIONS)}.",
             )
         values = {key: coerce(value, hints[key], key) for key, value in given.items()}
+        require_name(values["name"])
         require(values.get("poll", cls.poll) > 0, f"{folder / 'site.toml'}: poll must be above 0 seconds.")
         return cls(folder=folder.resolve(), node=node, **values)
 
@@ -212,7 +215,7 @@ class Fleet:
     def check(self) -> None:
         """Refuse names of sites and addresses that are not valid."""
         for name in self.sites:
-            require(bool(_NAME.fullmatch(name)), f"'{name}' cannot be a site's name: letters, digits, '.', '_', '-'.")
+            require_name(name)
         require(len(set(self.sites)) == len(self.sites), "Two sites have the same name.")
         require(len(self.sites) > 0, "A fleet needs sites: --sites harbour,mill,quarry")
         require(
@@ -244,7 +247,8 @@ class Fleet:
                 not self.folder.exists() or not any(self.folder.iterdir()),
                 f"The folder {self.folder} is not empty; a fleet's keys are never written over.",
             )
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
             self.server.mkdir(mode=0o700)
             (self.folder / "keys").mkdir(mode=0o700)
             write_server(self.server, hosts)
@@ -259,7 +263,8 @@ class Fleet:
 
     def _write_site(self, name: str, poll: float, node: Mapping[str, Any], own_keys: bool) -> None:
         folder = self.site(name)
-        (folder / "data").mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "data").mkdir()
         if not own_keys:
             write_node_keys(folder)
             write_private(folder / "secret", secrets.token_hex(32).encode())
@@ -281,7 +286,7 @@ class Fleet:
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(f"{path} cannot be read: {error}.") from error
 
 
@@ -302,6 +307,13 @@ def _lines(values: Mapping[str, Any], section: str) -> list[str]:
 
 def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be a site's name; files are called by it."""
+    require(
+        bool(_NAME.fullmatch(name)), f"'{printable(name)}' cannot be a site's name: letters, digits, '.', '_', '-'."
+    )
 
 
 def _require_host(host: str) -> None:

@@ -57,6 +57,10 @@ _ENDED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 """A SuperLink's answers to the server of a run that is over."""
 
 
+GATE_MARK = "covey-gate"
+"""Header of every answer that comes through the gate before a fleet's SuperLink."""
+
+
 def control_token(secret: bytes) -> str:
     """Return the token that the server shows with each call, derived from its secret."""
     return hmac.new(secret, b"covey control", hashlib.sha256).hexdigest()
@@ -76,6 +80,10 @@ class ServerToken:
 
 class TooLarge(Exception):
     """An answer exceeds the limit of bytes."""
+
+
+class Forged(Exception):
+    """An answer states another sender or order than it was handed in with."""
 
 
 class FleetGrid(HttpGrid):
@@ -157,6 +165,9 @@ class FleetGrid(HttpGrid):
             contents = self._contents(tree, seconds)
             self._confirm(name)
             inflated = cast(Message, inflate_object_from_contents(name, contents))
+            # The SuperLink has checked whose answer this is, and not what it says of itself.
+            if _addresses(inflated.metadata) != _addresses(message.metadata):
+                raise Forged
         except httpx.TransportError:
             raise
         except Exception as error:  # whatever a client sends, it must not end the run
@@ -167,6 +178,8 @@ class FleetGrid(HttpGrid):
             reason = f"{type(error).__name__}: {error}"
             if isinstance(error, TooLarge):
                 reason = str(error)
+            elif isinstance(error, Forged):
+                reason = "its answer states another sender or order than it was handed in with"
             elif isinstance(error, ObjectPullError):
                 reason = "its answer did not arrive whole"
             metadata = Metadata(
@@ -218,6 +231,11 @@ class FleetGrid(HttpGrid):
             with suppress(httpx.HTTPStatusError):
                 self._confirm(message.metadata.message_id)
         self._overdue = [order for order in self._overdue if order not in over]
+
+
+def _addresses(metadata: Any) -> tuple[int, int, str]:
+    """Return the sender of a message, its run, and the order that it answers."""
+    return int(metadata.src_node_id), int(metadata.run_id), str(metadata.reply_to_message_id)
 
 
 def run_is_over(error: BaseException) -> bool:

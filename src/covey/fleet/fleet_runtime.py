@@ -1,6 +1,5 @@
 """The fleet runtime: clients are real sites, which come and go, fail and return."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,13 +23,15 @@ from covey.core.interfaces import Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
 from covey.core.round_record import RefusedNode, RoundRecord
-from covey.core.scores import Scores
+from covey.core.scores import Metrics, Scores
+from covey.core.trainer_state import OwnParts, own_parts_of
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.fleet.audit_log import note_event
 from covey.fleet.fleet_folder import Fleet
 from covey.fleet.fleet_grid import FleetGrid, run_is_over
 from covey.fleet.flower_app import write_app
+from covey.fleet.job_lock import alone
 from covey.fleet.site import about
 from covey.fleet.site_keys import pinned_keys
 from covey.fleet.superlink import Link
@@ -38,6 +39,7 @@ from covey.flower.exchange import Exchange
 from covey.flower.live_method import require_live
 from covey.flower.private_api import TaskNumbers, set_task_identity, task_identity
 from covey.flower.roster import Roster
+from covey.model.frozen import constants_digest
 from covey.runtime.local import LocalRuntime
 from covey.storage import replace_file
 
@@ -98,6 +100,7 @@ class FleetRuntime(Runtime):
         """True if the run was begun on another fleet; sites of this one hold nothing of it."""
         self._exchange = Exchange(
             self._roster,
+            constants=constants_digest(module),
             seed=config.seed,
             timeout=config.devices.deadline or self.rules.timeout,
             limit=self._limit,
@@ -147,8 +150,7 @@ class FleetRuntime(Runtime):
 
     def execute(self, order: Order) -> Replies:
         require(
-            not self._other_fleet
-            or not ((order.train and order.resident) or any(probe.kept for probe in order.probes)),
+            not self._other_fleet or not ((order.train and order.resident) or order.leaves_something),
             f"The run cannot be resumed here: '{self._config.method}' leaves with sites what only they know "
             f"(their own models or variables), and the fleet in {self.fleet.folder} knows nothing of this run. "
             "Resume it on the fleet that it was begun on, or begin another.",
@@ -166,7 +168,7 @@ class FleetRuntime(Runtime):
 
     def evaluate(self, states: Tensor) -> Scores:
         """Score models on the server's test set. Without one, or without the models, sites score them."""
-        self._at_sites = self._resident or not self._tests
+        self._at_sites = self._resident or not self._tests or isinstance(self._method, OwnParts)
         if not self._at_sites:
             self._scored = True
             return self._evaluator.evaluate(states)
@@ -178,6 +180,11 @@ class FleetRuntime(Runtime):
         self._scored = bool(np.isfinite(rows).any())
         # A model that nobody scored gets the others' mean; classes are not told apart.
         rows = np.where(np.isfinite(rows), rows, np.nanmean(rows, axis=0)) if self._scored else np.zeros_like(rows)
+        task = self._evaluator.federation.dataset.learns
+        if not task.has_classes:
+            none = np.zeros((len(states), 0), dtype=np.int64)
+            reported: tuple[Metrics, ...] = tuple({task.main.name: float(row[1])} for row in rows)
+            return Scores(rows[:, 0], none, none[0], task=task, reported=reported)
         classes = self._evaluator.federation.dataset.classes
         correct = np.zeros((len(states), classes), dtype=np.int64)
         totals = np.zeros(classes, dtype=np.int64)
@@ -209,7 +216,8 @@ class FleetRuntime(Runtime):
         there = self._look(grid)
         models = start if start.dim() == 1 else start[torch.from_numpy(there)]
         with self._connected():
-            order = Order(0, there, models, self._config.local, train=False, resident=self._resident)
+            own, local = own_parts_of(self._method, there), self._config.local
+            order = Order(0, there, models, local, train=False, resident=self._resident, trainer=own)
             return self._exchange.scores(grid, order)
 
     def _look(self, grid: FleetGrid) -> IntArray:
@@ -265,8 +273,8 @@ class FleetRuntime(Runtime):
             self._refused = []
         if not self.holdings_known:
             record["cohort_skew"] = None
-        if "accuracy" in record:
-            if not self.holdings_known or self._at_sites:
+        if "accuracy" in record or "score" in record:
+            if "accuracy" in record and (not self.holdings_known or self._at_sites):
                 record["own_accuracy"] = None
             if self._at_sites:
                 record.pop("class_accuracy", None)
@@ -274,9 +282,8 @@ class FleetRuntime(Runtime):
                 record["unscored"] = [{"client": fault.client, "reason": fault.reason} for fault in faults]
             if not self._scored:
                 # As in a round that is not evaluated.
-                record.pop("accuracy", None)
-                record.pop("loss", None)
-                record.pop("own_accuracy", None)
+                for name in ("accuracy", "loss", "own_accuracy", "score", "metric", "better", "metrics"):
+                    record.pop(name, None)  # type: ignore[misc]
         return record
 
     def close(self) -> None:
@@ -346,7 +353,9 @@ class _Session:
             try:
                 link = Link(fleet.address, fleet.server / "ca.crt", fleet.secret)
                 if not any(other.key[0] == fleet.folder for other in _sessions.values()):
-                    stack.enter_context(_alone(fleet))
+                    stack.enter_context(alone(fleet))
+                    if warning := link.open_to_all():
+                        warnings.warn(warning, stacklevel=2)
                     link.stop_runs()
                 app = fleet.server / "app"
                 write_app(app, description)
@@ -376,17 +385,6 @@ class _Session:
             del _sessions[self.key]
             self.act()
             self.stack.close()
-
-
-@contextmanager
-def _alone(fleet: Fleet) -> Iterator[None]:
-    """Hold the fleet's lock; the system releases it however this process ends."""
-    with (fleet.server / "run.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Refusal(f"Another job is running on the fleet in {fleet.folder}; wait for it, or stop it.") from None
-        yield
 
 
 _sessions: dict[tuple[Path, str], _Session] = {}

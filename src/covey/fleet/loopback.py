@@ -19,6 +19,7 @@ from covey.fleet.fleet_folder import Fleet, Rules
 from covey.fleet.node import PID
 from covey.fleet.processes import end, environment, free_port, kill, listens, start
 from covey.fleet.superlink import Link
+from covey.task.label_kinds import raw_labels
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -49,7 +50,8 @@ def loopback_fleet(
     fleet.write(LOOPBACK, poll=POLL, node=node)
     for client, name in enumerate(names):
         samples = federation.samples(client)
-        np.savez(fleet.site(name) / "data" / "train.npz", x=samples.x.numpy(), y=samples.y.numpy())
+        labels = raw_labels(federation.dataset.learns, samples.y)
+        np.savez(fleet.site(name) / "data" / "train.npz", x=samples.x.numpy(), y=labels.numpy())
     return fleet
 
 

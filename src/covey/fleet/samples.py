@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from covey.config.values import chosen
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.fleet.fleet_folder import Fleet
 from covey.registry import coerce
+from covey.task import Regression, labels_as, named_task
 
 LOADER = "covey.fleet.samples:load"
 
-_KNOWN = ("shape", "classes", "mean", "deviation", "test")
+_KNOWN = ("shape", "classes", "targets", "mean", "deviation", "test")
 
 
 def settings(fleet: Fleet) -> dict[str, Any]:
@@ -38,11 +40,13 @@ def load(data_dir: Path | None, /, *, folder: str = "") -> Dataset:
 def federation_of(fleet: Fleet) -> Federation:
     """Return the sites of a fleet with its own data, as its server knows them."""
     dataset = _seen(fleet)
-    parts = torch.arange(len(dataset.y)).view(len(fleet.sites), dataset.classes)
+    parts = torch.arange(len(dataset.y)).view(len(fleet.sites), -1)
     return Federation(dataset, list(parts), shared=False, names=fleet.sites)
 
 
 def _seen(fleet: Fleet) -> Dataset:
+    if "targets" in fleet.data:
+        return _seen_without_classes(fleet)
     shape, classes = described(fleet.data, fleet.folder)
     channels = shape[0] if len(shape) > 1 else 1
     blank = torch.zeros(len(classes), *shape)
@@ -64,6 +68,43 @@ def _seen(fleet: Fleet) -> Dataset:
     )
 
 
+def _seen_without_classes(fleet: Fleet) -> Dataset:
+    """Return the data set of sites whose samples have numbers in place of a class."""
+    where = fleet.folder / "fleet.toml"
+    targets = coerce(fleet.data["targets"], int, "data.targets")
+    instead = targets >= 1 and "classes" not in fleet.data
+    require(instead, f"{where}: data.targets is a number from 1, in place of data.classes.")
+    name, options = chosen("task", fleet.run.get("task"))
+    task = named_task({"name": name or "regression", **options})
+    require(
+        not task.has_classes and not (isinstance(task, Regression) and not task.centre),
+        f"{where}: with data.targets, [run] says the task, such as task = {{name = 'regression', centre = [20.0], "
+        "scale = [5.0]}: nobody sees all sites' targets, so say what to subtract and to divide by.",
+    )
+    blank = torch.zeros(2, targets, dtype=torch.float64)
+    shape = coerce(fleet.data.get("shape", ()), tuple[int, ...], "data.shape")
+    require(bool(shape) and min(shape) >= 1, f"{where}: data.shape must be positive numbers.")
+    x, channels = torch.zeros(2, *shape), shape[0] if len(shape) > 1 else 1
+    tested = "test" in fleet.data
+    test_x, test_y = _arrays(fleet) if tested else (x, blank)
+    labels = labels_as(task, blank, test_y.double(), (), str(where))
+    return Dataset(
+        "fleet",
+        x.repeat(len(fleet.sites), *(1 for _ in shape)),
+        labels.y.repeat(len(fleet.sites), 1),
+        test_x,
+        labels.test_y,
+        (),
+        coerce(fleet.data.get("mean", (0.0,) * channels), tuple[float, ...], "data.mean"),
+        coerce(fleet.data.get("deviation", (1.0,) * channels), tuple[float, ...], "data.deviation"),
+        groups=torch.arange(len(fleet.sites)).repeat_interleave(2),
+        group_names=fleet.sites,
+        blank=True,
+        untested=not tested,
+        task=labels.task,
+    )
+
+
 def described(data: Mapping[str, Any], folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return shape and class names from a fleet's section `data`."""
     where = folder / "fleet.toml"
@@ -81,9 +122,14 @@ def described(data: Mapping[str, Any], folder: Path) -> tuple[tuple[int, ...], t
 
 
 def _test(fleet: Fleet, classes: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = _arrays(fleet)
+    return x, y.to(torch.int64)
+
+
+def _arrays(fleet: Fleet) -> tuple[torch.Tensor, torch.Tensor]:
     path = fleet.folder / str(fleet.data["test"])
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return torch.from_numpy(archive["x"]), torch.from_numpy(archive["y"]).to(torch.int64)
+            return torch.from_numpy(archive["x"]), torch.from_numpy(archive["y"])
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise Refusal(f"The test set {path} cannot be read (arrays x and y): {error}.") from error

@@ -6,17 +6,14 @@ names the model; models and probes of users' own run only if the site's configur
 
     folder="/data/pumps"              where the samples are
     allow="fleet_models:Net"          models and probes of your own, separated by commas
-    label="state"                     the label's column
+    label="state"                     the label's column, or several
     update-clip=1.0  update-privacy="8,1e-5"  insight-privacy="1,1e-5"      see docs/privacy.md, also for:
     budget="10,1e-5"  unprotected="loss,evaluation"  classes="ok,worn"      needed with noise: budget, classes
 """
 
 import csv
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,14 +27,16 @@ from numpy.typing import NDArray
 from covey.client.learner import Learner
 from covey.data.dataset import Dataset, Samples
 from covey.errors import Refusal, require
-from covey.fleet.certificates import write_private
 from covey.fleet.fault_injection import inject_fault
+from covey.flower.memory_file import recall, remember
 from covey.flower.node_app import answered, register
 from covey.flower.node_work import Client
-from covey.flower.private_api import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
 from covey.flower.protection import Protection
-from covey.model import build_model
+from covey.model.factory import are_words, build_model
 from covey.probe.class_query import Privacy
+from covey.task import Task, labels_as, named_task
+from covey.task.label_kinds import PLAIN_TASK, require_numbers
+from covey.trust import paths_in
 
 RUN = "covey"
 """Key of a run's configuration that holds its description."""
@@ -56,6 +55,7 @@ def about(dataset: Dataset, model: str, options: Mapping[str, Any], seed: int, p
         "options": dict(options),
         "seed": seed,
         "precision": precision,
+        **({} if dataset.learns.has_classes else {"task": dataset.learns.as_mapping()}),
     }
 
 
@@ -65,14 +65,16 @@ def prepared(context: Context, part: str) -> Client:
     run = json.loads(str(context.run_config[RUN]))
     node = context.node_config
     rules = protection(node)
+    task = named_task(run.get("task", PLAIN_TASK))
+    named = not task.has_classes or tuple(run["class_names"]) == _listed(node, "classes")
     require(
-        rules is None or not rules.noisy or tuple(run["class_names"]) == _listed(node, "classes"),
+        rules is None or not rules.noisy or named,
         "The run is about other classes than this site's operator states. Whether samples fit others would tell which "
         "classes occur here.",
     )
     try:
         samples = read_samples(
-            Path(str(node["folder"])), part, tuple(run["class_names"]), str(node.get("label", "label"))
+            Path(str(node["folder"])), part, tuple(run["class_names"]), str(node.get("label", "label")), task
         )
     except Refusal as error:
         # The reason may contain values, labels and file names; it stays in the site's log.
@@ -86,6 +88,8 @@ def prepared(context: Context, part: str) -> Client:
         ":" not in name or name in allowed(node),
         f"This site does not run the model {name}: list it under allow= in its configuration.",
     )
+    for path in paths_in(list(task.as_mapping().values())):
+        require(path in allowed(node), f"This site does not run the loss or metric {path}: list it under allow=.")
     dataset = Dataset(
         "site",
         samples.x[:1],
@@ -97,9 +101,11 @@ def prepared(context: Context, part: str) -> Client:
         tuple(run["deviation"]),
         never=tuple(run["never"]),
         stop_words=tuple(run.get("stop_words", ())),
+        task=task,
     )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in run["options"].items()}
-    module = build_model(name, options, dataset.shape, dataset.classes, run["seed"])
+    words = are_words(samples.x)
+    module = build_model(name, options, dataset.shape, dataset.outputs, run["seed"], tokens=words)
     return Client(Learner(module, dataset, run["precision"]), samples, protection=rules)
 
 
@@ -138,24 +144,34 @@ def protection(node: Mapping[str, Any]) -> Protection | None:
 
 
 def _ledger(node: Mapping[str, Any]) -> str | None:
-    """Return the file that counts the site's noisy answers: `privacy.json` in its folder, or as `ledger` says."""
+    """Return the file that counts the site's noisy answers: `privacy.json` in its folder, or as `ledger` says.
+
+    A relative path is one in the site's folder, from wherever the node is started: another file would know of nothing.
+    """
     given, memory = node.get("ledger"), node.get("memory")
-    return str(given) if given else str(Path(str(memory)).with_name("privacy.json")) if memory else None
+    if not memory:
+        return str(given) if given else None
+    return str(Path(str(memory)).with_name("privacy.json") if not given else Path(str(memory)).parent / str(given))
 
 
-def read_samples(folder: Path, part: str, classes: tuple[str, ...], label: str = "label") -> Samples:
+def read_samples(
+    folder: Path, part: str, classes: tuple[str, ...], label: str = "label", task: Task | None = None
+) -> Samples:
     """Return a site's samples; without test samples, it evaluates on its training samples."""
     for name in (part, "train"):
         for path in (folder / f"{name}.npz", folder / f"{name}.csv"):
             if path.is_file():
-                return _read(path, path.stat().st_mtime_ns, classes, label)
+                samples = _read(path, path.stat().st_mtime_ns, classes, label, task is None or task.has_classes)
+                return samples if task is None or task.has_classes else _for_task(path, samples, task)
     raise Refusal(f"There are no samples in {folder}: a file train.npz (arrays x, y) or train.csv (column {label}).")
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, changed: int, classes: tuple[str, ...], label: str) -> Samples:
+def _read(path: Path, changed: int, classes: tuple[str, ...], label: str, has_classes: bool) -> Samples:
     x, y = _npz(path) if path.suffix == ".npz" else _csv(path, label)
     require(len(x) == len(y) and len(y) > 0, f"{path}: {len(x)} samples and {len(y)} labels.")
+    if not has_classes:
+        return Samples(_values(path, x), _numbers(path, y))
     if y.dtype.kind not in "iu":
         places = {name: number for number, name in enumerate(classes)}
         unknown = sorted({str(value) for value in y} - set(places))
@@ -165,11 +181,35 @@ def _read(path: Path, changed: int, classes: tuple[str, ...], label: str) -> Sam
         int(y.min()) >= 0 and int(y.max()) < len(classes),
         f"{path}: labels run from {y.min()} to {y.max()}, and the fleet has {len(classes)} classes.",
     )
+    return Samples(_values(path, x), torch.from_numpy(y.astype(np.int64)))
+
+
+def _for_task(path: Path, samples: Samples, task: Task) -> Samples:
+    """Return samples with their numbers as a task's labels."""
+    outputs = task.outputs or 1
+    require(
+        samples.y.shape[1] == outputs,
+        f"{path}: samples have {samples.y.shape[1]} labels each, and the run is about {outputs}.",
+    )
+    return Samples(samples.x, labels_as(task, samples.y, samples.y[:1], (), str(path)).y)
+
+
+def _numbers(path: Path, y: NDArray[Any]) -> torch.Tensor:
+    """Return labels as finite numbers float64 `[n, targets]`."""
+    try:
+        numbers = y.astype(np.float64).reshape(len(y), -1)
+    except ValueError as error:
+        raise Refusal(f"{path}: labels must be numbers ({error}).") from error
+    require_numbers(numbers, str(path), "x")
+    return torch.from_numpy(numbers)
+
+
+def _values(path: Path, x: NDArray[Any]) -> torch.Tensor:
     values = torch.from_numpy(np.ascontiguousarray(x))
     if values.dtype != torch.uint8 and values.is_floating_point():
         require(bool(torch.isfinite(values).all()), f"{path} holds values that are not finite numbers.")
         values = values.to(torch.float32)
-    return Samples(values, torch.from_numpy(y.astype(np.int64)))
+    return values
 
 
 def _npz(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -185,76 +225,33 @@ def _csv(path: Path, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
             rows = list(reader)
-            names = [name for name in reader.fieldnames or () if name != label]
-        require(bool(rows) and label in rows[0], f"{path} has no column '{label}', or no rows.")
+            labels = [label] if label in (reader.fieldnames or ()) else [name.strip() for name in label.split(",")]
+            names = [name for name in reader.fieldnames or () if name not in labels]
+        for one in labels:
+            require(bool(rows) and one in rows[0], f"{path} has no column '{one}', or no rows.")
         x = np.array([[float(row[name]) for name in names] for row in rows], dtype=np.float32)
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise Refusal(f"{path} cannot be read: {error}.") from error
-    return x, np.array([row[label] for row in rows])
+    return x, np.array([row[labels[0]] if len(labels) == 1 else [row[one] for one in labels] for row in rows])
 
 
 def work(message: Message, context: Context) -> Message:
     """Answer an order."""
-    turn = recall(context)
+    turn = recall(context, _memory(context))
     answer = answered(message, context, lambda: prepared(context, "train"), allowed=allowed(context.node_config))
-    remember(context, turn)
+    remember(context, _memory(context), turn)
     return inject_fault(message, context, answer)
 
 
-def recall(context: Context) -> int:
-    """Load the site's memory (its own model, MOCHA's dual variables), and return a turn number for this order.
-
-    The file counts, not the state that the node hands over: that one is lost when the node restarts, and may come from
-    an order that ended late.
-    """
+def _memory(context: Context) -> Path | None:
+    """Return the file of the site's memory, if it has one."""
     place = context.node_config.get("memory")
-    if not place:
-        return 0
-    path = Path(str(place))
-    with _turns(path) as turns:
-        turns["taken"] += 1
-        if path.is_file():
-            context.state = recorddict_from_proto(ProtoRecordDict.FromString(path.read_bytes()))
-        return turns["taken"]
-
-
-def remember(context: Context, turn: int) -> None:
-    """Write the site's memory, if it holds anything, unless a later order has done so already."""
-    place = context.node_config.get("memory")
-    if not place or not any(len(record) for record in context.state.array_records.values()):
-        return
-    path = Path(str(place))
-    with _turns(path) as turns:
-        if turn < turns["written"]:
-            return
-        beside = path.with_name(f"{path.name}.part")
-        beside.unlink(missing_ok=True)
-        write_private(beside, recorddict_to_proto(context.state).SerializeToString())
-        beside.replace(path)
-        turns["written"] = turn
-
-
-@contextmanager
-def _turns(path: Path) -> Iterator[dict[str, int]]:
-    """Lock a site's memory; yield the last turn taken, and the turn of the order that wrote last.
-
-    A server that gives up on an order sends the next one, so two may be in progress.
-    """
-    handle = os.open(path.with_name(f"{path.name}.turns"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        found = [int(word) for word in os.read(handle, 64).split()]
-        turns = dict(zip(("taken", "written"), found or (0, 0), strict=True))
-        yield turns
-        # A fixed number of bytes, in place: a process that is killed leaves no partial write.
-        os.pwrite(handle, b"%020d %020d" % (turns["taken"], turns["written"]), 0)
-    finally:
-        os.close(handle)
+    return Path(str(place)) if place else None
 
 
 def score(message: Message, context: Context) -> Message:
     """Score a model on the site's test samples."""
-    recall(context)
+    recall(context, _memory(context))
     return answered(message, context, lambda: prepared(context, "test"), allowed=allowed(context.node_config))
 
 

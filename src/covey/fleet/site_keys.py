@@ -1,11 +1,12 @@
 """The keys of a fleet's sites: a site is whoever holds the private half of the public key that is pinned here."""
 
+import shutil
 from collections.abc import Sequence
 
 from covey.errors import require
 from covey.fleet.fleet_folder import Fleet
 from covey.flower.private_api import NodeInfo
-from covey.flower.public_keys import fingerprint, public_bytes, unpinned
+from covey.flower.public_keys import fingerprint, openssh_form, public_bytes, unpinned
 from covey.storage import replace_file
 
 
@@ -25,16 +26,19 @@ def pinned_keys(fleet: Fleet) -> dict[bytes, str]:
     return found
 
 
-def pin(fleet: Fleet, name: str, key: bytes) -> None:
-    """Make a public key (OpenSSH's form) that of a site."""
+def pin(fleet: Fleet, name: str, public: bytes) -> None:
+    """Make a public key (the SuperLink's form) that of a site."""
     keys = fleet.folder / "keys"
     if not keys.is_dir():
-        # A folder of an earlier version: its keys are with the sites' files.
-        known = {site: fleet.key(site).read_bytes() for site in fleet.sites if fleet.key(site).is_file()}
-        keys.mkdir(mode=0o700)
-        for site, public in known.items():
-            replace_file(fleet.key(site), public)
-    replace_file(fleet.key(name), key.strip() + b"\n")
+        # A folder of an earlier version: its keys are with the sites' files. All move, or none.
+        moved = fleet.folder / "keys.part"
+        shutil.rmtree(moved, ignore_errors=True)
+        moved.mkdir(mode=0o700)
+        for site in fleet.sites:
+            if fleet.key(site).is_file():
+                shutil.copyfile(fleet.key(site), moved / f"{site}.pub")
+        moved.rename(keys)
+    replace_file(fleet.key(name), openssh_form(public) + b"\n")
 
 
 def site_rows(fleet: Fleet, nodes: Sequence[NodeInfo]) -> list[dict[str, str]]:

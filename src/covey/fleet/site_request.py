@@ -11,17 +11,17 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_private_key
 
+from covey.core.printable_text import printable
 from covey.errors import Refusal, require
 from covey.fleet.audit_log import note_event
-from covey.fleet.certificates import read_authority, write_node_keys, write_private
+from covey.fleet.certificates import read_authority, write_node_keys
 from covey.fleet.fleet_folder import Fleet, Site
 from covey.fleet.site_keys import pin, pinned_keys
 from covey.fleet.superlink import Link
-from covey.flower.printable_text import printable
 from covey.flower.public_keys import fingerprint, parsed_key, public_bytes
-from covey.storage import write_json
+from covey.storage import read_json, write_json, write_private
 
 _KIND = "covey site request 1"
 
@@ -66,8 +66,7 @@ def make_request(folder: Path, *, contact: str = "", replace: bool = False) -> S
         "the operator has to accept that one.",
     )
     try:
-        private.unlink(missing_ok=True)
-        write_node_keys(folder)
+        write_node_keys(folder, replace=replace)
         if not (folder / "secret").exists():
             write_private(folder / "secret", secrets.token_hex(32).encode())
         public = " ".join((folder / "node.pub").read_text(encoding="ascii").split()[:2])
@@ -86,15 +85,16 @@ def make_request(folder: Path, *, contact: str = "", replace: bool = False) -> S
 def read_request(path: Path) -> SiteRequest:
     """Return a request; one that is damaged, or not signed with its own key, is refused."""
     try:
-        require(path.stat().st_size <= _LARGEST, f"{path} is too large for a site's request.")
-        given: Any = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1)
+        require(len(text) <= _LARGEST, f"{path} is too large for a site's request.")
+        given: Any = read_json(text)
         require(isinstance(given, dict) and given.get("kind") == _KIND, f"{path} is not a site's request.")
         for field in ("site", "key", "contact", "made", "signature"):
             require(isinstance(given.get(field), str), f"{path} does not say the site's {field}.")
         request = SiteRequest(path, given["site"], given["key"], given["contact"], given["made"])
-        key = load_ssh_public_key(request.key.encode())
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise Refusal(f"The key in {path} is not an ECDSA key.")
+        key = load_pem_public_key(request.public)
+        assert isinstance(key, ec.EllipticCurvePublicKey)
         key.verify(base64.b64decode(given["signature"]), request.signed, ec.ECDSA(hashes.SHA384()))
     except InvalidSignature:
         raise Refusal(
@@ -123,7 +123,7 @@ def accept_request(fleet: Fleet, path: Path, *, replace: bool = False) -> SiteRe
             f"The site {name} has another key, {fingerprint(former or b'')}. Ask the site whether it made a new one, "
             "and by another way than this request came; then: --replace"
         )
-    pin(fleet, name, request.key.encode())
+    pin(fleet, name, request.public)
     replaced = fingerprint(former) if former not in (None, request.public) and former else None
     note_event(fleet.folder, "accepted", **facts, replaced=replaced)
     return request

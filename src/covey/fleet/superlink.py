@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from covey.core.printable_text import printable
 from covey.errors import Refusal, require
 from covey.fleet.certificates import read_authority
-from covey.fleet.fleet_grid import LIMIT, OPENING, FleetGrid, ServerToken
-from covey.flower.printable_text import printable
+from covey.fleet.fleet_grid import GATE_MARK, LIMIT, OPENING, FleetGrid, ServerToken
 from covey.flower.private_api import (
     AcquireTaskRequest,
     AcquireTaskResponse,
@@ -111,6 +112,18 @@ class Link:
         with self._control() as control:
             return [node for node in control.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at]
 
+    def open_to_all(self) -> str | None:
+        """Return a warning if the SuperLink has no gate before it, which would mark its answers; None if it has one."""
+        answers = _Answers()
+        with self._control(answers) as control:
+            control.ListRuns(ListRunsRequest())
+        if answers.marked:
+            return None
+        return (
+            f"The SuperLink at {self.address} was not started by covey fleet link of this version. Without the gate, "
+            "whoever reaches its port can register nodes and stop runs, and nodes can hand in answers of others."
+        )
+
     def stop_runs(self) -> None:
         """End runs whose server died: nodes would wait for orders that were never sent in full."""
         with self._control() as control:
@@ -169,9 +182,12 @@ class Link:
         )
 
     @contextmanager
-    def _control(self) -> Iterator[ControlHttpClient]:
+    def _control(self, *more: ProtobufClientInterceptor) -> Iterator[ControlHttpClient]:
         with self._reachable():
-            interceptors: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+            interceptors: list[ProtobufClientInterceptor] = [
+                *more,
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            ]
             if self.secret:
                 interceptors.append(ServerToken(self.secret))
             client = ControlHttpClient.from_server_address(
@@ -192,6 +208,17 @@ class Link:
         except httpx.HTTPStatusError as error:
             reason = printable(error.response.text).strip()[:300] or error.response.reason_phrase
             raise Refusal(f"The SuperLink at {self.address} refused: {reason}") from error
+
+
+class _Answers:
+    """Notes whether a SuperLink's last answer came through the gate."""
+
+    marked = False
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        answer = call_next(context)
+        self.marked = GATE_MARK in answer.headers
+        return answer
 
 
 def _heartbeat(grid: FleetGrid) -> Callable[[], bool]:

@@ -4,7 +4,6 @@ A client that answers with an error, with garbage or not at all loses its own re
 """
 
 import math
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,12 +18,15 @@ from torch import Tensor
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
 from covey.core.messages import Fault, Order, Reply
-from covey.core.replies import Replies, stack_replies
+from covey.core.replies import TRAINER, Replies, stack_replies
+from covey.core.trainer import KEPT, TrainerOrder
 from covey.errors import Refusal
+from covey.flower.answer_text import declined, short
+from covey.flower.client_reports import reported
 from covey.flower.node_memory import used_now
-from covey.flower.printable_text import printable
 from covey.flower.private_api import ErrorCode
 from covey.flower.roster import Roster
+from covey.flower.trainer_memory import KEPT_BY_TRAINER, kept_name
 from covey.flower.wire import (
     EVALUATE,
     QUERY,
@@ -33,6 +35,7 @@ from covey.flower.wire import (
     Attachments,
     Shared,
     describe,
+    describe_trainer,
     digest,
     pack_order,
     unpack_answer,
@@ -65,8 +68,11 @@ class Exchange:
         configure: Configure | None = None,
         run: str | None = None,
         limit: int = LIMIT,
+        constants: str = "",
     ) -> None:
         self.roster = roster
+        self._constants = constants
+        """Digest of the model's frozen parts, which clients have themselves; empty if it has none."""
         self.run = secrets.token_hex(8) if run is None else run
         """Identifies the run to clients; they forget everything of any other run."""
         self.timeout = timeout
@@ -83,12 +89,18 @@ class Exchange:
         self._sent: list[tuple[Metadata, int]] = []
         """The round's messages and the client that each went to."""
         self._kept: dict[int, set[str]] = {}
-        """Client → digests of the arrays that probes keep there (in a simulation)."""
+        """Client → digests of the arrays that probes and trainers keep there (in a simulation)."""
+        self._forgetful: set[int] = set()
+        """Clients that have lost what they kept for a trainer: the order visits them as if for the first time."""
+        self._sent_packed: tuple[TrainerOrder, Tensor] | None = None
+        self._shared: tuple[Tensor, Tensor] | None = None
+        """The last model that was sent without a part, and what was sent of it."""
         self.unscored: list[Fault] = []
         """Clients that answered the last evaluation with an error, such as those that decline it."""
 
     def messages(self, order: Order, again: Sequence[int] | None = None, *, evaluate: bool = False) -> list[Message]:
         """Return the order as messages to its clients, or only to clients in `again`, which have lost their arrays."""
+        self._forgetful = set() if again is None else set(again)
         if again is not None:
             for client in again:
                 self.holds.pop(client, None)
@@ -100,12 +112,16 @@ class Exchange:
         for position, client in enumerate(order.clients.tolist()):
             node = self.roster.node_of(client)
             if client in wanted and node is not None:
-                content = self.content_for(order, position, shared, evaluate=evaluate)
-                kind = EVALUATE if evaluate else TRAIN if order.train else QUERY
+                kind, content = self.request(order, position, shared, evaluate=evaluate)
                 message = Message(content, node, kind, ttl=self.timeout, group_id=str(order.round))
                 self._sent.append((message.metadata, client))
                 messages.append(message)
         return messages
+
+    def request(self, order: Order, position: int, shared: Shared, *, evaluate: bool) -> tuple[str, RecordDict]:
+        """Return the type and the content of one client's message."""
+        kind = EVALUATE if evaluate else TRAIN if order.train else QUERY
+        return kind, self.content_for(order, position, shared, evaluate=evaluate)
 
     def content_for(
         self, order: Order, position: int, shared: Shared | None = None, *, evaluate: bool = False
@@ -120,9 +136,9 @@ class Exchange:
         probes = [probe.for_client(client) for probe in order.probes]
         needed = evaluate or order.train or any(probe.uses_model for probe in probes)
         own = (order.train or evaluate) and order.resident and not self._simulated and client in self.holds
-        start = None if own or not needed else attached.refer("state", order.start_of(position))
+        start = None if own or not needed else attached.refer("state", self._start(order, position))
         anchor = order.anchor if order.anchor is None or order.anchor.dim() == 1 else order.anchor[position]
-        work, settings = self._for_client(order, client)
+        work, settings = self.for_client(order, client)
         instructions = {
             "run": self.run,
             "job": self._job(client) if self._job else "",
@@ -140,9 +156,52 @@ class Exchange:
             "returns": order.returns_model,
             "holds": held and needed and not evaluate,
         }
+        if self._constants:
+            instructions["constants"] = self._constants
+        if order.trainer is not None and (order.train or evaluate):
+            instructions["trainer"] = self._trainer(order, order.trainer, client, attached)
         return pack_order(instructions, attached.arrays, settings)
 
-    def _for_client(self, order: Order, client: int) -> tuple[Local, dict[str, Any]]:
+    def _trainer(self, order: Order, trainer: TrainerOrder, client: int, attached: Attachments) -> dict[str, Any]:
+        """Return a trainer's part of one client's message; what a real client keeps is named by its round."""
+        sent = None
+        if trainer.sent:
+            sent = attached.refer("trainer.sent", self._packed(trainer))
+        if self._is_first(trainer, client):
+            return describe_trainer(trainer.ref, sent, None, 0)
+        row = trainer.kept[client]
+        kept = (
+            attached.refer(KEPT_BY_TRAINER, row.values)
+            if self._simulated
+            else {"held": f"{kept_name(trainer.ref.name)}@{row.t}"}
+        )
+        return describe_trainer(trainer.ref, sent, kept, order.round - row.t)
+
+    def _start(self, order: Order, position: int) -> Tensor:
+        """Return the model to send: without the part that a client has kept, if there is one."""
+        state, trainer = order.start_of(position), order.trainer
+        if trainer is None or trainer.shared is None or self._is_first(trainer, int(order.clients[position])):
+            return state
+        if state.dim() == order.start.dim():
+            # One model for all clients: made once.
+            if self._shared is None or self._shared[0] is not order.start:
+                self._shared = order.start, order.shared(state)
+            return self._shared[1]
+        return order.shared(state)
+
+    def _is_first(self, trainer: TrainerOrder, client: int) -> bool:
+        """True if a client has nothing that it kept for a trainer, or has lost it."""
+        return client not in trainer.kept or (client in self._forgetful and not self._simulated)
+
+    def _packed(self, trainer: TrainerOrder) -> Tensor:
+        """Return what a trainer sends as one vector, made once for all clients of an order."""
+        if self._sent_packed is None or self._sent_packed[0] is not trainer:
+            values = [trainer.sent[name].reshape(-1) for name in trainer.ref.part.sent]
+            self._sent_packed = trainer, torch.cat(values)
+        return self._sent_packed[1]
+
+    def for_client(self, order: Order, client: int) -> tuple[Local, dict[str, Any]]:
+        """Return local training and the user's settings for one client."""
         own = dict(self._configure(order.round, self.roster.names[client])) if self._configure else {}
         work = replace(order.work, **{name: value for name, value in own.items() if name in _LOCAL})
         return work, {**self.settings, **own} if order.train else {}
@@ -188,12 +247,13 @@ class Exchange:
         faults: list[Fault] = []
         seconds: list[float] = []
         for position, client in enumerate(order.clients.tolist()):
-            result = self._reply(order, position, found.get(client))
+            result = self.reply_in(order, position, found.get(client))
             if isinstance(result, Fault):
                 faults.append(result)
             else:
                 replies.append(result)
                 seconds.append(self._seconds(found[client]))
+        replies = self.completed(grid, order, replies, self.timeout if left is None else left)
         gathering = stack_replies(order, replies, tuple(faults), order.start.shape[-1])
         times = dict(zip((reply.client for reply in replies), seconds, strict=True))
         return gathering.timed(times, max(seconds, default=0.0))
@@ -215,7 +275,8 @@ class Exchange:
         taken = self.timeout - answer.metadata.ttl
         return min(max(taken, 0.0), self.timeout) if math.isfinite(taken) else self.timeout
 
-    def _reply(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
+    def reply_in(self, order: Order, position: int, answer: Message | None) -> Reply | Fault:
+        """Return a client's reply, or why there is none."""
         client = int(order.clients[position])
         code = answer.error.code if answer is not None and answer.has_error() else None
         if answer is None or code in _EXPIRED or code == ErrorCode.NODE_UNAVAILABLE:
@@ -227,21 +288,26 @@ class Exchange:
         if _lacks(answer):
             return Fault(client, "it lost arrays of earlier rounds")
         try:
-            return self._checked(order, position, answer.content)
+            return self.checked(order, position, answer.content)
         except Exception as error:  # whatever a client sends, it must not end the run
             # Operators get Covey's own sentences, not what libraries advise ("load it unsafely").
-            why = _short(str(error)) if isinstance(error, Refusal) else type(error).__name__
+            why = short(str(error)) if isinstance(error, Refusal) else type(error).__name__
             return Fault(client, f"its answer cannot be read: {why}")
 
-    def _checked(self, order: Order, position: int, content: RecordDict) -> Reply | Fault:
+    def completed(self, grid: Grid, order: Order, replies: list[Reply], left: float) -> list[Reply]:
+        """Return the replies with what else the order asks for; `left` are the seconds that remain."""
+        return replies
+
+    def checked(self, order: Order, position: int, content: RecordDict) -> Reply | Fault:
+        """Return the reply in a client's answer, or what is wrong with it; anything unreadable raises."""
         client = int(order.clients[position])
         if REPLY not in content.metric_records:
             return Fault(client, "its answer is not one of Covey's")
-        size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
-        if size > self.limit:
-            return Fault(client, f"its answer is larger than {self.limit:,} bytes")
+        if (fault := too_large(client, content, self.limit)) is not None:
+            return fault
         probes = [probe.for_client(client) for probe in order.probes]
-        answer = unpack_answer(content, {probe.name: None for probe in probes})
+        trainer = () if order.trainer is None or not order.trainer.shapes else (TRAINER,)
+        answer = unpack_answer(content, dict.fromkeys((*(probe.name for probe in probes), *trainer)))
         for probe in probes:
             for name in probe.kept:
                 answer.measured.get(probe.name, {}).pop(name, None)
@@ -254,11 +320,12 @@ class Exchange:
             sent = carried.get("state", state) if order.resident else answer.state
             if sent is None and order.sends_model(answer.measured):
                 return Fault(client, "it sent no model")
-            if sent is not None and sent.shape != state.shape:
-                return Fault(client, f"its model has the shape {tuple(sent.shape)} and not {tuple(state.shape)}")
+            asked = order.shared(state)
+            if sent is not None and sent.shape != asked.shape:
+                return Fault(client, f"its model has the shape {tuple(sent.shape)} and not {tuple(asked.shape)}")
             if sent is not None and sent.dtype != state.dtype:
                 return Fault(client, f"its model is of type {sent.dtype} and not {state.dtype}")
-            state = state if sent is None else sent
+            state = state if sent is None else order.completed(state, sent)
         kept = self._kept_by(order, probes, carried)
         self._account(order, position, state, kept)
         return Reply(client, state, answer.samples, answer.loss, answer.measured, kept)
@@ -268,11 +335,14 @@ class Exchange:
     ) -> dict[str, dict[str, Tensor]]:
         """Return the arrays that a simulated client keeps; for a real client, the round that they are from."""
         mark = torch.tensor([order.round])
-        return {
+        kept = {
             probe.name: {name: carried.get(f"{probe.name}.{name}", mark) for name in probe.kept}
             for probe in probes
             if probe.kept
         }
+        if order.trainer is not None and order.train and order.trainer.ref.part.kept:
+            kept[TRAINER] = {KEPT: carried.get(KEPT_BY_TRAINER, mark)}
+        return kept
 
     def _account(self, order: Order, position: int, state: Tensor, kept: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Record which models the client holds now, by the same rule as the client."""
@@ -288,21 +358,10 @@ class Exchange:
             self.holds[client] = models
 
 
-def reported(reply: Message) -> tuple[int, float, float] | None:
-    """Return the samples, loss and accuracy that a client reports, or None where they make no sense."""
-    if not reply.has_content() or REPLY not in reply.content.metric_records:
-        return None
-    record = reply.content.metric_records[REPLY]
-    values = [record.get(name) for name in ("samples", "loss", "accuracy")]
-    numbers = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
-    if len(numbers) < 3 or not 1 <= numbers[0] < 1 << 53 or not 0 <= numbers[2] <= 1:
-        return None
-    return int(numbers[0]), numbers[1], numbers[2]
-
-
-def declined(answer: Message) -> str:
-    """Return why a client answered with an error."""
-    return f"it answered with an error: {_reason(answer.error.reason)}"
+def too_large(client: int, content: RecordDict, limit: int) -> Fault | None:
+    """Return the fault of an answer with too many bytes; None if it may be read."""
+    size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    return Fault(client, f"its answer is larger than {limit:,} bytes") if size > limit else None
 
 
 def _lacks(answer: Message) -> bool:
@@ -312,25 +371,3 @@ def _lacks(answer: Message) -> bool:
 _EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 """A SuperLink's codes for an expired order and an expired answer. Flower's own grid also uses the first for an answer
 that was never uploaded in full."""
-
-
-_WRAPPED = re.compile(r"<class '(?:[^']*\.)?([^'.]+)'>:<'(.*)'>", re.DOTALL)
-"""Flower's report of an exception; from a simulated node, the whole trace takes the place of the message."""
-
-_FROM_APP = "Exception ClientAppException occurred. Message: "
-
-
-def _reason(text: str | None) -> str:
-    """Return the reason of a client's error, without Flower's wrapping."""
-    wrapped = _WRAPPED.fullmatch((text or "").strip())
-    if wrapped is None:
-        return _short(text)
-    kind, message = wrapped[1], wrapped[2].strip()
-    return _short(message).removeprefix(_FROM_APP) if "\n" in message else _short(f"{kind}: {message}")
-
-
-def _short(text: str | None) -> str:
-    """Return the last line of a message that a client sent, printable and cut to 200 characters."""
-    lines = [line for part in (text or "").splitlines() if (line := printable(part).strip())]
-    line = lines[-1] if lines else "no reason given"
-    return line if len(line) <= 200 else f"{line[:197]}..."

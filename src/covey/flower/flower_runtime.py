@@ -15,6 +15,7 @@ from covey.flower import simulation
 from covey.flower.exchange import Exchange
 from covey.flower.roster import Roster
 from covey.flower.simulated_client import SimulationFolder
+from covey.model.frozen import constants_digest
 from covey.runtime.local import LocalRuntime, usable_cores
 
 TIMEOUT = 3600.0
@@ -34,7 +35,12 @@ class FlowerRuntime(Runtime):
         self._folder = SimulationFolder(federation, config)
         self._evaluator = LocalRuntime(federation, module, seed=config.seed, workers=1, precision=config.precision)
         self._exchange = Exchange(
-            Roster(federation.clients), seed=config.seed, job=self._folder.place, simulated=True, timeout=TIMEOUT
+            Roster(federation.clients),
+            seed=config.seed,
+            job=self._folder.place,
+            simulated=True,
+            timeout=TIMEOUT,
+            constants=constants_digest(module),
         )
         if grid is None:
             simulation.enter(self, federation.clients, config.workers or usable_cores())

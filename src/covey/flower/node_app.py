@@ -1,11 +1,13 @@
 """A Flower ClientApp that answers Covey's orders, from a user's model and data."""
 
-from collections.abc import Callable, Collection, Iterable
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -13,12 +15,21 @@ from covey.client.learner import Learner, Precision
 from covey.data.dataset import Dataset, Samples
 from covey.errors import Refusal, require
 from covey.flower.exchange import LACKING
+from covey.flower.flower_mods import Mod, mods_around
+from covey.flower.memory_file import recall, remember
+from covey.flower.named_arrays import NamedArrays
+from covey.flower.node_kinds import IDENTITY, identity
 from covey.flower.node_memory import Memory
 from covey.flower.node_work import Client
 from covey.flower.protection import Protection
-from covey.flower.roster import identity
+from covey.flower.trainer_memory import require_own_use
 from covey.flower.wire import EVALUATE, REPLY, Missing, NodeTask, order_instructions, unpack_order
 from covey.model.dropout import adopt_dropout
+from covey.model.frozen import constants, digest_of
+from covey.model.last_layer import head_of
+from covey.model.layers import adopt_layers
+from covey.model.outputs import logits_of, unclear_output
+from covey.task import Custom, MultiLabel, Regression, Task, labels_as, named_task
 
 Model = nn.Module | Callable[..., nn.Module]
 Data = Any
@@ -38,8 +49,11 @@ class ModelWithHead(nn.Module):
             self.tokens = model.tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.model(x)
-        return out
+        out = self.model(x)
+        logits = out if isinstance(out, Tensor) else logits_of(out)
+        if logits is None:
+            raise Refusal(unclear_output(self.model, out))
+        return logits
 
 
 def last_layer(model: nn.Module) -> str:
@@ -64,8 +78,12 @@ def client_app(
     head: str | None = None,
     protection: Protection | Callable[[Context], Protection] | None = None,
     probes: Collection[str] = (),
+    trainers: Collection[str] = (),
+    memory: Path | str | None = None,
     threads: int | None = None,
     precision: Precision = "fp32",
+    task: Task | str | None = None,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """Return a ClientApp that trains, measures and evaluates for any of Covey's methods.
 
@@ -74,34 +92,78 @@ def client_app(
     test: samples to evaluate models on, in the same forms; by default the training samples.
     train: your own training function `train(model, data, settings) -> loss`, with `data` as your function returned it
         and `settings` the round's (`lr`, `epochs`, what the strategy's configuration adds). Without it, Covey's local
-        training (SGD or Adam) does, as the strategy's `local` says, to the same bits as in a simulation.
+        training (SGD, Adam or AdamW) does, as the strategy's `local` says, to the same bits as in a simulation.
     head: name of the last layer; the last linear layer where it is not given.
     protection: clipping and noise on what the client sends, and its budget; or a function of Flower's context that
         returns them, where several clients share this app: each needs a ledger of its own.
     probes: measurements of your own that the client makes for a server, as `package.module:Name`.
+    trainers: trainers of your own that the client trains by for a server, in the same form.
+    memory: a folder for what the client keeps between rounds (SCAFFOLD's control variate, its own model), so that it
+        survives restarts and a run that goes on in another Flower run. Flower's own state lasts for one of its runs.
+    task: what the model learns, the same on every client: a name such as "multilabel", or a task with its options, such
+        as `covey.task.Regression(centre=(150.0,), scale=(77.0,))`. By default it follows from the labels, and those of
+        regression are taken as they are.
     threads: torch threads; 1 makes results independent of the machine's cores.
+    mods: Flower's mods around training, such as `fixedclipping_mod`, as in `@app.train(mods=...)`. They see the model
+        that is received and the one that is sent, and no measurement: `protection` covers both.
     """
     app = ClientApp()
+    allowed = (*probes, *trainers)
 
-    def prepared(context: Context, source: Data, fit: Train | None = None) -> Client:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        module = ModelWithHead(_made(model, context), head)
-        adopt_dropout(module)
-        given = _made_data(source, context)
-        samples = as_samples(given)
-        learner = Learner(module, _as_dataset(module, samples), precision)
+    def prepared(context: Context, source: Data, fit: Train | None = None, message: Message | None = None) -> Client:
+        learner, samples, given = learner_and_samples(model, source, context, head, threads, precision, task)
         rules = protection(context) if callable(protection) else protection or Protection()
-        return Client(learner, samples, None if fit is None else _own_fit(learner, given, fit), rules)
+        own = None if fit is None else _own_fit(learner, given, fit)
+        around = mods_around(mods, message, context, arrays_of(learner)) if message is not None and mods else None
+        return Client(learner, samples, own, rules, around=around)
 
     def work(message: Message, context: Context) -> Message:
-        return answered(message, context, lambda: prepared(context, data, train), allowed=probes)
+        place = memory_file(memory, context)
+        turn = recall(context, place)
+        answer = answered(message, context, lambda: prepared(context, data, train, message), allowed=allowed)
+        remember(context, place, turn)
+        return answer
 
     def score(message: Message, context: Context) -> Message:
-        return answered(message, context, lambda: prepared(context, data if test is None else test), allowed=probes)
+        recall(context, memory_file(memory, context))
+        return answered(message, context, lambda: prepared(context, data if test is None else test), allowed=allowed)
 
     register(app, work, score)
     return app
+
+
+def learner_and_samples(
+    model: Model,
+    source: Data,
+    context: Context,
+    head: str | None,
+    threads: int | None,
+    precision: Precision = "fp32",
+    task: Task | str | None = None,
+) -> tuple[Learner, Samples, Any]:
+    """Return a client's model ready to train, its samples, and these as the user's function returned them."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    module = ModelWithHead(_made(model, context), head)
+    adopt_layers(module)
+    adopt_dropout(module)
+    given = _made_data(source, context)
+    dataset = _as_dataset(module, as_samples(given), task)
+    return Learner(module, dataset, precision), Samples(dataset.x, dataset.y), given
+
+
+def arrays_of(learner: Learner) -> NamedArrays:
+    """Return the arrays of a user's model, by the names that it has for them."""
+    return NamedArrays.of(ArrayRecord(cast(ModelWithHead, learner.module).model.state_dict()), learner.layout)
+
+
+def memory_file(folder: Path | str | None, context: Context) -> Path | None:
+    """Return the file of a client's memory; several clients may share an app and its folder."""
+    if folder is None:
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    name = str(identity(context).config_records[IDENTITY]["name"])
+    return Path(folder) / hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 Handler = Callable[[Message, Context], Message]
@@ -125,15 +187,14 @@ def answered(
 ) -> Message:
     """Return the reply to an order, or one that names the arrays that the client lacks."""
     instructions = order_instructions(message.content)
+    require_own_use(instructions)
     memory = Memory(context.state, instructions["run"])
     try:
         task = unpack_order(message.content, memory.find, allowed, instructions)
         worker = client()
+        require_same_constants(worker.learner, instructions.get("constants", ""))
         if message.metadata.message_type == EVALUATE:
-            state = memory.own() if task.own else task.start
-            if state is None:
-                raise Missing("own")
-            content = RecordDict({REPLY: MetricRecord(worker.scores(state))})
+            content = RecordDict({REPLY: MetricRecord(worker.scores(worker.used_model(task, memory)))})
         else:
             content = worker.answer(task, memory)
     except Missing as lacking:
@@ -141,11 +202,27 @@ def answered(
     return Message(content, reply_to=message)
 
 
+def require_same_constants(learner: Learner, digest: str) -> None:
+    """Refuse to work on a model whose frozen parts are not the server's: only trained parts travel."""
+    require(
+        learner.constants == digest,
+        "The model's frozen parameters here are not those of the server's model, and they do not travel: freeze the "
+        "same parts, of the same weights.",
+    )
+
+
+def digest_in(tensors: Mapping[str, Tensor], module: nn.Module) -> str:
+    """Return the digest of the frozen parts of a model in a user's `state_dict`, which clients must have too."""
+    held = {name: name.removeprefix("model.") for name in constants(module)}
+    lacking = [name for name in held.values() if name not in tensors]
+    require(not lacking, f"The initial arrays lack {', '.join(lacking[:5])}: they are of another model.")
+    return digest_of({name: tensors[place] for name, place in held.items()})
+
+
 def _own_fit(learner: Learner, given: Any, train: Train) -> Callable[[NodeTask, Tensor, Samples], tuple[Tensor, float]]:
     def fit(task: NodeTask, received: Tensor, part: Samples) -> tuple[Tensor, float]:
         state = received.clone()
-        learner.layout.bind(learner.module, state)
-        learner.module.train()
+        learner.start(state)
         work = task.work
         settings = {
             "round": task.round,
@@ -183,6 +260,8 @@ def as_samples(given: Any) -> Samples:
         raise Refusal(f"data must be a loader of batches, or a pair of tensors (x, y), not {type(given).__name__}.")
     require(len(x) == len(y), f"The client has {len(x)} samples but {len(y)} labels.")
     require(len(x) > 0, "The client has no samples.")
+    if y.is_floating_point() or (y.dim() == 2 and y.shape[1] > 1):
+        return Samples(x.contiguous(), y)
     return Samples(x.contiguous(), y.reshape(-1).to(torch.int64))
 
 
@@ -193,17 +272,33 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
         y = next((batch[name] for name in ("label", "labels", "y") if name in batch), None)
         if x is None or y is None:
             raise Refusal(f"A batch must have an image and a label; it has: {', '.join(map(str, batch))}.")
-        return torch.as_tensor(x), torch.as_tensor(y).reshape(-1)
+        return torch.as_tensor(x), torch.as_tensor(y)
     x, y = batch
-    return torch.as_tensor(x), torch.as_tensor(y).reshape(-1)
+    return torch.as_tensor(x), torch.as_tensor(y)
 
 
-def _as_dataset(module: nn.Module, samples: Samples) -> Dataset:
+def _as_dataset(module: nn.Module, samples: Samples, task: Task | str | None) -> Dataset:
     """Return a data set for a learner: the samples' shape, and a class for each output of the last layer."""
-    head = module.get_submodule(str(module.head))
-    outputs = next(iter(head.parameters())).shape[0]
-    names = tuple(str(number) for number in range(outputs))
-    return Dataset("client", samples.x, samples.y, samples.x[:1], samples.y[:1], names)
+    outputs = classes_of(module)
+    wanted = named_task({"name": task}) if isinstance(task, str) else task
+    if wanted is None and (samples.y.is_floating_point() or samples.y.dim() == 2):
+        wanted = MultiLabel() if samples.y.dim() == 2 and bool(((samples.y == 0) | (samples.y == 1)).all()) else None
+        wanted = wanted or Regression()
+    if isinstance(wanted, Regression) and not wanted.centre:
+        columns = samples.y.reshape(len(samples.y), -1).shape[1]
+        wanted = Regression(centre=(0.0,) * columns, scale=(1.0,) * columns)
+    names = tuple(str(number) for number in range(outputs)) if wanted is None or wanted.has_classes else ()
+    if wanted is None or wanted.has_classes:
+        return Dataset("client", samples.x, samples.y, samples.x[:1], samples.y[:1], names, task=wanted)
+    if isinstance(wanted, Custom) and not samples.y.is_floating_point() and samples.y.dim() == 1:
+        names = tuple(str(number) for number in range(outputs))
+    labels = labels_as(wanted, samples.y, samples.y[:1], names, "The client's data")
+    return Dataset("client", samples.x, labels.y, samples.x[:1], labels.test_y, labels.names, task=labels.task)
+
+
+def classes_of(module: nn.Module) -> int:
+    """Return the number of outputs of a model's last layer."""
+    return next(iter(head_of(module).parameters())).shape[0]
 
 
 def _made(model: Model, context: Context) -> nn.Module:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from covey.errors import Refusal, require
 from covey.probe.class_query import Privacy, composed_epsilon
+from covey.storage import read_json
 
 _ROUNDING = 1e-9
 """Relative excess that is due to rounding."""
+
+_UNWRITABLE = "This client cannot write down what it tells, and tells nothing."
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Ledger:
             try:
                 self._write(spent + cost, answers + 1)
             except OSError as error:
-                raise Refusal("This client cannot write down what it tells, and tells nothing.") from error
+                raise Refusal(_UNWRITABLE) from error
 
     @property
     def epsilon(self) -> float:
@@ -46,13 +49,13 @@ class Ledger:
         return composed_epsilon(self._read()[0], self.budget.delta)
 
     def _read(self) -> tuple[float, int]:
-        if not self.path.exists():
-            return 0.0, 0
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = read_json(self.path.read_text(encoding="utf-8"))
             spent, answers = float(found["spent"]), int(found["answers"])
             require(0 <= spent < float("inf") and answers >= 0, "It holds impossible numbers.")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except FileNotFoundError:
+            return 0.0, 0
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             # The reason stays in the client's log.
             raise Refusal("This client cannot read what it has told so far, and tells no more.") from error
         return spent, answers
@@ -81,7 +84,10 @@ class Ledger:
             import fcntl
         except ImportError:
             raise Refusal("A privacy budget needs file locks, which this system lacks; use Linux or macOS.") from None
-        handle = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            handle = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise Refusal(_UNWRITABLE) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

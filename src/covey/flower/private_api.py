@@ -217,6 +217,13 @@ PRIVATE: dict[str, PrivateName] = {
 """Name here → its place in Flower and its use."""
 
 
+NO_SUCH_QUERY = "No query function registered with name"
+"""What Flower says of a query that an app does not have; a test asks it."""
+
+SIMULATED_ERROR = "An exception was raised when processing a message by"
+"""What Flower's simulation logs of every error of a client, before the error itself."""
+
+
 def __getattr__(name: str) -> Any:
     """Import a private name when it is first used."""
     if name not in PRIVATE:

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -13,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from covey.core.printable_text import printable
 from covey.core.round_record import RefusedNode
 from covey.errors import Refusal
-from covey.flower.printable_text import printable
 from covey.flower.private_api import public_key_to_bytes
 
 LONGEST = 200
@@ -32,18 +33,25 @@ def public_bytes(path: Path) -> bytes:
 
 def parsed_key(text: bytes) -> bytes:
     """Return a public key from OpenSSH's form in the SuperLink's."""
-    key = load_ssh_public_key(text)
+    try:
+        key = load_ssh_public_key(text)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("it is not an ECDSA key")
     return public_key_to_bytes(key)
 
 
+def openssh_form(public: bytes) -> bytes:
+    """Return a key in the SuperLink's form in OpenSSH's: its type and its numbers, without a comment."""
+    return load_pem_public_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
 def fingerprint(public: bytes) -> str:
     """Return the fingerprint of a key in the SuperLink's form, as `ssh-keygen -l` shows it."""
     try:
-        key = load_pem_public_key(public).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        blob = base64.b64decode(key.split()[1])
-    except ValueError:
+        blob = base64.b64decode(openssh_form(public).split()[1])
+    except (ValueError, UnsupportedAlgorithm):
         blob = public
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 

@@ -21,8 +21,9 @@ from covey.environment.federated_data import Federation
 from covey.flower.node_app import answered, register
 from covey.flower.node_work import Client
 from covey.flower.wire import order_instructions
-from covey.model import build_model
+from covey.model.factory import are_words, build_model
 from covey.runtime.local import keep_freed_memory
+from covey.task.label_kinds import named_task
 
 
 class SimulationFolder:
@@ -39,6 +40,7 @@ class SimulationFolder:
             "deviation": dataset.deviation,
             "never": dataset.never,
             "stop_words": dataset.stop_words,
+            "task": dataset.learns.as_mapping(),
             "model": config.model.name,
             "options": dict(config.model.options),
             "seed": config.seed,
@@ -80,9 +82,11 @@ def _learner(folder: str, like: int) -> Learner:
         tuple(about["deviation"]),
         never=tuple(about["never"]),
         stop_words=tuple(about["stop_words"]),
+        task=named_task(about["task"]),
     )
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in about["options"].items()}
-    module = build_model(about["model"], options, dataset.shape, dataset.classes, about["seed"])
+    words = are_words(samples.x)
+    module = build_model(about["model"], options, dataset.shape, dataset.outputs, about["seed"], tokens=words)
     return Learner(module, dataset, about["precision"])
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from covey.arrays import State
-from covey.config.schema import GIVEN, Config, require_same
+from covey.config.same_settings import require_same
+from covey.config.schema import GIVEN, Config
 from covey.config.values import own_names
 from covey.core.checkpoint import read_checkpoint
 from covey.core.records import Records, describe_machine, folder_format, read_config, read_metrics
 from covey.core.round_record import RoundRecord
-from covey.errors import require
+from covey.errors import Refusal, require
 from covey.model.layout import Layout
-from covey.storage import FolderLock, replace_file, write_json
+from covey.storage import FolderLock, read_json, replace_file, write_json
+from covey.task.learning_task import ACCURACY, Metric
 
 
 class RoundCount:
@@ -54,6 +56,18 @@ class RunFolder:
         self._write_rows(rows)
         self.records = Records(folder, self.done, float(rows[-1].get("clock", 0.0)) if rows else 0.0)
 
+    def name(self, new: str) -> str:
+        """Return what clients call this run: `new` the first time. They keep what they hold under this name."""
+        place = self.folder / "name.json"
+        if not place.is_file():
+            write_json(place, {"name": new})
+        try:
+            known = read_json(place.read_text(encoding="utf-8"))["name"]
+            require(isinstance(known, str) and known.isalnum(), "it holds no name")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Refusal(f"{place} cannot be read: {error}.") from error
+        return str(known)
+
     def _require_same(self, config: Config, tensors: Mapping[str, Sequence[int]]) -> None:
         """Refuse a folder of another run; a resumed one may have more rounds than it was begun with."""
         before = read_config(self.folder, trust=own_names(config.as_mapping()).values())
@@ -70,10 +84,13 @@ class RunFolder:
             "folder.",
         )
 
-    def score(self, t: int, scores: Mapping[str, Any]) -> None:
+    def score(self, t: int, scores: Mapping[str, Any], metric: Metric = ACCURACY) -> None:
         """Add the scores that clients report of a round's model to its line."""
         found = {name: float(scores[name]) for name in ("accuracy", "loss") if name in scores}
-        self._add(t, {**found, "own_accuracy": None})
+        if metric == ACCURACY:
+            self._add(t, {**found, "own_accuracy": None})
+        elif metric.name in scores:
+            self._add(t, {"score": scores[metric.name], "metric": metric.name, "better": metric.better, **found})
 
     def note_unscored(self, t: int, reasons: Mapping[int, str]) -> None:
         """Add the clients that declined to evaluate, and why, to a round's line."""

@@ -7,6 +7,7 @@ what a probe keeps there) is named by its digest instead of being sent.
 
 import hashlib
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -21,16 +22,21 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from covey.client.trainer_fit import TrainerTask
 from covey.config.sections import Local
 from covey.core.interfaces import Probe
-from covey.core.messages import Gate
+from covey.core.messages import UNTOLD, Gate
+from covey.core.trainer import TrainerRef, ref_of
 from covey.errors import Refusal, require
 from covey.probe.class_query import Privacy
-from covey.registries import probes
+from covey.registries import probes, trainers
 from covey.registry import import_path
 
 VERSION = 1
 """Version of the format; a client and a server of different versions refuse each other."""
+
+WITH_TRAINER = 2
+"""Version of orders with a trainer: clients that know none would train plainly, and refuse it instead."""
 
 ORDER, REPLY, SETTINGS, CARRIED = "covey.order", "covey.reply", "covey.settings", "covey.carried"
 """Names of records: order, reply, a user's own settings, and arrays that only a simulation carries."""
@@ -88,6 +94,8 @@ class NodeTask:
     """True if the client keeps the model it started from and the one it trained."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """A user's own settings, for a training function of theirs."""
+    trainer: TrainerTask | None = None
+    """How to train, if not plainly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,8 +247,8 @@ def _part(name: str, allowed: Collection[str] | None) -> type:
     return made
 
 
-def _is_covey(part: type) -> bool:
-    return part.__module__.partition(".")[0] == "covey"
+def _is_covey(part: Any) -> bool:
+    return str(part.__module__).partition(".")[0] == "covey"
 
 
 def _permit(name: str, allowed: Collection[str] | None) -> None:
@@ -252,7 +260,8 @@ def _permit(name: str, allowed: Collection[str] | None) -> None:
 
 def pack_order(instructions: Mapping[str, Any], arrays: Mapping[str, Array], settings: Mapping[str, Any]) -> RecordDict:
     """Return the content of an order's message."""
-    content = RecordDict({ORDER: ConfigRecord({"instructions": json.dumps({"version": VERSION, **instructions})})})
+    version = VERSION if instructions.get("trainer") is None else WITH_TRAINER
+    content = RecordDict({ORDER: ConfigRecord({"instructions": json.dumps({"version": version, **instructions})})})
     if arrays:
         content[f"{ORDER}.arrays"] = ArrayRecord(dict(arrays))
     if settings:
@@ -265,9 +274,9 @@ def order_instructions(content: RecordDict) -> dict[str, Any]:
     require(ORDER in content.config_records, "The message is not one of Covey's.")
     instructions: dict[str, Any] = json.loads(str(content.config_records[ORDER]["instructions"]))
     require(
-        instructions.get("version") == VERSION,
-        f"The server speaks version {instructions.get('version')} of the format and this client version {VERSION}: "
-        "use the same version of covey on both sides.",
+        instructions.get("version") in (VERSION, WITH_TRAINER),
+        f"The server speaks version {instructions.get('version')} of the format and this client version "
+        f"{WITH_TRAINER}: use the same version of covey on both sides.",
     )
     return instructions
 
@@ -310,7 +319,31 @@ def unpack_order(
         returns=instructions["returns"],
         holds=instructions["holds"],
         settings=dict(content.config_records.get(SETTINGS, {})),
+        trainer=None if instructions.get("trainer") is None else _trainer(instructions["trainer"], find, allowed),
     )
+
+
+def describe_trainer(ref: TrainerRef, sent: Reference | None, kept: Reference | None, age: int) -> dict[str, Any]:
+    """Return a trainer's part of an order as JSON."""
+    return {"name": ref.name, "options": dict(ref.options), "sent": sent, "kept": kept, "age": age}
+
+
+def _trainer(
+    described: Mapping[str, Any], find: Callable[[Reference], Tensor], allowed: Collection[str] | None
+) -> TrainerTask:
+    """Undo `describe_trainer`. A site runs Covey's own trainers, and of others those that it lists."""
+    name = str(described["name"])
+    if ":" in name or not _is_covey(trainers[name].part):
+        require(
+            allowed is None or name in allowed,
+            f"This client does not train by {name}: list it under trainers= of client_app to allow it.",
+        )
+    sent = torch.zeros(0) if described["sent"] is None else find(described["sent"])
+    kept = None if described["kept"] is None else find(described["kept"])
+    options = {
+        option: tuple(value) if isinstance(value, list) else value for option, value in described["options"].items()
+    }
+    return TrainerTask(ref_of(name, options), sent, kept, int(described["age"]))
 
 
 def pack_answer(
@@ -338,7 +371,7 @@ def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | No
         probe, dot, part = name.partition(".")
         if dot and probe in wanted:
             measured.setdefault(probe, {})[part] = as_tensor(array)
-    samples, loss = metrics["samples"], metrics.get("loss", 0.0)
+    samples, loss = metrics["samples"], metrics.get("loss", UNTOLD)
     require(isinstance(samples, int), f"its number of samples is {samples!r}.")
     require(isinstance(loss, (int, float)), f"its loss is {loss!r}.")
     assert isinstance(samples, int)
@@ -346,7 +379,7 @@ def unpack_answer(content: RecordDict, wanted: Mapping[str, Collection[str] | No
     assert isinstance(loss, (int, float))
     return NodeAnswer(
         samples=samples,
-        loss=float(loss),
+        loss=math.nan if "loss" in metrics and loss == UNTOLD else float(loss),
         state=as_tensor(arrays["state"]) if "state" in arrays else None,
         measured=measured,
         carried={name: as_tensor(array) for name, array in content.array_records.get(CARRIED, ArrayRecord()).items()},

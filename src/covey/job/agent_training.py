@@ -24,7 +24,8 @@ from covey.core.records import read_config
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
 from covey.job.experiment import Experiment
-from covey.job.runs import Run, resume, run, run_together
+from covey.job.lockstep_runs import run_together
+from covey.job.runs import Run, resume, run
 from covey.job.settings import as_config, with_federation
 
 OnWorkerRound = Callable[[int, dict[str, Any]], None]

@@ -1,22 +1,33 @@
 """An experiment: everything that a configuration describes, built and ready to run."""
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
+from torch.func import vmap
 
 from covey.arrays import FloatArray
+from covey.client.learner import Learner
 from covey.config.recipe import recipe_of
 from covey.config.schema import Config
 from covey.core.build import build_federation, build_method, build_module
 from covey.core.interfaces import Method, Runtime
+from covey.core.model_constants import read_constants
+from covey.core.one_model import OneModel
 from covey.core.runtime_traits import traits_of
-from covey.environment.federated_data import Federation, Truth
+from covey.data.dataset import Dataset, Samples
+from covey.environment.federated_data import Federation
+from covey.environment.truth import Truth
+from covey.errors import Refusal, require
 from covey.job.settings import as_configured
 from covey.model.layout import Layout
 from covey.registries import runtimes
+from covey.registry import is_held
 from covey.runtime.attack import UnderAttack
 from covey.runtime.devices import OnDevices
+from covey.runtime.stacked.trainer_check import check_trainer
 
 
 def build_runtime(
@@ -29,6 +40,45 @@ def build_runtime(
     if config.attack:
         runtime = UnderAttack(runtime, config.attack, federation.clients, config.seed)
     return OnDevices(runtime, config.devices, federation.sizes, config.seed)
+
+
+def _require_reachable(config: Config) -> None:
+    """Refuse Python objects that clients would have to have, where clients run in other programs."""
+    if traits_of(config.runtime).elsewhere:
+        for section, choice in (("model", config.model), ("trainer", config.trainer)):
+            require(
+                choice is None or not is_held(choice.name),
+                f"The {section} was given as a Python object, and clients of the runtime '{config.runtime}' run in "
+                f"other programs: put it into a module that they can import, and name it as package.module:Name.",
+            )
+
+
+def _try_trainer(method: Method, module: nn.Module, federation: Federation) -> None:
+    """Refuse a trainer that does not do what it must, whatever the runtime."""
+    if isinstance(method, OneModel) and method.trainer is not None:
+        dataset = federation.dataset
+        learner = Learner(copy.deepcopy(module), dataset)
+        check_trainer(method.trainer.ref, learner, Samples(dataset.x[:2], dataset.y[:2]))
+
+
+def _try_loss(module: nn.Module, dataset: Dataset) -> None:
+    """Refuse a model whose outputs do not fit the labels, and a loss that many clients at once cannot compute."""
+    task = dataset.learns
+    if task.has_classes:
+        return
+    learner = Learner(copy.deepcopy(module), dataset)
+    x, y = learner.inputs(dataset.x[:2]), dataset.y[:2]
+    with torch.no_grad():
+        learner.module.eval()
+        output = learner.module(x).to(learner.dtype)
+        task.loss(output, y, "mean")
+    try:
+        vmap(task.loss)(output.expand(2, *output.shape), y.expand(2, *y.shape))
+    except RuntimeError as error:
+        raise Refusal(
+            f"The loss of the task '{task.name}' cannot be computed for many clients at once, as it branches on a "
+            f"tensor's value or changes a tensor in place: use torch.where ({str(error).splitlines()[0]:.200})."
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,25 +100,35 @@ class Experiment:
         *,
         resumed: bool = False,
         fleet: Path | str | None = None,
+        folder: Path | None = None,
     ) -> "Experiment":
         """Build everything. What is impossible is refused here, before anything is written.
 
         `resumed` says that the method's state will be loaded. `fleet` is the folder of the live fleet that a
-        configuration with the runtime "fleet" runs on; by default COVEY_FLEET names it.
+        configuration with the runtime "fleet" runs on; by default COVEY_FLEET names it. `folder` is the run's, if it
+        has one already, which holds what its model has beside trained parameters.
         """
+        config.require_trusted("method")
+        _require_reachable(config)
         recipe = recipe_of(config.method)
         split = build_federation(config) if given is None else as_configured(given, config)
         federation = recipe.reshape(split, config.seed) if recipe.reshape else split
         module = build_module(config, federation.dataset)
+        if folder is not None:
+            read_constants(folder, config.model.name, module)
+        _try_loss(module, federation.dataset)
         runtime = build_runtime(federation, module, config, fleet)
         try:
-            method = build_method(config, module, federation.clients, federation.dataset.classes, resumed=resumed)
+            dataset = federation.dataset
+            facts = federation.clients, dataset.class_count
+            method = build_method(config, module, *facts, resumed=resumed, task=dataset.learns.name)
+            _try_trainer(method, module, federation)
             runtime.attach(method)
         except BaseException:
             runtime.close()
             raise
         # Accuracy on own mixes concerns the original clients; a cohort's skew concerns those that took part.
-        truth = Truth(split.truth.shares, federation.truth.skew)
+        truth = split.truth.with_skew(federation.truth.skew)
         return cls(config, federation, truth, method, runtime, module)
 
     @property

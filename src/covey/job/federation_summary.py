@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich import box
 from rich.columns import Columns
 from rich.console import Console
@@ -19,6 +18,7 @@ from covey.config.schema import Config
 from covey.core.build import build_federation
 from covey.core.scores import LISTED_CLASSES
 from covey.environment.federated_data import Federation
+from covey.environment.truth import Shares
 from covey.errors import require
 from covey.job.page_link import write_page_about
 from covey.job.settings import as_config, describing
@@ -26,6 +26,10 @@ from covey.job.settings import as_config, describing
 SHOWN = 40
 """Largest number of clients drawn in a terminal."""
 
+LISTED = 10_000
+"""Most clients that are listed one by one for programs; of more, `_SAMPLED` evenly spread by skew."""
+
+_SAMPLED = 1_000
 _BAR = 40
 _NAME = 16
 _SYMBOLS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -60,10 +64,12 @@ class Description:
     """`[clients]`: numbers of samples."""
     skew: FloatArray
     """`[clients]`: true skew."""
-    shares: FloatArray
-    """`[clients, classes]`: class mix, rows sum to one."""
+    shares: Shares
+    """`[clients, classes]`: class mix, rows sum to one; those of some clients are `shares[clients]`."""
     names: tuple[str, ...] = ()
     """Names of the clients, if the data has any."""
+    task: str = "classification"
+    """What models learn. Where it has no classes, shares are of the groups that environments deal in their place."""
     altered: Mapping[str, int] = field(default_factory=dict)
     """Kind of alteration → number of clients that have it."""
 
@@ -87,7 +93,9 @@ class Description:
         return self.names[client] if self.names else str(client)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the figures for JSON."""
+        """Return the figures for JSON, of all clients or of a sample of very many."""
+        listed = range(self.clients) if self.clients <= LISTED else sorted(self.sample(_SAMPLED).tolist())
+        sampled = f"{len(listed):,} of {self.clients:,} clients, evenly spread by skew"
         return {
             "dataset": self.config.dataset.as_mapping(),
             "environment": self.config.environment.as_mapping(),
@@ -99,10 +107,12 @@ class Description:
             "shared": self.shared,
             "sizes": _range(self.sizes),
             "classes": len(self.class_names),
+            **({} if self.groups == "classes" else {"task": self.task}),
             **({"class_names": list(self.class_names)} if self.lists_classes else {}),
             "skew": _range(self.skew),
             "altered": dict(self.altered),
             "label_noise": self.config.altered.noise,
+            **({"each_is": sampled} if len(listed) < self.clients else {}),
             "each": [
                 {
                     "client": client,
@@ -111,9 +121,15 @@ class Description:
                     "skew": float(self.skew[client]),
                     **({"shares": self.shares[client].tolist()} if self.lists_classes else {}),
                 }
-                for client in range(self.clients)
+                for client in listed
             ],
         }
+
+    @property
+    def groups(self) -> str:
+        """What the shares are of: classes, or what a task has in their place."""
+        others = {"regression": "quantile bins of the target", "multilabel": "rarest labels"}
+        return others.get(self.task, "classes")
 
     @property
     def lists_classes(self) -> bool:
@@ -135,7 +151,7 @@ class Description:
             ("samples in all", f"{held:,}"),
             ("samples per client", f"{low:,} to {high:,}, median {middle:,g}" if low < high else f"{low:,} each"),
             ("samples shared", sharing),
-            ("classes", f"{len(self.class_names):,}"),
+            (self.groups, f"{len(self.class_names):,}"),
             ("skew", f"{self.skew.min():.2f} to {self.skew.max():.2f}, median {np.median(self.skew):.2f}"),
         ]
         if self.altered:
@@ -152,7 +168,12 @@ class Description:
         console.print(summary, highlight=False)
         chosen = self.sample(SHOWN)
         some = "" if len(chosen) == self.clients else f" ({len(chosen)} of {self.clients} clients, evenly spread)"
-        drawing = Table(box=None, title=f"Class mix by skew{some}", title_justify="left", title_style="bold")
+        drawing = Table(
+            box=None,
+            title=f"{'Class mix' if self.groups == 'classes' else f'Mix of {self.groups}'} by skew{some}",
+            title_justify="left",
+            title_style="bold",
+        )
         for name, justify in (("client", "right"), ("samples", "right"), ("skew", "right"), ("mix", "left")):
             drawing.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         longest = min(_NAME, max(len(self.name(int(client))) for client in chosen))
@@ -164,7 +185,7 @@ class Description:
         named = list(enumerate(self.class_names))[: len(_SYMBOLS)]
         if any(name != _symbol(label) for label, name in named):
             entries = [Text.assemble((_symbol(label), _style(label)), f" {name}") for label, name in named]
-            console.print(Text("Classes", style="bold"))
+            console.print(Text(self.groups.capitalize(), style="bold"))
             console.print(Columns(entries, padding=(0, 3)))
 
     def draw(self, path: Path) -> Path:
@@ -194,13 +215,14 @@ def describe(given: Config | Mapping[str, Any] | Federation) -> Description:
         altered.update("poisoned" for poisoned in federation.altered.poisoned if poisoned)
     return Description(
         config=config,
-        class_names=tuple(federation.dataset.class_names),
+        class_names=federation.dataset.bin_names,
+        task=federation.dataset.learns.name,
         available=len(federation.dataset.y),
-        distinct=len(torch.unique(torch.cat(federation.parts))),
+        distinct=len(federation.held()),
         shared=federation.shared,
         sizes=federation.sizes,
         skew=federation.truth.skew,
-        shares=federation.truth.shares,
+        shares=federation.truth.rows,
         names=federation.names,
         altered=altered,
     )

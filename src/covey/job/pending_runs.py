@@ -8,9 +8,11 @@ from typing import Any
 from covey.config.schema import Config
 from covey.config.values import own_names
 from covey.core.loop import OnRound
+from covey.core.progress import JobPlan, announce_plan
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
-from covey.job.runs import Run, resume, run, run_together
+from covey.job.lockstep_runs import run_together
+from covey.job.runs import Run, resume, run
 
 OnRun = Callable[[str, int | None, int], None]
 """Called when a run begins: label, seed (None if it has none, or for many in lockstep), rounds."""
@@ -53,17 +55,21 @@ def run_missing(
     on_run: OnRun | None,
     on_round: OnRound | None,
     fleet: Path | str | None,
+    track: Sequence[str] = (),
 ) -> bool:
     """Run or resume those that are not finished, and return True if all are finished in the end.
 
     Several runs on the stacked runtime advance in lockstep. A run that is stopped ends the others too.
     """
     missing = [one for one in runs if not one.finished]
+    announce_plan(JobPlan(len(runs), len(missing), sum(one.rounds_left for one in missing)))
     lockstep = [one for one in missing if traits_of(one.config.runtime).lockstep]
     if len(lockstep) > 1:
         if on_run:
             on_run(f"{len(lockstep)} runs in lockstep", None, sum(one.rounds_left for one in lockstep))
-        run_together([(one.config, one.folder) for one in lockstep], _counted(lockstep, on_round), given=given)
+        run_together(
+            [(one.config, one.folder) for one in lockstep], _counted(lockstep, on_round), given=given, track=track
+        )
         if not all(one.finished for one in lockstep):
             return False
         missing = [one for one in missing if not traits_of(one.config.runtime).lockstep]
@@ -73,9 +79,19 @@ def run_missing(
         listener = _shown(one, on_round)
         if one.begun:
             named = own_names(one.config.as_mapping()).values()
-            ended = resume(one.folder, federation=given, on_round=listener, fleet=fleet, trust=named)
+            ended = resume(
+                one.folder, federation=given, on_round=listener, fleet=fleet, trust=named, progress=False, track=track
+            )
         else:
-            ended = run(one.config, federation=given, out=one.folder, on_round=listener, fleet=fleet)
+            ended = run(
+                one.config,
+                federation=given,
+                out=one.folder,
+                on_round=listener,
+                fleet=fleet,
+                progress=False,
+                track=track,
+            )
         if not ended.finished:
             break
     return all(one.finished for one in runs)

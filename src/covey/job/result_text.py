@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.job.analysis.analysis_result import Analysis
-from covey.job.comparison.statistics import Comparison
+from covey.job.comparison.compared_runs import Comparison, final_privacy
+from covey.job.comparison.row_figures import best_of, terminal_of
 from covey.job.runs import Run
+from covey.task.learning_task import ACCURACY, Metric
+from covey.task.run_metric import known_metric, main_score, metric_of
 
 ONE_SEED, CLEAR = "one seed", "clear of zero"
 """Certainties of a difference that a sentence may leave out."""
@@ -27,9 +30,9 @@ def percent(value: float | None) -> str:
     return or_dash(value, "{:.1%}")
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Format the ends of an interval of fractions as percentages."""
-    return "-" if low is None or high is None else f"{low:.1%} to {high:.1%}"
+def interval(low: float | None, high: float | None, metric: Metric = ACCURACY) -> str:
+    """Format the ends of an interval of a metric; of fractions as percentages."""
+    return "-" if low is None or high is None else f"{metric.text(low)} to {metric.text(high)}"
 
 
 def count(mean: float | None) -> str:
@@ -55,13 +58,14 @@ def seconds(value: float | None) -> str:
     return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
-def difference(row: Mapping[str, Any]) -> str:
-    """Format a paired difference in points, with the half-width of its interval if it has one."""
+def difference(row: Mapping[str, Any], metric: Metric = ACCURACY) -> str:
+    """Format a paired difference, in points where it is one of shares, with half its interval if it has one."""
     if row["difference"] is None:
         return "-"
-    text = f"{100 * row['difference']:+.1f}"
+    form = ".1f" if metric.share else ".3g"
+    text = f"{metric.shown(row['difference']):+{form}}"
     width = 0.0 if row["difference_low"] is None else row["difference_high"] - row["difference_low"]
-    return text if width < _NO_WIDTH else f"{text} ± {50 * width:.1f}"
+    return text if width < _NO_WIDTH else f"{text} ± {metric.shown(width) / 2:{form}}"
 
 
 def certainty(row: Mapping[str, Any]) -> str:
@@ -78,23 +82,25 @@ def certainty(row: Mapping[str, Any]) -> str:
 
 
 def comparison_columns(
-    rows: Sequence[Mapping[str, Any]], target: float, against: str, *, live: bool = False
+    rows: Sequence[Mapping[str, Any]], target: float, against: str, metric: Metric = ACCURACY, *, live: bool = False
 ) -> dict[str, RowText]:
     """Return name and format of the figures that compare methods, without those that no row has.
 
     `against` names the first method; `live` says that time was measured, not simulated.
     """
-    always = ("terminal accuracy", f"rounds to {target:.1%}")
+    goal, unit = metric.text(target), "points" if metric.share else metric.label
+    always = (f"terminal {metric.label}", f"rounds to {goal}")
     columns: dict[str, RowText] = {
-        always[0]: lambda row: percent(row["terminal_accuracy"]),
-        "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"]),
-        "median": lambda row: percent(row["terminal_median"]),
-        "best accuracy": lambda row: percent(row["best_accuracy"]),
-        f"points against {against}": difference,
+        always[0]: lambda row: metric.text(terminal_of(row)),
+        "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"], metric),
+        "median": lambda row: metric.text(row["terminal_median"]),
+        f"best {metric.label}": lambda row: metric.text(best_of(row)),
+        "ε of its models": lambda row: privacy_text(row) or "-",
+        f"{unit} against {against}": lambda row: difference(row, metric),
         # A target that no method reached is worth a row of dashes.
         always[1]: lambda row: count(row["rounds_to_target"]),
-        f"bytes to {target:.1%}": lambda row: size(row["bytes_to_target"]),
-        f"{'time' if live else 'simulated time'} to {target:.1%}": lambda row: seconds(row["seconds_to_target"]),
+        f"bytes to {goal}": lambda row: size(row["bytes_to_target"]),
+        f"{'time' if live else 'simulated time'} to {goal}": lambda row: seconds(row["seconds_to_target"]),
         "speed-up": lambda row: or_dash(row["speed_up"], "{:.2f}×"),
         "gap to IID closed": lambda row: or_dash(row["gap_recovered"], "{:.0%}"),
     }
@@ -119,44 +125,43 @@ def client_loss_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, RowText]
 
 def verdicts(result: Comparison) -> list[str]:
     """Compare each method with the first, a sentence each."""
-    first = result.rows[0]
+    first, metric = result.rows[0], result.metric
     sentences = []
     for row in result.rows[1:]:
-        points = 100 * row["difference"]
-        direction = "above" if points >= 0 else "below"
+        gap = row["difference"]
+        direction = "above" if gap >= 0 else "below"
         certain = certainty(row)
-        sentence = f"{row['name']} ends {abs(points):.1f} points {direction} {first['name']}"
+        sentence = f"{row['name']} ends {metric.gap(gap)} {direction} {first['name']}"
+        if not metric.share:
+            sentence = f"{row['name']} ends with {metric.label} {metric.gap(gap)} {direction} that of {first['name']}"
         sentence += "" if certain == ONE_SEED else f" ({certain})"
-        if abs(points) < 0.05:
+        if abs(gap) < 5e-4 * (1.0 if metric.share else abs(terminal_of(first))):
             sentence = f"{row['name']} ends level with {first['name']}"
         own, others = row["rounds_to_target"], first["rounds_to_target"]
         if own and others:
             noun = "round" if own == 1 else "rounds"
-            sentence += f", and reaches {result.target:.1%} after {count(own)} {noun} against {count(others)}"
+            sentence += f", and reaches {metric.text(result.target)} after {count(own)} {noun} against {count(others)}"
         sentences.append(sentence + ".")
     return sentences
 
 
 def run_summary(run: Run) -> dict[str, Any]:
     """Return the figures that sum up a run, for JSON."""
-    scored = [row for row in run.metrics if row.get("accuracy") is not None]
+    scored = [row for row in run.metrics if main_score(row) is not None]
+    metric = metric_of(run.metrics)
+    best = max((metric.sign * value for row in scored if (value := main_score(row)) is not None), default=None)
     dropped, unmeasured, unscored = (
         [{"round": row["round"], **fault} for row in run.metrics for fault in row.get(kind, ())]
         for kind in ("dropped", "unmeasured", "unscored")
     )
-    figures = run.metrics[-1].get("figures", {}) if run.metrics else {}
-    privacy = {name: figures[name] for name in ("epsilon", "delta") if name in figures}
     last = scored[-1] if scored else {}
     return {
         "folder": str(run.folder),
         "method": run.config.method,
         "rounds": len(run.metrics),
         "finished": run.finished,
-        "accuracy": last.get("accuracy"),
-        "own_accuracy": last.get("own_accuracy"),
-        "loss": last.get("loss"),
-        "best_accuracy": max((row["accuracy"] for row in scored), default=None),
-        **privacy,
+        **_scores_of(last, metric, None if best is None else metric.sign * best),
+        **final_privacy(run),
         "bytes_up": sum(row["bytes_up"] for row in run.metrics),
         "bytes_down": sum(row["bytes_down"] for row in run.metrics),
         "seconds": sum(sum(row["seconds"].values()) for row in run.metrics),
@@ -166,9 +171,44 @@ def run_summary(run: Run) -> dict[str, Any]:
     }
 
 
+def _scores_of(last: Mapping[str, Any], metric: Metric, best: float | None) -> dict[str, Any]:
+    """Return the scores of a run's last evaluation, and its best main metric."""
+    more = {name: last[name] for name in ("metrics", "client_score") if name in last}
+    if metric != ACCURACY:
+        raw = {"raw_score": last["raw_score"]} if "raw_score" in last else {}
+        named = {"metric": metric.name, "better": metric.better, "score": last.get("score")}
+        return {**named, **raw, "loss": last.get("loss"), "best_score": best, **more}
+    return {
+        "accuracy": last.get("accuracy"),
+        **({"raw_accuracy": last["raw_accuracy"]} if "raw_accuracy" in last else {}),
+        "own_accuracy": last.get("own_accuracy"),
+        "loss": last.get("loss"),
+        "best_accuracy": best,
+        **more,
+    }
+
+
+def score_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return name and figure of the metrics beside the main one, and of the main one over clients."""
+    metric = metric_of([found])
+    rows = [
+        (one.label, one.text(value))
+        for name, value in found.get("metrics", {}).items()
+        if name != metric.name
+        for one in [known_metric(name)]
+    ]
+    if over := found.get("client_score"):
+        worst, spread = metric.text(over["worst_decile"]), metric.text(over["spread"])
+        rows.append(("on clients' own tests", f"{metric.text(over['mean'])}, worst decile {worst}, spread {spread}"))
+    return rows
+
+
 def privacy_text(summary: Mapping[str, Any]) -> str | None:
     """Return ε of a run's models; None if it has none."""
-    return f"{summary['epsilon']:.3g} at δ = {summary['delta']:g}" if "epsilon" in summary else None
+    if "epsilon" not in summary:
+        return None
+    unit = f", for one {summary['protects']}" if "protects" in summary else ""
+    return f"{summary['epsilon']:.3g} at δ = {summary['delta']:g}{unit}"
 
 
 def analysis_rows(result: Analysis) -> list[tuple[str, str]]:

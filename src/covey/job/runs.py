@@ -1,53 +1,57 @@
 """Runs: start them, resume them, and read their folders."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 
 from covey.arrays import State
-from covey.config.schema import Choice, Config
+from covey.config.choice import Choice
+from covey.config.schema import Config
 from covey.core.build import build_method, build_module, dataset_of
 from covey.core.checkpoint import checkpoint_round, has_checkpoint, read_checkpoint
+from covey.core.client_store import StoresRows
 from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
 from covey.core.loop import LoopRun, OnRound, run_in_lockstep
-from covey.core.records import Records, read_config, read_metrics, require_unused
+from covey.core.model_constants import read_constants
+from covey.core.records import Records, read_config, read_metrics, require_unused, with_parts_again
 from covey.core.runtime_traits import traits_of
 from covey.core.scores import on_mix, summary, untested_notes
 from covey.core.stall_warning import warn_of_stall
 from covey.data.class_mix import Target, parse_target
-from covey.data.dataset import Dataset
+from covey.data.dataset import Dataset, require_class_shares
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.job.experiment import Experiment
+from covey.job.extension import require_extensible, with_rounds
+from covey.job.model_card import card
+from covey.job.model_export import format_of, write_model
+from covey.job.notebook_table import notebook_table
+from covey.job.pandas_frame import data_frame
+from covey.job.progress_display import both, shown
 from covey.job.settings import as_config, as_configured, default_folder, with_federation
+from covey.job.trackers import chosen_trackers, tracking
+from covey.model.frozen import constants
 from covey.model.layout import Layout
+from covey.model.outputs import restore_output
 from covey.registries import methods
-from covey.storage import FolderLock, replacing
+from covey.storage import FolderLock, replace_file
 from covey.trust import Trust
 
 if TYPE_CHECKING:
     import pandas
 
-LOCKSTEP_CHECKPOINT = 20.0
-"""Seconds between two checkpoints of a run in lockstep, if they are small."""
-
-LOCKSTEP_CHECKPOINT_SHARE = 0.05
-"""Largest share of the time that checkpoints in lockstep may take; large ones are written less often."""
-
-_NOT_READ = ("selector", "aggregator")
+_NOT_READ = ("method", "selector", "aggregator", "trainer")
 """Sections of a run's configuration that its models do not depend on."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A run folder."""
 
@@ -57,12 +61,17 @@ class Run:
     """The federation, if it was passed in rather than described by settings."""
 
     @classmethod
-    def open(cls, folder: Path | str, federation: Federation | None = None, *, trust: Trust = False) -> "Run":
+    def open(
+        cls, folder: Path | str, federation: Federation | None = None, *, trust: Trust = False, **parts: Any
+    ) -> "Run":
         """Open a run folder.
 
         Code of somebody's own that it names (`package.module:name`) is imported only with `trust`: True, or the names
-        that are allowed. Records, reports and models of Covey's own kinds need none.
+        that are allowed. Records, reports and models of Covey's own kinds need none. `parts` are those that the run
+        was given as Python objects (`model=Net`), which its folder does not hold: to evaluate and export, the model.
         """
+        _require_parts(parts)
+        trust = with_parts_again(Path(folder), parts, trust)
         return cls(Path(folder), read_config(Path(folder), trust=trust), federation)
 
     @cached_property
@@ -86,15 +95,32 @@ class Run:
         """True if the last round is recorded and the model after it is saved."""
         return self.recorded and checkpoint_round(self.folder) >= self.config.rounds
 
+    def __repr__(self) -> str:
+        return f"Run({self._line()}; {self.folder})"
+
+    def _line(self) -> str:
+        """Say in a line what was run and how far it came."""
+        done, scored = 0, None
+        with suppress(Refusal):
+            done = len(self.metrics)
+            scored = next((row["accuracy"] for row in reversed(self.metrics) if row.get("accuracy") is not None), None)
+        score = "" if scored is None else f", accuracy {scored:.1%}"
+        return f"{self.config.method} on {self.config.dataset.name}, round {done} of {self.config.rounds}{score}"
+
+    def _repr_html_(self) -> str:
+        last = [row for row in self.metrics if row.get("accuracy") is not None][-5:]
+        rows = [(row["round"], f"{row['accuracy']:.1%}", len(row["clients"])) for row in last]
+        return notebook_table(f"{self._line()} — {self.folder}", ("round", "accuracy", "clients"), rows)
+
     def frame(self) -> "pandas.DataFrame":
         """Return the metrics as a pandas data frame."""
         return data_frame(self.metrics)
 
     def model(self, client: int | None = None) -> nn.Module:
-        """Return the trained model; where every client has its own, that of `client`."""
+        """Return the trained model, frozen parts and all; where every client has its own, that of `client`."""
         _, module, method, _ = self._trained()
         Layout.of(module).bind(module, method.models()[self._row(method, client)].clone())
-        return module.eval()
+        return restore_output(module.eval())
 
     def evaluate(self, targets: Sequence[Target] = ()) -> dict[str, object]:
         """Score the trained model (or models) on the test set again, and on class mixes such as `"0=0.7,3=0.3"`.
@@ -102,10 +128,11 @@ class Run:
         Where there are many models, every figure is the mean over clients.
         """
         config, done, state = self._checkpoint()
-        experiment = Experiment.of(config, self.given, resumed=True)
+        experiment = Experiment.of(config, self.given, resumed=True, folder=self.folder)
         names, method = experiment.federation.dataset.class_names, experiment.method
         try:
             self._restore(method, state)
+            require_class_shares(experiment.federation.dataset, "Targets", bool(targets))
             mixes = [parse_target(target, names, experiment.known_shares) for target in targets]
             experiment.federation.dataset.require_tests()
             scores = experiment.runtime.evaluate(method.models())
@@ -123,26 +150,36 @@ class Run:
             ],
         }
 
-    def export(self, path: Path, client: int | None = None) -> dict[str, object]:
-        """Write the trained model's tensors by name (safetensors), and return file, parameters and bytes."""
+    def export(self, path: Path, client: int | None = None, format: str | None = None) -> dict[str, object]:
+        """Write the trained model, and a card about it beside it; return file, format, parameters, bytes and card.
+
+        The format is safetensors, onnx, torchscript or state-dict; by default the ending of the file says which. ONNX
+        and TorchScript take samples as they are stored. Other formats hold the tensors by name.
+        """
+        path = Path(path)
+        kind = format_of(path, format)
         dataset, module, method, done = self._trained()
         layout = Layout.of(module)
-        tensors = layout.named(method.models()[self._row(method, client)])
+        state = method.models()[self._row(method, client)].clone()
+        layout.bind(module, state)
+        tensors = layout.named(state)
+        tensors |= {name: one.clone().contiguous() for name, one in constants(module).items()}
         about = {
             "model": json.dumps(self.config.model.as_mapping()),
             "shape": json.dumps(dataset.shape),
             "class_names": json.dumps(dataset.class_names),
             "mean": json.dumps(dataset.mean),
             "deviation": json.dumps(dataset.deviation),
+            "task": json.dumps(dataset.learns.as_mapping()),
             "round": str(done),
         }
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as beside:
-                save_file(tensors, str(beside), about)
-        except (OSError, SafetensorError) as error:
-            raise Refusal(f"The file {path} cannot be written: {error}.") from error
-        return {"file": str(path), "parameters": layout.trainable, "bytes": path.stat().st_size}
+        write_model(path, kind, module, tensors, dataset, about)
+        parameters = sum(one.numel() for one in module.parameters())
+        found = {"file": str(path), "format": kind, "parameters": parameters, "bytes": path.stat().st_size}
+        text = card(self, {**found, "round": done}, dataset)
+        beside = path.with_name(f"{path.name}.md")
+        replace_file(beside, text.encode())
+        return {**found, "round": done, "card": str(beside)}
 
     def _trained(self) -> tuple[Dataset, nn.Module, Method, int]:
         """Return data set, module, method with its models, and rounds done, without clients and without a runtime."""
@@ -152,7 +189,8 @@ class Run:
         dataset = dataset_of(config) if self.given is None else self.given.dataset
         clients = config.clients if self.given is None else self.given.clients
         module = build_module(config, dataset)
-        method = build_method(config, module, clients, dataset.classes, resumed=True)
+        read_constants(self.folder, config.model.name, module)
+        method = build_method(config, module, clients, dataset.class_count, resumed=True, task=dataset.learns.name)
         self._restore(method, state)
         return dataset, module, method, done
 
@@ -166,10 +204,12 @@ class Run:
         if config.many is None:
             # No client is invited any more, so the parts that selected and aggregated need not be installed.
             needed = {where: name for where, name in config.refused.items() if not where.startswith(_NOT_READ)}
-            config = replace(config, selector=Choice("uniform"), aggregator=Choice("average"), refused=needed)
+            plain = Choice("uniform"), Choice("average"), Choice("sgd")
+            config = replace(config, selector=plain[0], aggregator=plain[1], trainer=plain[2], refused=needed)
             if config.method not in methods.names():
                 config = replace(config, method="uniform+average")
-            state = {"model": state["model"], "selector": {}, "aggregator": {}}
+            averages = {"server": state["server"]} if "server" in state else {}
+            state = {"model": state["model"], "selector": {}, "aggregator": {}, **averages}
         return config, done, state
 
     def _restore(self, method: Method, state: State) -> None:
@@ -199,26 +239,36 @@ def run(
     out: Path | str | None = None,
     fleet: Path | str | None = None,
     on_round: OnRound | None = None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
     **settings: Any,
 ) -> Run:
     """Run an experiment and return its run folder.
+
+    A bar shows how far it is on a terminal and in a notebook; `progress=True` shows it elsewhere too, as a line now
+    and then, and `progress=False` nowhere. `track` names trackers that follow the run: tensorboard, mlflow, wandb.
 
     `federation` is your own data (see `covey.federation`), instead of a data set and an environment by name. `fleet` is
     the folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
 
     Settings are those of `Config`, sections as mappings or dotted keys:
     `covey.run(method="fedprox", rounds=20, local={"rate": 0.05}, **{"environment.alpha": 0.1})`.
+
+    Parts go by name, or as classes, functions or instances: `covey.run(model=Net, selector=MySelector(step=2))`. A
+    model is called as Net(shape, classes) or without arguments; an instance is copied, and its weights are the initial
+    model. What cannot be imported as module:Name, the folder does not hold: `covey.resume(folder, model=Net)`.
     """
     if federation is not None:
         settings = with_federation(given, settings, federation)
     config = given if isinstance(given, Config) and not settings else as_config(given, settings)
     folder = Path(out) if out is not None else default_folder(config)
     require_unused(folder)
+    trackers = chosen_trackers(track)
     with ExitStack() as stack:
         experiment = Experiment.of(config, federation, fleet=fleet)
         stack.enter_context(closing(experiment.runtime))
-        records = stack.enter_context(closing(Records.create(folder, config)))
-        return _run(experiment, records, on_round, federation)
+        records = stack.enter_context(closing(Records.create(folder, config, experiment.module)))
+        return _shown_and_tracked(experiment, records, on_round, federation, stack, progress, trackers)
 
 
 def resume(
@@ -229,32 +279,70 @@ def resume(
     workers: int | None = None,
     fleet: Path | str | None = None,
     trust: Trust = False,
+    rounds: int | None = None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
+    **parts: Any,
 ) -> Run:
     """Resume a run that was stopped, from its last finished round.
 
-    A run on a federation that was passed in needs the same one again. `fleet` is the folder of the live fleet that a
-    run with the runtime "fleet" resumes on; by default COVEY_FLEET names it. `trust` lets the folder name code of
-    somebody's own to import (`package.module:name`): True, or the names that are allowed.
+    `rounds` extends it: it ends as a run that was planned for that many rounds. A run on a federation that was passed
+    in needs the same one again. `fleet` is the folder of the live fleet that a run with the runtime "fleet" resumes
+    on; by default COVEY_FLEET names it. `trust` lets the folder name code of somebody's own to import
+    (`package.module:name`): True, or the names that are allowed. `parts` are those that the run was given as Python
+    objects, again: `covey.resume(folder, model=Net, selector=MySelector(step=2))`.
     """
-    folder = Path(folder)
+    folder, trackers = Path(folder), chosen_trackers(track)
+    _require_parts(parts)
+    trust = with_parts_again(folder, parts, trust)
     config = read_config(folder, trust=trust)
     config.require_trusted()
     # Refused here, before anything is built; the records take the lock.
     FolderLock(folder).release()
+    longer = None if rounds in (None, config.rounds) else with_rounds(config, rounds, folder)
+    config = longer or config
     if workers is not None:
         config = as_config(config, {"workers": workers})
     with ExitStack() as stack:
-        experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder), fleet=fleet)
+        experiment = Experiment.of(config, federation, resumed=has_checkpoint(folder), fleet=fleet, folder=folder)
         stack.enter_context(closing(experiment.runtime))
-        return _run(experiment, _reopened(experiment, folder, stack), on_round, federation)
+        if longer is not None:
+            require_extensible(experiment.method, longer)
+        records = reopened(experiment, folder, stack, longer)
+        return _shown_and_tracked(experiment, records, on_round, federation, stack, progress, trackers)
 
 
-def _reopened(experiment: Experiment, folder: Path, stack: ExitStack) -> Records:
+def _shown_and_tracked(
+    experiment: Experiment,
+    records: Records,
+    on_round: OnRound | None,
+    given: Federation | None,
+    stack: ExitStack,
+    progress: bool | None,
+    trackers: Sequence[str],
+) -> Run:
+    """Run what is left of a run, with its bar and its trackers; the stack ends them."""
+    config = experiment.config
+    bar = stack.enter_context(shown(progress, config.method, config.rounds, records.rounds_done))
+    followed = stack.enter_context(tracking(trackers, config, records.folder))
+    return _run(experiment, records, both(followed, both(bar, on_round)), given)
+
+
+_GIVEN = ("method", "model", "selector", "aggregator", "trainer", "dataset", "environment")
+"""Parts that a run may have been given as Python objects."""
+
+
+def _require_parts(parts: Mapping[str, Any]) -> None:
+    for name in parts:
+        require(name in _GIVEN, f"There is no part '{name}' to give again; parts are: {', '.join(_GIVEN)}.")
+
+
+def reopened(experiment: Experiment, folder: Path, stack: ExitStack, config: Config | None = None) -> Records:
     """Reopen the records of a run, and restore method and runtime as of its last finished round.
 
-    The stack closes the records.
+    The stack closes the records. A `config` replaces that of the folder.
     """
-    records, state = Records.reopen(folder)
+    records, state = Records.reopen(folder, config)
     stack.enter_context(closing(records))
     if state is not None:
         load_state(experiment.method, state, folder)
@@ -269,7 +357,7 @@ def load_state(method: Method, state: State, folder: Path) -> None:
         method.load_state_dict(state)
         found = tuple(method.models().shape)
         require(len(found) == 2 and found[0] >= 1 and found[1] == size, f"models of the shape {found}")
-        require(max(method.model_of_client, default=0) < found[0], "a client's model is missing")
+        require(method.model_of_client.max(initial=0) < found[0], "a client's model is missing")
     except Exception as error:
         # A state of another kind fails in every way: a key, a shape, a type.
         reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
@@ -277,12 +365,16 @@ def load_state(method: Method, state: State, folder: Path) -> None:
 
 
 def _run(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
-    with finishing_the_round() as stop:
-        run_in_lockstep([_loop_run(experiment, records, on_round)], stop)
+    with finishing_the_round(records.folder) as stop:
+        run_in_lockstep([loop_run(experiment, records, on_round)], stop)
     return Run(records.folder, experiment.config, given)
 
 
-def _loop_run(experiment: Experiment, records: Records, on_round: OnRound | None) -> LoopRun:
+def loop_run(experiment: Experiment, records: Records, on_round: OnRound | None, runs: int = 1) -> LoopRun:
+    """Return a run as the loop takes it; `runs` advance together."""
+    if isinstance(experiment.method, StoresRows):
+        experiment.method.attach_folder(records.folder, runs=runs)
+        records.on_checkpoint = experiment.method.checkpointed
     return LoopRun(
         experiment.method,
         experiment.runtime,
@@ -292,46 +384,3 @@ def _loop_run(experiment: Experiment, records: Records, on_round: OnRound | None
         experiment.config.evaluate_every,
         warn_of_stall(records.folder, on_round),
     )
-
-
-def run_together(
-    pending: Sequence[tuple[Config, Path]],
-    on_round: Callable[[int, dict[str, Any]], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    given: Federation | None = None,
-) -> list[Run]:
-    """Run or resume many runs in lockstep: each round, the clients of all runs are trained together.
-
-    `on_round(number, record)` receives the run's position and its record. A checkpoint of each run is written about
-    every `LOCKSTEP_CHECKPOINT` seconds instead of every round, and less often if that would take more than
-    `LOCKSTEP_CHECKPOINT_SHARE` of the time. Once `stop` returns True, every run ends after its round with a checkpoint.
-    `given` is the federation of all runs, if it was passed in.
-    """
-    runs = []
-    with ExitStack() as stack:
-        for number, (config, folder) in enumerate(pending):
-            experiment = Experiment.of(config, given, resumed=has_checkpoint(folder))
-            stack.enter_context(closing(experiment.runtime))
-            if (folder / "config.json").is_file():
-                records = _reopened(experiment, folder, stack)
-            else:
-                records = stack.enter_context(closing(Records.create(folder, config)))
-            records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
-            records.checkpoint_share = LOCKSTEP_CHECKPOINT_SHARE / len(pending)
-            runs.append(_loop_run(experiment, records, _numbered(on_round, number)))
-        with finishing_the_round() as interrupted:
-            run_in_lockstep(runs, lambda: interrupted() or (stop is not None and stop()))
-    return [Run(folder, config, given) for config, folder in pending]
-
-
-def _numbered(on_round: Callable[[int, dict[str, Any]], None] | None, number: int) -> OnRound | None:
-    return (lambda record: on_round(number, record)) if on_round else None
-
-
-def data_frame(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a pandas data frame; refused if pandas is not installed."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise Refusal("A data frame needs pandas: pip install pandas") from error
-    return pandas.DataFrame(rows)

@@ -1,13 +1,16 @@
 """Settings from Python callers, and federations that are passed in rather than described by settings."""
 
 import re
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from covey.config.schema import GIVEN, Config, resolve
 from covey.config.values import nested, overlay, own_names
 from covey.core.build import altered_federation
+from covey.data.dataset import for_task
 from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.job.job_folder import free_folder
@@ -42,11 +45,22 @@ def as_configured(given: Federation, config: Config) -> Federation:
     """Return the federation that is passed in, altered as configured; one with another fingerprint is refused."""
     expected = config.dataset.options.get("fingerprint")
     require(
-        config.dataset.name == GIVEN and expected == given.fingerprint,
+        config.dataset.name == GIVEN and expected in _fingerprints(given),
         "The federation passed in is not the one that this run was made with "
         f"(fingerprint {given.fingerprint}, expected {expected}).",
     )
-    return altered_federation(given, config)
+    config.require_trusted("task")
+    dataset = for_task(given.dataset, config.task.as_mapping())
+    if given.dataset.note and config.task.name == "auto":
+        warnings.warn(given.dataset.note, stacklevel=2)
+    return altered_federation(given if dataset is given.dataset else replace(given, dataset=dataset), config)
+
+
+def _fingerprints(given: Federation) -> tuple[str, ...]:
+    """Return the fingerprint of a federation, and the one of folders from before clients had tests of their own."""
+    if given.test_parts is None:
+        return (given.fingerprint,)
+    return given.fingerprint, replace(given, test_parts=None).fingerprint
 
 
 def as_config(

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from covey.model.frozen import cast_constants
 from covey.model.layout import Layout
+from covey.model.recurrent_layers import for_stacks
 
 
 class BatchedModel:
@@ -18,7 +20,7 @@ class BatchedModel:
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, compute: torch.dtype) -> None:
         self.layout = Layout.of(module)
-        self.module = _fix_statistics(copy.deepcopy(module)).eval()
+        self.module = for_stacks(cast_constants(_fix_statistics(copy.deepcopy(module)), compute)).eval()
         self.dtype = dtype
         self.compute = compute
         """Dtype of the forward pass."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.model.operators import define, require_lanes, stacked
+from covey.model.operators import apart, define, merged, stacked
 
 _MOST_COMPARED = 2048
 """Up to this many words in a batch, all pairs are compared."""
@@ -24,6 +24,12 @@ class WordVectors(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         vectors: Tensor = torch.ops.covey.word_vectors(self.weight, input)
         return vectors
+
+    def plain(self) -> nn.Module:
+        """Return the same layer of torch's own operations, for programs that run elsewhere."""
+        words = nn.Embedding(*self.weight.shape)
+        words.weight = nn.Parameter(self.weight.detach())
+        return words
 
 
 def _look_up(table: Tensor, words: Tensor) -> Tensor:
@@ -80,7 +86,9 @@ def _look_up_in_lanes(
     info: Any, dimensions: tuple[int | None, ...], table: Tensor, words: Tensor
 ) -> tuple[Tensor, int]:
     tables, which = stacked(info, table, dimensions[0]), stacked(info, words, dimensions[1])
-    require_lanes(tables, 3)
+    assert tables is not None
+    if tables.dim() == 4:
+        return apart(info, torch.ops.covey.word_vectors(*merged([tables, which]))), 0
     result: Tensor = torch.ops.covey.word_vectors(tables, which)
     return result, 0
 
@@ -98,9 +106,11 @@ def _add_up_lanes_shape(gradient: Tensor, words: Tensor, rows: int) -> Tensor:
     return gradient.new_empty(len(words), rows, gradient.shape[-1])
 
 
-def _no_more_lanes(info: Any, dimensions: tuple[int | None, ...], gradient: Tensor, *rest: Any) -> Any:
-    # Here `vmap` would add a second dimension of lanes.
-    require_lanes(gradient, 3)
+def _add_up_samples_in_lanes(
+    info: Any, dimensions: tuple[int | None, ...], gradient: Tensor, words: Tensor, rows: int
+) -> tuple[Tensor, int]:
+    whole, which = stacked(info, gradient, dimensions[0]), stacked(info, words, dimensions[1])
+    return apart(info, torch.ops.covey.word_gradients_of_lanes(*merged([whole, which]), rows)), 0
 
 
 define(
@@ -111,5 +121,5 @@ define(
     "word_gradients_of_lanes(Tensor gradient, Tensor words, int rows) -> Tensor",
     _add_up_lanes,
     _add_up_lanes_shape,
-    _no_more_lanes,
+    _add_up_samples_in_lanes,
 )

@@ -1,47 +1,189 @@
-"""Builds models by name, and prepares their dropout and batch norm for federated training."""
+"""Builds models by name, and prepares them for federated training."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from covey.errors import Refusal, require
 from covey.model.dropout import adopt_dropout
+from covey.model.frozen import start_training
+from covey.model.last_layer import HeadSearch
+from covey.model.layers import adopt_layers
 from covey.model.normalisation import adopt_batch_norm
+from covey.model.outputs import adopt_output, logits_of
 from covey.randomness import torch_seed
 from covey.registries import models
 
 ModelBuilder = Callable[..., nn.Module]
-"""`build(shape, classes, *, option=default, ...) -> nn.Module` with an attribute `head`."""
+"""`build(shape, classes, *, option=default, ...) -> nn.Module`, or `build(*, option=default, ...)`."""
+
+_SAMPLES = 2
+"""Samples of the pass that shows what a model returns."""
 
 
-def build_model(name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Build the model called `name`, initialised from the seed alone.
+def build_model(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool = False
+) -> nn.Module:
+    """Build the model called `name`, initialised from the seed alone, for samples of a shape (`tokens`: words).
 
-    Torch's dropout is replaced by a reproducible one, and its batch norm by one that takes batches of any size.
+    Layers that draw from torch's generator, or that have no rule for a stack of models, are replaced by equal ones. A
+    model of somebody's own is tried on two samples, to find out what it returns and which layer is its last.
     """
     build = models[name].part
     given = models.options(name, options)
+    arguments = _arguments(name, build, shape, classes, given)
+    with torch_seed(seed, "initialisation"):
+        module = build(*arguments, **given)
+    require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
+    require_usable(module)
+    if not list(module.children()):
+        # A single layer: layers are replaced in what holds them.
+        module = nn.Sequential(module)
+    adopt_layers(module)
+    adopt_dropout(module)
+    adopt_batch_norm(module)
+    if not type(module).__module__.startswith("covey."):
+        with torch_seed(seed, "trial"):
+            _try(module, shape, classes, tokens)
+    return module
+
+
+def are_words(x: Tensor) -> bool:
+    """True if samples are words (tokens), and not measurements or images."""
+    return x.dtype != torch.uint8 and not x.is_floating_point()
+
+
+def _arguments(
+    name: str, build: Callable[..., Any], shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Return the positional arguments that a model is built with: shape and classes, or none."""
     try:
-        inspect.signature(build).bind(shape, classes, **given)
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):
+        return ()
+    places = [
+        one for one in signature.parameters.values() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
+    needed = [one for one in places if one.default is one.empty]
+    named = len(places) >= 2 and "shape" in places[0].name and "class" in places[1].name
+    arguments = (shape, classes) if needed or named or (takes_any and not places) else ()
+    try:
+        signature.bind(*arguments, **options)
     except TypeError as error:
         raise Refusal(
             f"The model '{name}' is not called as name(shape, classes, *, option=default, ...), with the shape of a "
-            f"sample and the number of classes: {error}."
+            f"sample and the number of classes, nor without arguments: {error}."
         ) from error
-    with torch_seed(seed, "initialisation"):
-        module = build(shape, classes, **given)
-    require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
-    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    return arguments
+
+
+def require_usable(module: nn.Module) -> None:
+    """Refuse a model that cannot be trained here: lazy, elsewhere, in another precision, or frozen as a whole."""
+    kind = type(module).__name__
+    named = [*module.named_parameters(), *module.named_buffers()]
+    for name, one in named:
+        require(
+            not nn.parameter.is_lazy(one),
+            f"The model {kind} has lazy parameters ({name}), whose shapes are not known yet: pass a batch through it "
+            "before it is given, or give the shapes.",
+        )
+        require(
+            one.device.type == "cpu",
+            f"The model {kind} is on the device {one.device} ({name}): give it on the CPU (model.cpu()); runtimes "
+            "place it where it is needed.",
+        )
+        require(
+            one.dtype == torch.float32 or not (one.is_floating_point() or one.is_complex()),
+            f"The model {kind} has tensors of the type {str(one.dtype).removeprefix('torch.')} ({name}), and models "
+            "are given in float32 (model.float()); --precision bf16 or fp64 says how they are computed.",
+        )
+    parameters = list(module.parameters())
+    require(bool(parameters), f"The model {kind} has no parameters to train.")
     require(
-        not frozen,
-        f"The model '{name}' has frozen parameters ({', '.join(frozen[:3])}{', …' if len(frozen) > 3 else ''}), and "
-        "all parameters are trained here. Make a tensor that does not change a buffer: register_buffer.",
+        any(parameter.requires_grad for parameter in parameters),
+        f"All parameters of the model {kind} are frozen (requires_grad=False), so there is nothing to train: leave at "
+        "least its last layer free.",
     )
-    adopt_dropout(module)
-    adopt_batch_norm(module)
-    return module
+
+
+def _try(module: nn.Module, shape: tuple[int, ...], classes: int, tokens: bool) -> None:
+    """Pass two samples through a model: adopt its output, find its last layer, and refuse what cannot work."""
+    kind = type(module).__name__
+    words = bool(getattr(module, "tokens", tokens))
+    sample = torch.zeros(_SAMPLES, *shape, dtype=torch.int64) if words else torch.rand(_SAMPLES, *shape)
+    search, trained = HeadSearch(module), module.training
+    found: Any = None
+    try:
+        found = _output(module.eval(), sample)
+    finally:
+        search.end(_logits(found))
+        module.train(trained)
+    adopt_output(module, found)
+    logits = _logits(found)
+    assert logits is not None
+    require(
+        logits.dim() == 2 and len(logits) == _SAMPLES and logits.is_floating_point(),
+        f"The model {kind} returns a tensor {tuple(logits.shape)} for {_SAMPLES} samples, not logits "
+        f"({_SAMPLES}, classes).",
+    )
+    require(
+        logits.shape[1] >= classes,
+        f"The model {kind} returns {logits.shape[1]} numbers for a sample, and the data has {classes} classes.",
+    )
+    _try_training(module, sample)
+    module.train(trained)
+
+
+def _logits(output: Any) -> Tensor | None:
+    return output if isinstance(output, Tensor) else logits_of(output)
+
+
+@torch.no_grad()
+def _output(module: nn.Module, sample: Tensor) -> Any:
+    try:
+        return module(sample)
+    except Refusal:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise Refusal(
+            f"The model {type(module).__name__} fails on samples of the shape {tuple(sample.shape[1:])}: "
+            f"{type(error).__name__}: {reason}."
+        ) from error
+
+
+@torch.no_grad()
+def _try_training(module: nn.Module, sample: Tensor) -> None:
+    """Refuse a model whose training cannot be repeated or averaged; its buffers are left as they were.
+
+    A buffer of whole numbers that changes (but batch norm's count of batches) could not be averaged.
+    """
+    kind, before = type(module).__name__, {name: one.clone() for name, one in module.named_buffers()}
+    generator = torch.get_rng_state()
+    _output(start_training(module), sample)
+    require(
+        torch.equal(generator, torch.get_rng_state()),
+        f"The model {kind} draws from torch's generator as it trains (F.dropout, say), so that a run could not be "
+        "repeated: use the layer torch.nn.Dropout, which is replaced by one that draws from the run's seed.",
+    )
+    changed = [
+        name
+        for name, one in module.named_buffers()
+        if not one.is_floating_point() and name.rpartition(".")[2] != "num_batches_tracked"
+        if name in before and not torch.equal(one, before[name])
+    ]
+    for name, one in module.named_buffers():
+        if name in before:
+            one.copy_(before[name])
+    require(
+        not changed,
+        f"The model {kind} changes the buffer {', '.join(changed[:1])} of whole numbers as it trains: only "
+        "floating-point buffers are averaged, so make it one, or leave it out.",
+    )
 
 
 def image_shape(model: str, shape: tuple[int, ...], at_least: int) -> tuple[int, int, int]:

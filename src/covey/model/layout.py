@@ -1,15 +1,21 @@
 """Flat states: all of a model's tensors as one vector, and the map between the two.
 
-Models are sent, averaged, compared and saved as such vectors `[d]`: parameters first, then floating-point buffers
-(batch-norm statistics). A cohort's states are one matrix `[cohort, d]`.
+Models are sent, averaged, compared and saved as such vectors `[d]`: trained parameters first, then floating-point
+buffers (batch-norm statistics). Frozen parameters and integer buffers are constants of the module. A cohort's states
+are one matrix `[cohort, d]`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from covey.errors import Refusal
+from covey.errors import Refusal, require
+from covey.model.frozen import constant_buffers
+from covey.model.last_layer import head_name, head_slots_of
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""Normalisation layers; `_NormBase` is batch and instance norm."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Slot:
 
     def of(self, state: Tensor) -> Tensor:
         """Return this tensor of flat states `[..., d]` as a view `[..., *shape]`."""
-        return state[..., self.start : self.start + self.size].reshape(*state.shape[:-1], *self.shape)
+        return state[..., self.start : self.start + self.size].reshape((*state.shape[:-1], *self.shape))
 
 
 @dataclass(frozen=True)
@@ -48,29 +54,45 @@ class Layout:
     buffers: tuple[Slot, ...]
     """Floating-point buffers, after all parameters."""
     head: tuple[Slot, ...]
-    """The last layer's parameters, weight first; insights and head gradients are about these."""
+    """The last layer's parameters, weight first; insights and head gradients are about these. Empty if there is none
+    to read, as most methods need none (`require_head`)."""
+    norms: tuple[Slot, ...] = ()
+    """Parameters and statistics of normalisation layers (batch, layer, group, instance and RMS norm)."""
+    headless: str = field(default="", compare=False)
+    """Why there is no head, to end a sentence with."""
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
-        """Return the layout of a model, which must name its last layer in an attribute `head`."""
+        """Return the layout of a model: of its trained parameters, and of the floating-point buffers beside them."""
         at = 0
         slots: list[list[Slot]] = [[], []]
+        constant = constant_buffers(module)
         for kind, named in enumerate((module.named_parameters, module.named_buffers)):
             for name, tensor in named():
                 # Integer buffers, such as batch norm's count of batches, are not learned.
-                if tensor.is_floating_point():
+                trained = tensor.requires_grad if kind == 0 else name not in constant
+                if trained and tensor.is_floating_point():
                     slots[kind].append(Slot(name, tuple(tensor.shape), at))
                     at += tensor.numel()
-        head = getattr(module, "head", None)
-        if not isinstance(head, str):
+        head, why = head_slots_of(module, {slot.name: slot for slot in slots[0]})
+        if not head and not why:
+            named_head = head_name(module)
             raise Refusal(
-                f"The model {type(module).__name__} does not name its last layer: give it an attribute "
-                "head = 'name of the layer', such as head = 'classifier.2'."
+                f"The model {type(module).__name__} names its head '{named_head}', but no layer is called so."
             )
-        belongs = tuple(slot for slot in slots[0] if slot.name == head or slot.name.startswith(head + "."))
-        if not belongs:
-            raise Refusal(f"The model {type(module).__name__} names its head '{head}', but no layer is called so.")
-        return cls(tuple(slots[0]), tuple(slots[1]), belongs)
+        own = {
+            f"{path}.{name}" if path else name
+            for path, layer in module.named_modules()
+            if isinstance(layer, _NORMS)
+            for name, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+        }
+        norms = tuple(slot for slot in (*slots[0], *slots[1]) if slot.name in own)
+        return cls(tuple(slots[0]), tuple(slots[1]), head, norms, why)
+
+    def require_head(self, reader: str) -> tuple[Slot, ...]:
+        """Return the last layer's parameters; refuse, for `reader`, if there is none to read."""
+        require(bool(self.head), f"{reader} reads the model's last layer, and {self.headless}.")
+        return self.head
 
     @property
     def trainable(self) -> int:

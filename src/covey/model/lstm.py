@@ -57,6 +57,9 @@ class LSTMCells(nn.Module):
     parameters are those of `nn.LSTM`.
     """
 
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+
     def __init__(self, inputs: int, hidden: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         bound = 1 / math.sqrt(hidden)
@@ -85,3 +88,22 @@ class LSTMCells(nn.Module):
                 x = outputs.transpose(0, 1)
                 x = self.drops[layer](x) if len(self.drops) else x
         return outputs[-1]
+
+    def plain(self) -> nn.Module:
+        """Return the same layers of torch's own operations, for programs that run elsewhere."""
+        width, hidden = self.weight_ih_l0.shape[1], self.weight_hh_l0.shape[1]
+        cells = nn.LSTM(width, hidden, self.layers, batch_first=True)
+        cells.load_state_dict({name: value.detach() for name, value in self.named_parameters()})
+        return _LastStep(cells)
+
+
+class _LastStep(nn.Module):
+    """Gives h after the last step of torch's own LSTM."""
+
+    def __init__(self, cells: nn.LSTM) -> None:
+        super().__init__()
+        self.cells = cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.cells(x)[0]
+        return outputs[:, -1]

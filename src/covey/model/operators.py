@@ -89,7 +89,14 @@ def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor |
     return tensor.movedim(dimension, 0).contiguous()
 
 
-def require_lanes(tensor: Tensor | None, dimensions: int) -> None:
-    """Refuse nested `vmap`: operators know one dimension of lanes, and would misread a second."""
-    if tensor is not None and tensor.dim() != dimensions:
-        raise NotImplementedError("Models are stacked once: there are no stacks of stacks.")
+def merged(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return tensors `[lanes, samples, ...]`, of a `vmap` within a `vmap`, as one stack `[lanes·samples, ...]`.
+
+    Operators know one dimension of lanes, and would misread a second.
+    """
+    return [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
+
+
+def apart(info: Any, result: Tensor) -> Tensor:
+    """Return a result for merged tensors as `[lanes, samples, ...]`."""
+    return result.reshape(info.batch_size, len(result) // info.batch_size, *result.shape[1:])

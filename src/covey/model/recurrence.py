@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.model.operators import define, require_lanes, stacked
+from covey.model.operators import apart, define, merged, stacked
 
 
 def scan(inputs: Tensor, weight: Tensor) -> Tensor:
@@ -123,15 +123,20 @@ def _forward_in_lanes(
     info: Any, dimensions: tuple[int | None, ...], inputs: Tensor, weight: Tensor
 ) -> tuple[Tensor, int]:
     given = [stacked(info, tensor, at) for tensor, at in zip((inputs, weight), dimensions, strict=True)]
-    require_lanes(given[0], 4)
-    result: Tensor = torch.ops.covey.lstm(*given)
-    return result, 0
+    return _in_lanes(info, torch.ops.covey.lstm, given), 0
 
 
 def _backward_in_lanes(info: Any, dimensions: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
     given = [stacked(info, tensor, at) for tensor, at in zip(tensors, dimensions, strict=True)]
-    result: Tensor = torch.ops.covey.lstm_gradient(*given)
-    return result, 0
+    return _in_lanes(info, torch.ops.covey.lstm_gradient, given), 0
+
+
+def _in_lanes(info: Any, operator: Any, given: list[Tensor | None]) -> Tensor:
+    assert given[0] is not None
+    if given[0].dim() == 5:
+        return apart(info, operator(*merged(given)))
+    result: Tensor = operator(*given)
+    return result
 
 
 define(

@@ -1,6 +1,7 @@
 """Charts of figures over rounds, bytes and time."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from covey.page.figures import (
     spread,
 )
 from covey.page.run_data import FederationGroup, Line, ReportData
+from covey.task.learning_task import ACCURACY, Metric
+from covey.task.run_metric import main_score
 
 BANDS_UP_TO = 6
 """With more lines than this in a chart, bands would hide each other."""
@@ -34,18 +37,66 @@ Value = Callable[[Mapping[str, Any]], float | None]
 """The figure that a chart shows, of a round's record; None if the record has none."""
 
 
-def accuracy_figure(report: ReportData) -> Figure | None:
-    """Return test accuracy over rounds."""
-    return over_rounds(
-        report,
-        "accuracy",
-        "Test accuracy over rounds",
-        "Accuracy of the model on the common test set; of the mean client where every client has its own model.",
-        "test accuracy, %",
-        lambda row: _percent(row.get("accuracy")),
-        wide=True,
-        height=380,
-    )
+def score_figures(report: ReportData) -> list[Figure | None]:
+    """Return the main metric over rounds, a figure for each metric."""
+    return [
+        over_rounds(
+            part,
+            metric.name,
+            f"{_title(metric)} over rounds",
+            f"{_capital(metric.label)} of the model on the common test set; of the mean client where every client has "
+            "its own model.",
+            f"test {metric.axis}",
+            lambda row, metric=metric: _shown(row, metric),  # type: ignore[misc]
+            percent=metric.share,
+            wide=True,
+            height=380,
+        )
+        for metric, part in by_metric(report)
+    ]
+
+
+def by_metric(report: ReportData) -> list[tuple[Metric, ReportData]]:
+    """Return the report's main metrics, each with the part of the report that it measures."""
+    found: dict[Metric, list[FederationGroup]] = {}
+    for group in report.groups:
+        found.setdefault(group.comparison.metric, []).append(group)
+    return [(metric, replace(report, groups=tuple(groups))) for metric, groups in found.items()]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _title(metric: Metric) -> str:
+    return f"Test {metric.label}"
+
+
+def _shown(row: Mapping[str, Any], metric: Metric) -> float | None:
+    """Return the main metric of a round as it is drawn."""
+    value = main_score(row)
+    return None if value is None else metric.shown(value)
+
+
+def worst_clients_figures(report: ReportData) -> list[Figure | None]:
+    """Return the main metric of the worst-served tenth of the clients, where they have tests of their own."""
+
+    def worst(row: Mapping[str, Any], metric: Metric) -> float | None:
+        over = row.get("client_score")
+        return None if over is None else metric.shown(over["worst_decile"])
+
+    return [
+        over_rounds(
+            part,
+            f"worst-{metric.name}",
+            f"{_capital(metric.label)} of the worst-served clients",
+            "Mean over the tenth of the clients that are served worst, each on test samples of its own.",
+            f"{metric.axis} of the worst tenth",
+            lambda row, metric=metric: worst(row, metric),  # type: ignore[misc]
+            percent=metric.share,
+        )
+        for metric, part in by_metric(report)
+    ]
 
 
 def own_accuracy_figure(report: ReportData) -> Figure | None:
@@ -62,12 +113,13 @@ def own_accuracy_figure(report: ReportData) -> Figure | None:
 
 def loss_figure(report: ReportData) -> Figure | None:
     """Return test loss over rounds."""
+    classes = all(metric == ACCURACY for metric, _ in by_metric(report))
     return over_rounds(
         report,
         "loss",
         "Test loss over rounds",
-        "Cross-entropy on the common test set.",
-        "test loss, nats",
+        "Cross-entropy on the common test set." if classes else "Mean loss on the common test set.",
+        "test loss, nats" if classes else "test loss",
         lambda row: row.get("loss"),
         percent=False,
     )
@@ -75,13 +127,14 @@ def loss_figure(report: ReportData) -> Figure | None:
 
 def training_loss_figure(report: ReportData) -> Figure | None:
     """Return training loss over rounds."""
+    classes = all(metric == ACCURACY for metric, _ in by_metric(report))
     return over_rounds(
         report,
         "training-loss",
         "Training loss over rounds",
         "Mean loss over the local steps of the round's clients, weighted by samples; without weight decay and the "
         "proximal term.",
-        "training loss, nats",
+        "training loss, nats" if classes else "training loss",
         lambda row: row.get("train_loss"),
         percent=False,
     )
@@ -100,8 +153,14 @@ def cohort_skew_figure(report: ReportData) -> Figure | None:
     )
 
 
-def bytes_figure(report: ReportData) -> Figure | None:
-    """Return test accuracy against bytes sent."""
+def cost_figures(report: ReportData) -> list[Figure | None]:
+    """Return the main metric against bytes and against time, for each metric."""
+    parts = [(metric, part) for metric, part in by_metric(report)]
+    return [draw(part, metric) for draw in (bytes_figure, clock_figure) for metric, part in parts]
+
+
+def bytes_figure(report: ReportData, metric: Metric = ACCURACY) -> Figure | None:
+    """Return test accuracy, or another main metric, against bytes sent."""
     sent = [line_bytes(line, direction) for line in report.lines for direction in ("bytes_up", "bytes_down")]
     if not any(sent):
         return None
@@ -109,8 +168,9 @@ def bytes_figure(report: ReportData) -> Figure | None:
     unit, factor = _bytes_unit(most)
     return _against(
         report,
+        metric,
         "bytes",
-        "Accuracy against bytes sent",
+        f"{_capital(metric.label)} against bytes sent",
         "Bytes up and down together, summed over the rounds so far.",
         f"bytes sent, {unit}",
         lambda run: np.cumsum([row["bytes_up"] + row["bytes_down"] for row in run.metrics]) / factor,
@@ -118,8 +178,8 @@ def bytes_figure(report: ReportData) -> Figure | None:
     )
 
 
-def clock_figure(report: ReportData) -> Figure | None:
-    """Return test accuracy against time, simulated or real."""
+def clock_figure(report: ReportData, metric: Metric = ACCURACY) -> Figure | None:
+    """Return test accuracy, or another main metric, against time, simulated or real."""
     timed = [line for line in report.lines if all(run.metrics[-1].get("clock") for run in line.runs)]
     if not timed:
         return None
@@ -128,8 +188,9 @@ def clock_figure(report: ReportData) -> Figure | None:
     simulated = "Time that the rounds would have taken on the simulated devices and network."
     return _against(
         report,
+        metric,
         "clock",
-        "Accuracy against time" if live else "Accuracy against simulated time",
+        f"{_capital(metric.label)} against {'time' if live else 'simulated time'}",
         "Time that the rounds took on the fleet." if live else simulated,
         f"time, {unit}" if live else f"simulated time, {unit}",
         lambda run: np.array([row["clock"] for row in run.metrics], dtype=np.float64) / factor,
@@ -179,6 +240,7 @@ def over_rounds(
 
 def _against(
     report: ReportData,
+    metric: Metric,
     name: str,
     heading: str,
     caption: str,
@@ -187,30 +249,32 @@ def _against(
     spell: Callable[[float], str],
     only: Sequence[Line] | None = None,
 ) -> Figure | None:
-    """Return accuracy against a cost that grows over rounds, both as means over seeds."""
+    """Return a metric against a cost that grows over rounds, both as means over seeds."""
     charts = []
     lines = [line for line in report.lines if only is None or line in only]
-    everything = [100 * row["accuracy"] for line in lines for run in line.runs for row in run.metrics if _scored(row)]
+    every = [_shown(row, metric) for line in lines for run in line.runs for row in run.metrics]
+    everything = [value for value in every if value is not None]
+    unit, form = (" %", ".1f") if metric.share else ("", ".4g")
     for group in report.groups:
         data, ends = [], []
         for line in (line for line in group.lines if line in lines):
-            rounds, accuracy = _by_round(line, lambda row: _percent(row.get("accuracy")))
+            rounds, accuracy = _by_round(line, lambda row: _shown(row, metric))
             costs = np.mean([_at_rounds(run, cost(run), rounds) for run in line.runs], axis=0)
             mean = accuracy.mean(axis=0)
             data.append(
                 {
                     **_line(line, rounded(costs), rounded(mean)),
                     "customdata": [[int(t), spell(float(c))] for t, c in zip(rounds, costs, strict=True)],
-                    "hovertemplate": "%{y:.1f} % after %{customdata[1]} (round %{customdata[0]})"
+                    "hovertemplate": f"%{{y:{form}}}{unit}" + " after %{customdata[1]} (round %{customdata[0]})"
                     f"<extra>{plain(line.label)}</extra>",
                 }
             )
-            ends.append(f"{line.label} {mean[-1]:.3g} % after {spell(float(costs[-1]))}")
+            ends.append(f"{line.label} {mean[-1]:.3g}{unit} after {spell(float(costs[-1]))}")
         if data:
-            alt = f"Line chart: test accuracy against {title}{_where(group)}. At the end: {', '.join(ends)}."
+            alt = f"Line chart: test {metric.label} against {title}{_where(group)}. At the end: {', '.join(ends)}."
             layout = {
                 "xaxis": axis(title, rangemode="tozero"),
-                "yaxis": axis("test accuracy, %", range=span(everything)),
+                "yaxis": axis(f"test {metric.axis}", **_y_range(everything, metric.share)),
                 "hovermode": "closest",
             }
             charts.append(PlotlyChart(alt, data, layout, 320, group.title))
@@ -309,10 +373,6 @@ def _y_range(reach: Sequence[float], percent: bool) -> dict[str, Any]:
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
-
-
-def _scored(row: Mapping[str, Any]) -> bool:
-    return "accuracy" in row
 
 
 def _where(group: FederationGroup) -> str:

@@ -18,6 +18,9 @@ _COLUMNS = 400
 
 _NAMES_UP_TO = 20
 _POINTS_UP_TO = 4
+_DOTS = 2_000
+"""Largest number of dots of a method."""
+
 _BINS = 8
 
 
@@ -25,10 +28,12 @@ def mix_figure(federations: Sequence[tuple[str, Description]]) -> Figure:
     """Return charts of skew, size and class mix of each client, one per federation with its title."""
     charts = [mix_chart(description, title) for title, description in federations]
     seeds = sorted({description.config.seed for _, description in federations})
+    mixes = {"class mix" if one.groups == "classes" else f"mix of {one.groups}" for _, one in federations}
+    mix = " or ".join(sorted(mixes))
     caption = (
         f"Clients of seed {', '.join(map(str, seeds))} from the least to the most skewed. "
         "Skew is the environment's own parameter (α) where it has one, else the distance of a client's "
-        "class mix from the overall mix, from 0 to 1."
+        f"{mix} from the overall mix, from 0 to 1."
     )
     return Figure("mix", "How data is split", caption, charts, wide=True)
 
@@ -40,6 +45,7 @@ def mix_chart(description: Description, title: str = "") -> PlotlyChart:
     who = [plain(f"client {description.name(int(client))}") for client in chosen]
     names = [plain(name) for name in description.class_names]
     sizes = [int(size) for size in description.sizes[chosen]]
+    group = {"classes": "class", "rarest labels": "rarest label"}.get(description.groups, "target")
     data: list[dict[str, Any]] = [
         {
             "type": "bar",
@@ -64,7 +70,7 @@ def mix_chart(description: Description, title: str = "") -> PlotlyChart:
             "x": x,
             "y": list(range(len(names))),
             "z": [rounded(100 * row) for row in description.shares[chosen].T],
-            "customdata": [[f"{one}, class {name}" for one in who] for name in names],
+            "customdata": [[f"{one}, {group} {name}" for one in who] for name in names],
             "colorscale": palette.scale(),
             "zmin": 0,
             "zmax": 100,
@@ -87,7 +93,7 @@ def mix_chart(description: Description, title: str = "") -> PlotlyChart:
     layout = {
         "xaxis": axis(f"clients by skew{some}, least skewed first", showgrid=False, zeroline=False),
         "yaxis": axis(
-            "class",
+            group,
             domain=[0, 0.6],
             tickvals=list(range(0, len(names), step)),
             ticktext=names[::step],
@@ -137,12 +143,18 @@ def participation_figure(report: ReportData, described: dict[FederationGroup, di
     seeds = len({seed for by_seed in described.values() for seed in by_seed})
     caption = (
         f"A line joins the means of eighths of the clients by skew, over {seeds} seed{'s' if seeds > 1 else ''}. "
-        + ("A dot is a client of the first seed. " if dots else "")
+        + (_about_dots(described) if dots else "")
         + "A level line means that skew plays no role, a falling one that skewed clients are avoided."
     )
     if len(drawn) < len(report.lines):
         caption += " Left out: methods that invite every client, and references that replace the clients."
     return Figure("participation", "Who was invited", caption, charts, keys_of(drawn), len(charts) > 1)
+
+
+def _about_dots(described: dict[FederationGroup, dict[int, Description]]) -> str:
+    most = max(one.clients for by_seed in described.values() for one in by_seed.values())
+    which = f"{_DOTS:,} of {most:,} clients are drawn. " if most > _DOTS else ""
+    return f"A dot is a client of the first seed. {which}"
 
 
 def _chooses(line: Line) -> bool:
@@ -171,14 +183,16 @@ def _participation(
     colour, group = palette.line(line.place), f"line-{line.place}"
     traces: list[dict[str, Any]] = []
     if points is not None:
+        count = len(points[0])
+        shown = np.unique(np.linspace(0, count - 1, min(count, _DOTS)).round().astype(np.int64))
         traces.append(
             {
                 "type": "scatter",
-                "x": rounded(points[0]),
-                "y": rounded(points[1]),
+                "x": rounded(points[0][shown]),
+                "y": rounded(points[1][shown]),
                 "mode": "markers",
                 "marker": {"color": colour, "size": 6, "opacity": 0.4},
-                "customdata": list(range(len(points[0]))),
+                "customdata": shown.tolist(),
                 "cliponaxis": False,
                 "hovertemplate": "client %{customdata}: skew %{x:.2f}, %{y:.1f} % of rounds<extra>"
                 + plain(line.label)

@@ -8,16 +8,18 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.errors import Refusal, require
+from covey.job.comparison.compared_runs import Comparison
 from covey.job.comparison.plan import Variant, is_comparison, places_of, read_plan
-from covey.job.comparison.statistics import Comparison
 from covey.job.runs import Run
 from covey.registries import methods
+from covey.task.learning_task import ACCURACY
+from covey.task.run_metric import main_score, metric_of
 
 _FEDERATION = ("dataset", "environment", "clients", "altered")
 """Settings that decide how data is split; lines that differ in them do not share axes."""
 
-_IMMATERIAL = ("seed", "workers", "data_dir")
-"""Settings in which the runs of one line may differ."""
+_IMMATERIAL = ("seed", "workers", "data_dir", "task")
+"""Settings in which the runs of one line may differ. Runs that are measured by other metrics are apart anyway."""
 
 _SECONDARY = ("rounds", "evaluate_every", "cohort", "runtime", "precision", "folder")
 """Settings that label a line only if no other setting tells it apart."""
@@ -167,14 +169,14 @@ def _evaluated(run: Run, notices: list[str]) -> bool:
     if not run.recorded:
         stopped = f"{name}, stopped after round {done} of {run.config.rounds}"
         notices.append(f"{stopped}; resume with: covey resume {run.folder}")
-    return any("accuracy" in row for row in run.metrics)
+    return any(main_score(row) is not None for row in run.metrics)
 
 
 def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[FederationGroup, ...]:
     lines: dict[tuple[str, int], list[Run]] = {}
     sources: dict[tuple[str, int], Path] = {}
     for folder, run in found:
-        identity = repr([item for item in settings(run.config).items() if item[0] not in _IMMATERIAL])
+        identity = repr([item for item in settings(run.config).items() if item[0] not in _IMMATERIAL] + [_metric(run)])
         again = 0
         while any(run.config.seed == other.config.seed for other in lines.get((identity, again), [])):
             again += 1
@@ -182,8 +184,8 @@ def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[Fe
         sources.setdefault((identity, again), folder)
     federations: dict[str, list[tuple[str, int]]] = {}
     for key, runs in lines.items():
-        federations.setdefault(repr(federation_of(runs[0].config)), []).append(key)
-    titles = _distinguish([federation_of(lines[keys[0]][0].config) for keys in federations.values()])
+        federations.setdefault(repr(_measured_on(runs[0])), []).append(key)
+    titles = _distinguish([_measured_on(lines[keys[0]][0]) for keys in federations.values()])
     places: dict[str, int] = {}
     groups = []
     for title, keys in zip(titles, federations.values(), strict=True):
@@ -201,6 +203,16 @@ def _groups(found: Sequence[tuple[Path, Run]], target: float | None) -> tuple[Fe
 def federation_of(config: Config) -> dict[str, Any]:
     """Return the settings that decide how data is split."""
     return {key: value for key, value in settings(config).items() if key.split(".")[0] in _FEDERATION}
+
+
+def _metric(run: Run) -> str:
+    return metric_of(run.metrics).name
+
+
+def _measured_on(run: Run) -> dict[str, Any]:
+    """Return the settings that decide how data is split, and the metric if it is not accuracy."""
+    metric = _metric(run)
+    return {**federation_of(run.config), **({} if metric == ACCURACY.name else {"metric": metric})}
 
 
 def _rest(config: Config) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def page_of(report: ReportData) -> HtmlPage:
             "Learning",
             _present(
                 [
-                    curves.accuracy_figure(report),
+                    *curves.score_figures(report),
                     curves.own_accuracy_figure(report),
                     curves.loss_figure(report),
                     curves.training_loss_figure(report),
@@ -60,12 +60,18 @@ def page_of(report: ReportData) -> HtmlPage:
         Section(
             "fairness",
             "Fairness",
-            _present([*impact_panel.client_loss_figures(report), impact_panel.impact_figure(report)]),
+            _present(
+                [
+                    *curves.worst_clients_figures(report),
+                    *impact_panel.client_loss_figures(report),
+                    impact_panel.impact_figure(report),
+                ]
+            ),
         ),
         Section(
             "cost",
             "Cost",
-            _present([curves.bytes_figure(report), curves.clock_figure(report), standings.seconds_figure(report)]),
+            _present([*curves.cost_figures(report), standings.seconds_figure(report)]),
         ),
         Section(
             "clients",

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import FloatArray
+from covey.job.comparison.row_figures import terminal_of
 from covey.page import palette
 from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, rounded, seeds_in_words, span
 from covey.page.run_data import FederationGroup, Line, ReportData
@@ -23,23 +24,27 @@ def terminal_figure(report: ReportData) -> Figure | None:
         + ("" if all(len(line.runs) < 2 for line in report.lines) else "; the bar is the 95 % interval")
         + "."
     )
-    return Figure("terminal", "Terminal accuracy", caption, charts, wide=True)
+    metrics = {group.comparison.metric.label for group in report.groups}
+    what = metrics.pop() if len(metrics) == 1 else "score"
+    return Figure("terminal", f"Terminal {what}", caption, charts, wide=True)
 
 
 def _terminal(group: FederationGroup) -> PlotlyChart:
     data = []
+    metric = group.comparison.metric
+    unit, form = (" %", ".1f") if metric.share else ("", ".4g")
     for line, row in zip(group.lines, group.rows, strict=True):
         trace: dict[str, Any] = {
             "type": "scatter",
-            "x": rounded([100 * row["terminal_accuracy"]]),
+            "x": rounded([metric.shown(terminal_of(row))]),
             "y": [plain(line.label)],
             "mode": "markers",
             "marker": {"color": palette.line(line.place), "symbol": palette.symbol(line.place), "size": 10},
-            "hovertemplate": "%{x:.1f} %<extra>" + plain(line.label) + "</extra>",
+            "hovertemplate": f"%{{x:{form}}}{unit}<extra>" + plain(line.label) + "</extra>",
             "legendgroup": f"line-{line.place}",
         }
         if row["terminal_low"] is not None:
-            low, mean, high = (100 * row[f"terminal_{name}"] for name in ("low", "accuracy", "high"))
+            low, mean, high = map(metric.shown, (row["terminal_low"], terminal_of(row), row["terminal_high"]))
             # Intervals are cut at 0 and 100 %, so they need not be symmetric.
             trace["error_x"] = {
                 "symmetric": False,
@@ -49,16 +54,18 @@ def _terminal(group: FederationGroup) -> PlotlyChart:
                 "thickness": 2,
                 "width": 5,
             }
-            trace["hovertemplate"] = f"%{{x:.1f}} % ({low:.1f} to {high:.1f})<extra>{plain(line.label)}</extra>"
+            trace["hovertemplate"] = (
+                f"%{{x:{form}}}{unit} ({low:{form}} to {high:{form}})<extra>{plain(line.label)}</extra>"
+            )
         data.append(trace)
-    ends = ", ".join(f"{row['name']} {row['terminal_accuracy']:.1%}" for row in group.rows)
+    ends = ", ".join(f"{row['name']} {metric.text(terminal_of(row))}" for row in group.rows)
     layout = {
-        "xaxis": axis("terminal test accuracy, %", range=span(_reach(group))),
+        "xaxis": axis(f"terminal test {metric.axis}", **_axis_range(group)),
         "yaxis": axis("method", autorange="reversed", automargin=True, type="category"),
         "hovermode": "closest",
     }
     return PlotlyChart(
-        f"Dot chart of terminal accuracy with 95 % intervals: {ends}.",
+        f"Dot chart of terminal {metric.label} with 95 % intervals: {ends}.",
         data,
         layout,
         90 + 30 * len(group.lines),
@@ -68,8 +75,17 @@ def _terminal(group: FederationGroup) -> PlotlyChart:
 
 def _reach(group: FederationGroup) -> list[float]:
     """Return all values that are drawn, intervals included."""
-    figures = ("terminal_low", "terminal_accuracy", "terminal_high")
-    return [100 * row[figure] for row in group.rows for figure in figures if row[figure] is not None]
+    metric = group.comparison.metric
+    values = [(row["terminal_low"], terminal_of(row), row["terminal_high"]) for row in group.rows]
+    return [metric.shown(value) for row in values for value in row if value is not None]
+
+
+def _axis_range(group: FederationGroup) -> dict[str, Any]:
+    reach = _reach(group)
+    if group.comparison.metric.share:
+        return {"range": span(reach)}
+    margin = 0.05 * (max(reach) - min(reach)) or 0.1 * (abs(reach[0]) or 1.0)
+    return {"range": rounded([min(reach) - margin, max(reach) + margin])}
 
 
 def classes_figure(report: ReportData, names: dict[FederationGroup, tuple[str, ...]]) -> Figure | None:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.job.comparison.row_figures import terminal_of
 from covey.job.comparison.statistics import REFERENCE
-from covey.job.result_text import CLEAR, certainty, percent, verdicts
+from covey.job.result_text import CLEAR, certainty, verdicts
 from covey.page.run_data import FederationGroup, ReportData
 
 
@@ -13,11 +14,13 @@ def headline(report: ReportData) -> str:
     if len(report.groups) == 1:
         return answer(report.groups[0])
     best = [_best(group)["name"] for group in report.groups]
+    words = {_superlative(group) for group in report.groups}
+    most = words.pop() if len(words) == 1 else "best"
     count = len(report.groups)
     if len(set(best)) == 1:
-        return f"{best[0]} ends highest in {'both' if count == 2 else f'all {count}'} federations."
+        return f"{best[0]} ends {most} in {'both' if count == 2 else f'all {count}'} federations."
     tally = sorted({name: best.count(name) for name in best}.items(), key=lambda item: -item[1])
-    return f"It depends on the federation: {_joined([f'{name} ends highest in {n} of {count}' for name, n in tally])}."
+    return f"It depends on the federation: {_joined([f'{name} ends {most} in {n} of {count}' for name, n in tally])}."
 
 
 def sentences(group: FederationGroup) -> list[str]:
@@ -67,49 +70,61 @@ def answer(group: FederationGroup) -> str:
     own = [row for row in rows if not _is_reference(group, row)] or rows
     first = rows[0]
     if len(rows) == 1:
-        interval = "" if first["terminal_low"] is None else f" ({_interval(first)})"
+        interval = "" if first["terminal_low"] is None else f" ({_interval(group, first)})"
         rounds = len(group.lines[0].runs[0].metrics)
-        ends = f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy"
+        ends = f"{first['name']} ends at {_reached(group, first)}"
         return f"{ends}{interval} after {_count(rounds, 'round')}."
     references = [row for row in rows if row["method"] == REFERENCE]
     reference = references[0] if len(references) == 1 else None
     if len(own) == 1 and own[0] is first and reference is not None and reference["difference"] is not None:
-        return _cost_of_skew(first, reference)
+        return _cost_of_skew(group, first, reference)
     best = _best(group)
-    sentence = f"{best['name']} ends highest, at {percent(best['terminal_accuracy'])} test accuracy"
+    sentence = f"{best['name']} ends {_superlative(group)}, at {_reached(group, best)}"
     if best is not first:
-        sentence += _against(best, first)
+        sentence += _against(group, best, first)
     elif len(own) == 1:
-        sentence = f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy"
+        sentence = f"{first['name']} ends at {_reached(group, first)}"
     if reference is not None and reference is not best:
-        sentence += f"; without skew it would be {percent(reference['terminal_accuracy'])}"
+        sentence += f"; without skew it would be {group.comparison.metric.text(terminal_of(reference))}"
     return sentence + "."
 
 
-def _cost_of_skew(first: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
-    points = 100 * reference["difference"]
+def _cost_of_skew(group: FederationGroup, first: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    metric = group.comparison.metric
+    cost = metric.sign * reference["difference"]
     ends = (
-        f"{first['name']} ends at {percent(first['terminal_accuracy'])} test accuracy, "
-        f"and at {percent(reference['terminal_accuracy'])} without skew"
+        f"{first['name']} ends at {_reached(group, first)}, and at {metric.text(terminal_of(reference))} without skew"
     )
-    if points <= 0:
+    if cost <= 0:
         return f"Skew costs {first['name']} nothing here: it {ends.split(' ', 1)[1]}{_sure(reference)}."
-    return f"Skew costs {first['name']} {points:.1f} points{_sure(reference)}: it {ends.split(' ', 1)[1]}."
+    unit = "" if metric.share else f" in {metric.label}"
+    return f"Skew costs {first['name']} {metric.gap(cost)}{unit}{_sure(reference)}: it {ends.split(' ', 1)[1]}."
 
 
 def _best(group: FederationGroup) -> dict[str, Any]:
     own = [row for row in group.rows if not _is_reference(group, row)] or group.rows
-    return max(own, key=lambda row: float(row["terminal_accuracy"]))
+    return max(own, key=lambda row: group.comparison.metric.sign * terminal_of(row))
+
+
+def _reached(group: FederationGroup, row: Mapping[str, Any]) -> str:
+    metric = group.comparison.metric
+    return f"{metric.text(terminal_of(row))} {metric.test_label}"
+
+
+def _superlative(group: FederationGroup) -> str:
+    return "highest" if group.comparison.metric.higher else "lowest"
 
 
 def _is_reference(group: FederationGroup, row: Mapping[str, Any]) -> bool:
     return next(line for line in group.lines if line.label == row["name"]).reshapes
 
 
-def _against(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+def _against(group: FederationGroup, row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    metric = group.comparison.metric
     if row["difference"] is None:
         return ""
-    return f", {100 * row['difference']:.1f} points above {first['name']}{_sure(row)}"
+    gap = metric.gap(row["difference"])
+    return f", {gap} {'above' if metric.higher else 'below'} {first['name']}{_sure(row)}"
 
 
 def _sure(row: Mapping[str, Any]) -> str:
@@ -117,8 +132,9 @@ def _sure(row: Mapping[str, Any]) -> str:
     return "" if sure == CLEAR else f" ({sure})"
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    return f"95 % interval {percent(row['terminal_low'])} to {percent(row['terminal_high'])}"
+def _interval(group: FederationGroup, row: Mapping[str, Any]) -> str:
+    metric = group.comparison.metric
+    return f"95 % interval {metric.text(row['terminal_low'])} to {metric.text(row['terminal_high'])}"
 
 
 def _count(count: int, noun: str) -> str:

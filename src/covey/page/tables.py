@@ -1,24 +1,27 @@
 """The tables of a report, and the commands that reproduce its runs."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from covey.config.recipe import recipe_of
 from covey.config.schema import GIVEN, NATURAL, Config
 from covey.core.client_names import read_names
 from covey.core.runtime_traits import traits_of
 from covey.job.comparison.plan import is_comparison, read_plan
-from covey.job.result_text import comparison_columns, or_dash, percent, privacy_text, run_summary, size
+from covey.job.result_text import comparison_columns, or_dash, percent, privacy_text, run_summary, score_rows, size
 from covey.job.settings import expand
 from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
 from covey.page.run_data import FederationGroup, Line, ReportData, federation_of, runs_of, settings, spell
+from covey.registries import methods
+from covey.storage import read_json
+from covey.task.run_metric import main_score, metric_of
 
 _FLAGS = (
-    *("method", "selector", "aggregator", "environment", "dataset", "model", "clients", "cohort"),
+    *("method", "selector", "aggregator", "trainer", "environment", "dataset", "task", "model", "clients", "cohort"),
     *("rounds", "seed", "runtime", "workers", "precision", "data_dir"),
 )
 """Settings with a flag of `covey run`; all others go through --set."""
@@ -35,7 +38,7 @@ def results_table(group: FederationGroup, bare: bool) -> Markup:
     rows, target = group.rows, group.comparison.target
     live = all(traits_of(run.config.runtime).live for line in group.lines for run in line.runs)
     against = rows[0]["name"] if bare else "the first"
-    columns = comparison_columns(rows, target, against, live=live)
+    columns = comparison_columns(rows, target, against, group.comparison.metric, live=live)
     seeds = {row["seeds"] for row in rows}
     caption = "One seed each." if seeds == {1} else "Means over seeds, with 95 % intervals; differences paired by seed."
     body: list[list[str | Markup]] = [
@@ -54,14 +57,18 @@ def runs_table(report: ReportData) -> Markup:
         for line in group.lines:
             for run in line.runs:
                 figures = run_summary(run)
+                metric = metric_of([figures])
+                more = score_rows(figures)
                 rows.append(
                     [
                         Markup(_named(line).text + where),
                         str(run.config.seed),
                         f"{figures['rounds']} of {run.config.rounds}",
-                        percent(figures["accuracy"]),
-                        percent(figures["best_accuracy"]),
-                        percent(figures["own_accuracy"]),
+                        metric.text(main_score(figures)),
+                        metric.text(figures.get("raw_accuracy", figures.get("raw_score"))),
+                        metric.text(figures.get("best_accuracy", figures.get("best_score"))),
+                        percent(figures.get("own_accuracy")),
+                        "; ".join(f"{name} {figure}" for name, figure in more) or "-",
                         or_dash(figures["loss"], "{:.3f}"),
                         privacy_text(figures) or "-",
                         size(figures["bytes_up"]),
@@ -70,10 +77,15 @@ def runs_table(report: ReportData) -> Markup:
                         str(len(figures["dropped"])),
                     ]
                 )
-    columns = ["method", "seed", "rounds", "test accuracy", "best", "own mix", "test loss", "ε"]
+    labels = {group.comparison.metric.test_label for group in report.groups}
+    score = labels.pop() if len(labels) == 1 else "test score"
+    columns = ["method", "seed", "rounds", score, "before averaging", "best", "own mix", "also", "test loss", "ε"]
     columns += ["sent up", "sent down", "time", "dropped replies"]
-    if all(row[7] == "-" for row in rows):
-        columns, rows = columns[:7] + columns[8:], [row[:7] + row[8:] for row in rows]
+    for place in (columns.index(name) for name in ("ε", "also", "own mix", "before averaging")):
+        if all(row[place] == "-" for row in rows):
+            columns.pop(place)
+            for row in rows:
+                row.pop(place)
     found = table(columns, rows, "Each run at its last evaluation", figures=True)
     return found if len(rows) <= _OPEN_UP_TO else folded(f"All {len(rows)} runs", found)
 
@@ -282,7 +294,9 @@ def _needed(config: Config) -> dict[str, Any]:
     named = {"method": config.method}
     if "+" in config.method and config.selector and config.aggregator:
         named = {"selector": config.selector.name, "aggregator": config.aggregator.name}
-    for section in ("dataset", "environment", "model"):
+    if config.trainer and (config.method not in methods.names() or recipe_of(config.method).trainer == "sgd"):
+        named |= {"trainer": config.trainer.name} if config.trainer.name != "sgd" else {}
+    for section in ("dataset", "task", "environment", "model"):
         named[section] = getattr(config, section).name
     # To count the clients of a natural split, the data would have to be read.
     counted = {"clients": config.clients} if config.environment.name == NATURAL else {}
@@ -290,6 +304,8 @@ def _needed(config: Config) -> dict[str, Any]:
     parts = {name: part.name for name in ("selector", "aggregator") if (part := getattr(config, name))}
     implied = settings(Config.stored({**parts, **named, **counted}, earlier=False))
     own = settings(config)
+    if named["task"] == "auto":
+        del named["task"]
     more = {key: value for key, value in own.items() if key not in implied or implied[key] != value}
     # A command that names the seed is clearer, even if it is the default.
     return {**named, **{key: value for key, value in more.items() if key != "method"}, "seed": config.seed}
@@ -317,7 +333,7 @@ def _arguments(flat: Mapping[str, Any]) -> list[str]:
 def environment_of(folder: Path) -> dict[str, Any]:
     """Return a run folder's record of its machine, or an empty mapping."""
     try:
-        about = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        about = read_json((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}

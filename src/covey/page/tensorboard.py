@@ -1,12 +1,12 @@
 """A run's metrics as TensorBoard event files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from covey.errors import Refusal
 from covey.job.runs import Run
+from covey.job.trackers import scalars
 from covey.page.run_data import runs_of
 from covey.page.tables import environment_of
 
@@ -46,28 +46,5 @@ def _values(run: Run) -> Iterator[tuple[int, float | None, str, float]]:
     for row in run.metrics:
         if now is not None:
             now += sum(row["seconds"].values())
-        for name, value in _scalars(row).items():
+        for name, value in scalars(row).items():
             yield int(row["round"]), now, name, value
-
-
-def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    values: dict[str, float] = {"dropped": float(len(row["dropped"])), "cohort": float(len(row["clients"]))}
-    for name, value in row.items():
-        if name == "round":
-            continue
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            values[name] = float(value)
-        elif isinstance(value, Mapping):
-            values.update(_numbers(name, value))
-        elif name == "class_accuracy":
-            values.update({f"{name}/{label}": float(one) for label, one in enumerate(value)})
-    return values
-
-
-def _numbers(name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield all numbers of a nested mapping, named by their path."""
-    for part, one in values.items():
-        if isinstance(one, Mapping):
-            yield from _numbers(f"{name}/{part}", one)
-        elif isinstance(one, (int, float)) and not isinstance(one, bool):
-            yield f"{name}/{part}", float(one)

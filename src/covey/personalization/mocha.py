@@ -22,6 +22,7 @@ from covey.core.interfaces import Probe, Setting
 from covey.core.messages import Order
 from covey.core.replies import Replies
 from covey.errors import Refusal, require
+from covey.model.last_layer import head_of
 from covey.model.layout import Layout
 from covey.personalization.per_client import ManyModel, Participation
 from covey.registries import manymodels, probes
@@ -142,6 +143,8 @@ class Mocha(ManyModel):
     participation: all reachable clients, or a cohort of them.
     """
 
+    needs_classes = True
+
     def __init__(
         self,
         setting: Setting,
@@ -159,7 +162,7 @@ class Mocha(ManyModel):
         require(lambda1 >= 0, f"many.lambda1 must not be negative, not {lambda1:g}.")
         require(lambda2 > 0, f"many.lambda2 must be above 0, not {lambda2:g}.")
         require(omega_every >= 1, f"many.omega_every must be at least 1, not {omega_every}.")
-        head = setting.layout.head
+        head = setting.layout.require_head("The method 'mocha'")
         require(
             len(head[0].shape) == 2 and len(head) <= 2,
             "mocha fits the last layer as a convex problem and needs a model that ends in a linear layer; "
@@ -346,7 +349,7 @@ def total_conjugate(duals: FloatArray, loss: Loss) -> float:
 def features_of(learner: "Learner", state: Tensor, samples: "Samples") -> FloatArray:
     """Return the last layer's inputs in evaluation mode, and a 1 if it has a bias: float64 `[n, features]`."""
     learner.place(state)
-    head = learner.module.get_submodule(learner.layout.head[0].name.rpartition(".")[0])
+    head = head_of(learner.module)
     caught: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda layer, given: caught.append(given[0]))
     try:

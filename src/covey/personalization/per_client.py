@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covey.arrays import IntArray, State
-from covey.core.interfaces import JointWork, Setting
+from covey.core.interfaces import JointWork, Setting, require_classes
 from covey.core.messages import Order
 from covey.core.replies import Replies
 from covey.randomness import generator
@@ -23,8 +23,11 @@ class ManyModel(ABC):
 
     resident = False
     """True if trained models stay with the clients."""
+    needs_classes = False
+    """True if it works with the classes of samples, which not every task has."""
 
     def __init__(self, setting: Setting, participation: Participation) -> None:
+        require_classes(self, setting)
         self.setting = setting
         self.participation = participation
 

@@ -16,6 +16,8 @@ from covey.client.learner import Learner
 from covey.core.interfaces import CohortProbe
 from covey.data.dataset import Samples
 from covey.errors import Refusal, require
+from covey.model.last_layer import head_of
+from covey.model.layout import Layout
 from covey.probe.losses import alike, many_alike, means
 from covey.registries import probes
 from covey.registry import import_path
@@ -57,6 +59,11 @@ class Insight(CohortProbe):
         require(callable(found), f"The insight {self.kind} is not a function.")
         return found
 
+    def require_head(self, layout: Layout, reader: str) -> None:
+        """Refuse a model without a last layer to read, on behalf of `reader`, if this insight is about it."""
+        if self.kind == "head":
+            layout.require_head(f"{reader} (insight=head; full takes any model)")
+
     def measure_cohort(
         self, learner: Learner, received: Tensor, trained: Tensor, samples: Samples, counts: Sequence[int]
     ) -> dict[str, Tensor]:
@@ -88,9 +95,11 @@ def head_gradients(learner: Learner, received: Tensor, samples: Samples, counts:
     """Return the gradient of each client's mean loss for the last layer, without a backward pass through the body.
 
     Where the model ends in a linear layer with inputs h_j, logits z_j and labels y_j, the gradient is a product:
-    ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]).
+    ∇W = mean_j (softmax(z_j) - 1[y_j]) h_jᵀ and ∇b = mean_j (softmax(z_j) - 1[y_j]); for tasks without classes with
+    the gradient of the loss for z_j in place of softmax(z_j) - 1[y_j].
     """
-    head = learner.module.get_submodule(_head_name(learner))
+    learner.layout.require_head("The gradient of the last layer")
+    head = head_of(learner.module)
     if isinstance(head, nn.Linear | nn.Conv2d) and (found := _caught(learner, received, samples, head)) is not None:
         return _head_by_products(head, *found, counts)
     return _stacked([_head_by_autograd(learner, received, part) for part in samples.split(counts)])
@@ -106,7 +115,7 @@ def _head_by_products(
 def _caught(
     learner: Learner, received: Tensor, samples: Samples, head: nn.Linear | nn.Conv2d
 ) -> tuple[Tensor, Tensor] | None:
-    """Return softmax(z_j) - 1[y_j] and h_j of all samples: `[n, classes]`, `[n, features]`.
+    """Return the losses' gradients for z_j, and h_j, of all samples: `[n, classes]`, `[n, features]`.
 
     None if the head is not the output, or not a product; a convolution is one if its kernel covers the image.
     """
@@ -136,12 +145,22 @@ def _caught(
                     or features.shape != (len(x), head.weight[0].numel())
                 ):
                     return None
-                shares = F.softmax(logits.to(learner.dtype), dim=1)
-                residuals.append(shares - F.one_hot(y, shares.shape[1]).to(learner.dtype))
+                residuals.append(_residual(learner, logits.to(learner.dtype), y))
                 inputs.append(features.to(learner.dtype))
     finally:
         hook.remove()
     return torch.cat(residuals), torch.cat(inputs)
+
+
+def _residual(learner: Learner, logits: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of each sample's loss for its outputs: `[n, outputs]`."""
+    task = learner.task
+    if task.has_classes:
+        shares = F.softmax(logits, dim=1)
+        return shares - F.one_hot(y, shares.shape[1]).to(learner.dtype)
+    with torch.enable_grad():
+        tracked = logits.detach().requires_grad_()
+        return torch.autograd.grad(task.loss(tracked, y, reduction="sum"), tracked)[0]
 
 
 def mean_products(residual: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
@@ -189,15 +208,11 @@ def _head_by_autograd(learner: Learner, received: Tensor, samples: Samples) -> d
 def full_gradient(learner: Learner, received: Tensor, samples: Samples) -> Tensor:
     """Return the gradient of the mean loss for all parameters, in evaluation mode: `[parameters]`."""
     learner.place(received)
-    parameters = list(learner.module.parameters())
+    parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     total = [torch.zeros_like(parameter) for parameter in parameters]
     for x, y in learner.chunks(samples):
         torch._foreach_add_(total, torch.autograd.grad(learner.loss(x, y, reduction="sum"), parameters))
     return torch.cat([value.flatten() for value in total]) / len(samples)
-
-
-def _head_name(learner: Learner) -> str:
-    return learner.layout.head[0].name.rpartition(".")[0]
 
 
 def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ from covey.runtime.stacked.stacked_runtime import StackedRuntime
 runtimes.add("local")(LocalRuntime.of)
 runtimes.add("stacked")(StackedRuntime.of)
 declare_traits("stacked", RuntimeTraits(lockstep=True, uses_device=True))
-declare_traits("fleet", RuntimeTraits(live=True, takes_fleet=True))
+declare_traits("flower", RuntimeTraits(elsewhere=True))
+declare_traits("fleet", RuntimeTraits(live=True, takes_fleet=True, elsewhere=True))
 
 
 @runtimes.add("flower")

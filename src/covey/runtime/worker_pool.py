@@ -16,6 +16,7 @@ import torch
 import torch.multiprocessing
 
 from covey.core.messages import Fault
+from covey.errors import Refusal
 from covey.runtime.worker_task import TrainTask, WorkerState, WorkerTask
 
 
@@ -62,6 +63,8 @@ class WorkerPool:
                     results[number] = Fault(client, f"its worker process died (exit code {self._replace(worker)})")
                 if failed:
                     self.close()
+                    if isinstance(results[number], Refusal):
+                        raise results[number]
                     raise WorkerError(f"A worker process failed:\n{results[number]}")
                 assign(worker)
         return results
@@ -138,6 +141,8 @@ def _serve(connection: Connection, state: WorkerState, parent: int) -> None:
             return
         try:
             message = (False, state.perform(task))
+        except Refusal as refusal:
+            message = (True, refusal)
         except Exception:
             message = (True, traceback.format_exc())
         try:

@@ -1,9 +1,6 @@
 """Tasks of worker processes, and the state that they are performed on: learner, samples and shared models."""
 
-import math
-import mmap
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +9,11 @@ from torch import Tensor
 
 from covey.client.learner import Learner
 from covey.client.local_work import ClientResult, ClientTask, perform_task
+from covey.client.trainer_fit import TrainerTask
+from covey.core.replies import TRAINER
+from covey.core.trainer import KEPT, TrainerRef
 from covey.data.dataset import Samples
+from covey.data.host_memory import shared_tensor
 from covey.environment.federated_data import Federation
 
 
@@ -25,6 +26,10 @@ class TrainTask:
     end: int
     anchor: int | None = None
     """The row of `starts` that the proximal term pulls to, if not to the start."""
+    trainer: TrainerRef | None = None
+    """How the client trains, if not plainly; what it kept is `kept[end]`, and so is what it keeps now."""
+    age: int | None = None
+    """Rounds since the client was visited last; None on its first visit."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,18 @@ class ScoreTask:
     first: int
     last: int
     models: int = 1
+    keep: bool = False
+    """True if every answer is kept."""
 
 
-WorkerTask = TrainTask | ScoreTask
+@dataclass(frozen=True)
+class MeasureTask:
+    """Perform the tasks of several clients that only measure: one message for all of them."""
+
+    tasks: tuple[TrainTask, ...]
+
+
+WorkerTask = TrainTask | ScoreTask | MeasureTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +63,19 @@ class SharedModels:
     """`[m, d]`: models to train or score."""
     ends: Tensor
     """`[k, d]`: trained models."""
+    sent: Tensor
+    """`[s]`: what a trainer's order has for all clients."""
+    kept: Tensor
+    """`[k, n]`: what a trainer's clients kept, and then what they keep."""
 
     @classmethod
-    def of(cls, starts: int, ends: int, size: int, dtype: torch.dtype, *, shared: bool) -> "SharedModels":
+    def of(
+        cls, starts: int, ends: int, size: int, dtype: torch.dtype, *, shared: bool, sent: int = 0, kept: int = 0
+    ) -> "SharedModels":
         """Allocate models of `size` numbers; `shared` if workers are other processes."""
-        make = _shared_tensor if shared else torch.zeros
-        return cls(make((starts, size), dtype=dtype), make((ends, size), dtype=dtype))
+        make = shared_tensor if shared else torch.zeros
+        shapes = (starts, size), (ends, size), (sent,), (ends, kept)
+        return cls(*(make(shape, dtype=dtype) for shape in shapes))
 
 
 class WorkerState:
@@ -68,31 +89,55 @@ class WorkerState:
 
     def perform(self, task: WorkerTask) -> Any:
         """Return a client's result (its model goes to the shared models), or summed losses and correct answers."""
+        if isinstance(task, MeasureTask):
+            return [_as_arrays(self._train(one)) for one in task.tasks]
         return self._train(task) if isinstance(task, TrainTask) else self._score(task)
 
     def _train(self, task: TrainTask) -> ClientResult:
-        samples = self.federation.samples(task.task.client)
+        plain = not task.task.probes and not task.task.holdout and task.trainer is None
+        read = self.federation.samples_in_batches if plain else self.federation.samples
+        samples = read(task.task.client)
         received = self.models.starts[task.start]
         anchor = None if task.anchor is None else self.models.starts[task.anchor]
-        trained, result = perform_task(task.task, self.learner, samples, received, self.seed, anchor=anchor)
+        trainer = self._trainer_task(task)
+        trained, result = perform_task(
+            task.task, self.learner, samples, received, self.seed, anchor=anchor, trainer=trainer
+        )
         if task.task.train:
             self.models.ends[task.end] = trained
+        if TRAINER in result.kept:
+            # As large as a model, so it goes through shared memory too.
+            self.models.kept[task.end] = result.kept.pop(TRAINER)[KEPT]
         return result
 
-    def _score(self, task: ScoreTask) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _trainer_task(self, task: TrainTask) -> TrainerTask | None:
+        if task.trainer is None:
+            return None
+        kept = None if task.age is None else self.models.kept[task.end].clone()
+        return TrainerTask(task.trainer, self.models.sent, kept, task.age or 0)
+
+    def _score(self, task: ScoreTask) -> tuple[NDArray[Any], ...]:
         dataset = self.federation.dataset
         samples = Samples(dataset.test_x[task.first : task.last], dataset.test_y[task.first : task.last])
-        losses, correct = self.learner.scores(self.models.starts[task.start : task.start + task.models], samples)
-        return losses.numpy(), correct.numpy()
+        states = self.models.starts[task.start : task.start + task.models]
+        return tuple(part.numpy() for part in self.learner.scores(states, samples, keep=task.keep))
 
 
-def _shared_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros in memory that child processes share."""
-    count = math.prod(shape)
-    if sys.platform == "linux" and count:
-        # Anonymous shared memory survives a fork and is not limited by /dev/shm, which is small in containers.
-        memory = mmap.mmap(-1, count * dtype.itemsize)
-        return torch.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
-    zeros = torch.zeros(shape, dtype=dtype)
-    zeros.share_memory_()  # type: ignore[no-untyped-call]
-    return zeros
+def _as_arrays(result: ClientResult) -> ClientResult:
+    """Return a result with arrays in the place of tensors, each of which would be sent through a file of its own."""
+
+    def arrays(of: dict[str, Any]) -> dict[str, Any]:
+        return {probe: {name: value.numpy() for name, value in fields.items()} for probe, fields in of.items()}
+
+    return replace(result, measured=arrays(result.measured), kept=arrays(result.kept))
+
+
+def from_arrays(result: ClientResult) -> ClientResult:
+    """Return a result of a `MeasureTask` with its tensors."""
+
+    def tensors(of: dict[str, Any]) -> dict[str, Any]:
+        return {
+            probe: {name: torch.from_numpy(value) for name, value in fields.items()} for probe, fields in of.items()
+        }
+
+    return replace(result, measured=tensors(result.measured), kept=tensors(result.kept))

@@ -1,8 +1,13 @@
 """Selectors: which clients to invite to a round."""
 
 from covey.core.interfaces import Selector
+from covey.selection.balanced import Balanced
 from covey.selection.composed import ComposedSelector
+from covey.selection.fed_cbs import FedCBS
 from covey.selection.fedacs import FedACS
+from covey.selection.fedcor import FedCor
+from covey.selection.fedentopt import FedEntOpt
+from covey.selection.hics_fl import HiCSFL
 from covey.selection.k_linucb import KLinUCB
 from covey.selection.nccb import NCCB
 from covey.selection.oort import Oort
@@ -13,8 +18,13 @@ from covey.selection.uniform import Uniform
 
 __all__ = [
     "NCCB",
+    "Balanced",
     "ComposedSelector",
     "FedACS",
+    "FedCBS",
+    "FedCor",
+    "FedEntOpt",
+    "HiCSFL",
     "KLinUCB",
     "Oort",
     "OortSimple",

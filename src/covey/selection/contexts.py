@@ -66,6 +66,8 @@ class ContextSelector(Selector):
         """`[clients, bits / 8]`"""
         self.known: NDArray[np.bool_] = np.zeros(setting.clients, dtype=np.bool_)
         """`[clients]`: True if the client's context is known."""
+        self.learned = 0
+        """Number of contexts that were learned, to tell when they change."""
         self.greatest = 0.0
         """The greatest reward so far, in the unit of the loss (times samples if `reward` is total)."""
         self.regret = 0.0
@@ -94,6 +96,7 @@ class ContextSelector(Selector):
             clients = replies.clients[rows]
             self.contexts[clients] = replies.probes[self.probe.name]["bits"].numpy()[rows]
             self.known[clients] = True
+            self.learned += len(clients)
         if self.records_regret:
             rows, losses = _losses(replies)
             self._losses[:] = self._utilities[:] = np.nan

@@ -116,13 +116,22 @@ class NetworkEstimator:
         scales = self._scales(contexts)
         hidden = self._hidden(contexts, scales)
         # ∂f/∂W₁ = factor·W₂·[unit is on]·x, so the weighted squares are sums over units.
-        by_unit = np.square(scales) * (contexts @ of_first.sum(axis=1).T)
+        by_unit = np.square(scales) * self._weighed(contexts, of_first.sum(axis=1))
         if self.plain:
-            by_unit += of_biases[: self.width]
-        by_unit *= np.square(second)
+            by_unit = by_unit + of_biases[: self.width]
+        by_unit = by_unit * np.square(second)
         by_unit *= hidden > 0
         spread = self.factor**2 * (by_unit.sum(axis=1) + np.square(hidden) @ of_second)
         return self._output(hidden), spread + of_biases[self.width] if self.plain else spread
+
+    @staticmethod
+    def _weighed(contexts: FloatArray, weights: FloatArray) -> FloatArray:
+        """Return the sum of weights `[units, bits]` where a context has a one: `[n, units]`, or `[n, 1]` if alike."""
+        if (weights == weights[0, 0]).all() and float(weights[0, 0]).is_integer():
+            # Equal whole weights, as without a shared Z: their sums are exact in any order.
+            weights = weights[:1]
+        sums: FloatArray = contexts @ weights.T
+        return sums
 
     def gradients(self, contexts: FloatArray) -> FloatArray:
         _, second, _ = self._parts(self.parameters)
@@ -180,7 +189,9 @@ class NetworkEstimator:
         """Return s, the value of a one of each context: `[n, 1]`."""
         if self.plain:
             return np.ones((len(contexts), 1))
-        scales: FloatArray = 1 / np.sqrt(2 * np.maximum(contexts.sum(axis=1, keepdims=True), 1))
+        # Numbers of ones, as a product: exact, and faster than short sums.
+        ones = contexts @ np.ones((self.bits, 1))
+        scales: FloatArray = 1 / np.sqrt(2 * np.maximum(ones, 1))
         return scales
 
     def _parts(self, vector: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -7,6 +7,7 @@ each other, in duels, and selection samples from a Beta distribution of each cli
 """
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from covey.errors import require
 from covey.probe.insight import Insight, vectors
 from covey.randomness import generator
 from covey.registries import selectors
+from covey.selection.update_insight import UPDATE, direction_scores, update_directions
 
 LITERAL_CLIENTS = 500
 """Up to this many clients `draws="auto"` is the literal Algorithm 2 (about 10 ms a round)."""
@@ -32,6 +34,11 @@ LITERAL_CLIENTS = 500
 
 _TIE = 1e-6
 """Rewards that agree to this relative precision are a tie: the rest is rounding of the insights."""
+
+_BETAS = 1 << 17
+"""Betas that are drawn from one generator."""
+
+_THREADS = 4
 
 _COLUMNS = 1 << 18
 """Insight values that are processed at once, which bounds the memory for insights of a whole model."""
@@ -56,7 +63,8 @@ class FedACS(Selector):
         0.2 for the paper's five rounds.
     early_stop: number of rounds after which clients are no longer asked for insights and the Betas are frozen. The
         paper's tables do without it (None); its section VII-C stops after 200 of 1,000 rounds.
-    insight: head (last layer), full (all parameters) or package.module:function.
+    insight: head (last layer), full (all parameters) or package.module:function. update asks clients for nothing: the
+        skew is estimated from the directions of their last layers' updates, also for clients without Covey.
     norm: joint is eq. 13; per-tensor adds the norms of the weight and the bias, as the authors' code does.
     weighted: true weighs clients by their samples in the mean insight (eq. 14); the authors' code does not.
     draws: literal draws every remaining client's Beta afresh for each place in the pool, as in Algorithm 2, in O(λN²);
@@ -102,7 +110,13 @@ class FedACS(Selector):
             f"selector.pool = {self.pool:g} of {setting.clients} clients is a pool of {places}, too few for a "
             f"cohort of {setting.cohort}: give at least {setting.cohort / setting.clients:.3g}.",
         )
-        self.probe = Insight(rate=setting.work.rate, kind=self.insight)
+        self.probe = None if self.insight == UPDATE else Insight(rate=setting.work.rate, kind=self.insight)
+        if self.probe is None:
+            setting.layout.require_head("The selector 'fedacs' (insight=update)")
+        else:
+            self.probe.require_head(setting.layout, "The selector 'fedacs'")
+        self._start: Tensor | None = None
+        """The model that the round's clients received."""
         self.wins: FloatArray = np.zeros(setting.clients)
         self.losses: FloatArray = np.zeros(setting.clients)
         # The latest record of each client that has one, ascending by client.
@@ -112,7 +126,7 @@ class FedACS(Selector):
         self._cohort: IntArray = np.empty(0, dtype=np.int64)
 
     def probes(self, t: int) -> tuple[Probe, ...]:
-        return (self.probe,) if self._learns(t) else ()
+        return (self.probe,) if self.probe is not None and self._learns(t) else ()
 
     def select(self, t: int, candidates: IntArray) -> IntArray:
         """Algorithm 2: compute the pool S', then draw κ clients uniformly from it."""
@@ -136,11 +150,17 @@ class FedACS(Selector):
         """Return the number of places in a pool of the share λ of so many clients."""
         return round(self.pool * clients)
 
+    def sent(self, t: int, model: Tensor) -> None:
+        self._start = model
+
     def observe(self, t: int, replies: Replies) -> None:
         """Score this round's clients (eq. 16) and let them duel (Algorithm 3)."""
         if not self._learns(t):
             return
-        clients, samples, fields = usable_insights(replies, self.probe.name)
+        if self.probe is not None:
+            clients, samples, fields = usable_insights(replies, self.probe.name)
+        else:
+            clients, samples, fields = update_directions(replies, self._start, self.setting.layout)
         if len(clients):
             self.duel(t, clients, -self._skewness(fields, samples))
         self._penalise_silent(np.union1d(replies.clients, replies.withheld))
@@ -188,12 +208,13 @@ class FedACS(Selector):
         return self.early_stop is None or t <= self.early_stop
 
     def _skewness(self, fields: Mapping[str, Tensor], samples: Tensor) -> FloatArray:
+        scored = skewness_scores if self.probe is not None else direction_scores
         if self.norm == "joint":
-            return skewness_scores(vectors(fields), samples, weighted=self.weighted)
+            return scored(vectors(fields), samples, weighted=self.weighted)
         tensors = list(fields.values())
         if self.insight == "full":
             tensors = [slot.of(fields["change"]) for slot in self.setting.layout.parameters]
-        scores = [skewness_scores(tensor.flatten(1), samples, weighted=self.weighted) for tensor in tensors]
+        scores = [scored(tensor.flatten(1), samples, weighted=self.weighted) for tensor in tensors]
         total: FloatArray = np.sum(scores, axis=0)
         return total
 
@@ -244,7 +265,20 @@ def quick_pool(rng: np.random.Generator, wins: FloatArray, losses: FloatArray, p
     """Return the positions of the `places` highest of one draw from each Beta(A + 1, B + 1), ascending."""
     draws = rng.random(len(wins))  # Beta(1, 1), that of clients without a duel
     known = np.flatnonzero(wins + losses)
-    draws[known] = rng.beta(wins[known] + 1, losses[known] + 1)
+    draws[known] = _betas(rng, wins[known] + 1, losses[known] + 1)
     # Compared with the lowest value in the pool; argpartition's order differs between processors.
     lowest = np.partition(draws, len(draws) - places)[len(draws) - places]
     return np.flatnonzero(draws >= lowest)[:places]
+
+
+def _betas(rng: np.random.Generator, a: FloatArray, b: FloatArray) -> FloatArray:
+    """Draw from each Beta(a, b); very many in parts, each from a generator of its own, on as many threads as it pays.
+
+    The parts are the same on any number of threads.
+    """
+    if len(a) <= _BETAS:
+        return rng.beta(a, b)
+    cuts = [slice(at, at + _BETAS) for at in range(0, len(a), _BETAS)]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        keys = rng.integers(2**63, size=len(cuts)).tolist()
+        return np.concatenate(list(threads.map(lambda key, cut: generator(key).beta(a[cut], b[cut]), keys, cuts)))

@@ -10,7 +10,7 @@ import numpy as np
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Setting
 from covey.errors import require
-from covey.probe.simhash import Form, StopWordHash
+from covey.probe.simhash import Form, Packed, StopWordHash
 from covey.randomness import generator
 from covey.registries import selectors
 from covey.selection.contexts import ContextSelector, Reward, highest, normalised, one_blas_thread
@@ -81,6 +81,17 @@ class KLinUCB(ContextSelector):
         """`[clients]`: n_i, number of rewards, if models are disjoint."""
         self.totals: FloatArray = np.zeros(own)
         """`[clients]`: Σr, not scaled, if models are disjoint."""
+        self._counted: tuple[Packed, int, FloatArray] | None = None
+
+    @property
+    def _ones(self) -> FloatArray:
+        """`[clients]`: number of ones of each context; counted again when contexts arrive."""
+        if self._counted is None or self._counted[0] is not self.contexts or self._counted[1] != self.learned:
+            counted = np.empty(len(self.contexts))
+            for here, contexts in self.blocks(np.arange(len(self.contexts))):
+                counted[here] = contexts.sum(axis=1)
+            self._counted = self.contexts, self.learned, counted
+        return self._counted[2]
 
     def select(self, t: int, candidates: IntArray) -> IntArray:
         rng = generator(self.setting.seed, t, "cohort")
@@ -135,10 +146,14 @@ class KLinUCB(ContextSelector):
 
     def _disjoint(self, clients: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return the same for A_i = λ·1 + n_i·xxᵀ and b_i = x·Σr, where A_i⁻¹x = x / (λ + n_i·|x|²)."""
-        spreads = np.empty(len(clients))
-        for here, contexts in self.blocks(clients):
-            lengths = np.square(self._inputs(contexts)).sum(axis=1)
-            spreads[here] = lengths / (self.ridge + self.counts[clients[here]] * lengths)
+        if self.normalise:
+            lengths = np.empty(len(clients))
+            for here, contexts in self.blocks(clients):
+                lengths[here] = np.square(self._inputs(contexts)).sum(axis=1)
+        else:
+            # The squared length of a plain context is its number of ones.
+            lengths = self._ones[clients]
+        spreads = lengths / (self.ridge + self.counts[clients] * lengths)
         return spreads * self.scaled(self.totals[clients]), spreads
 
     def _inputs(self, contexts: FloatArray) -> FloatArray:

@@ -12,6 +12,9 @@ from covey.probe.losses import Utility
 from covey.randomness import generator
 from covey.registries import selectors
 
+MANY = 100_000
+"""More clients than this are drawn from by sums of their weights: a Gumbel number for each takes longer."""
+
 
 @selectors.add("oort")
 class Oort(Selector):
@@ -143,7 +146,9 @@ class Oort(Selector):
             return self._cohort
         known = np.isfinite(self.utilities[candidates])
         unexplored = candidates[~known]
-        explored = np.setdiff1d(candidates[known], self.blacklisted())
+        explored = candidates[known]
+        if self.blacklist:
+            explored = np.setdiff1d(explored, self.blacklisted())
         if not len(explored) and not len(unexplored):
             # A blacklisted client is better than no client.
             explored = candidates
@@ -161,8 +166,7 @@ class Oort(Selector):
     def scores(self, t: int, clients: IntArray) -> FloatArray:
         """Return the scores of explored clients: `[clients]`."""
         utilities = self.utilities[clients]
-        ordered = np.sort(utilities)
-        clipped = np.minimum(utilities, ordered[min(int(len(ordered) * self.clip), len(ordered) - 1)])
+        clipped = np.minimum(utilities, ranked(utilities, min(int(len(utilities) * self.clip), len(utilities) - 1)))
         low = float(clipped.min()) * 0.999
         statistical = (clipped - low) / max(float(clipped.max()) - low, 1e-4)
         stale = np.sqrt(self.staleness * math.log(t) / self.last[clients])
@@ -171,14 +175,16 @@ class Oort(Selector):
 
     def preferred_duration(self) -> float:
         """Return T, the pacer's percentile of the known durations; infinite if none is known."""
-        known = np.sort(self.durations[np.isfinite(self.durations)])
+        known = self.durations[np.isfinite(self.durations)]
         if self.percentile >= 100 or not len(known):
             return math.inf
-        return float(known[min(int(len(known) * self.percentile / 100), len(known) - 1)])
+        return ranked(known, min(int(len(known) * self.percentile / 100), len(known) - 1))
 
     def speed_factors(self, clients: IntArray) -> FloatArray:
         """Return (T/d_i)^α for clients that take longer than T, 1 for others and unknown ones: `[clients]`."""
         preferred = self.preferred_duration()
+        if math.isinf(preferred):
+            return np.ones(len(clients))
         durations = self.durations[clients]
         slow = durations > preferred
         factors: FloatArray = np.ones(len(clients))
@@ -239,17 +245,22 @@ class Oort(Selector):
         if not count:
             return np.empty(0, dtype=np.int64)
         scores = self.scores(t, explored)
-        above = scores >= self.cut_off * np.sort(scores)[-count]
+        above = scores >= self.cut_off * ranked(scores, len(scores) - count)
         return weighted_draw(rng, explored[above], scores[above], count)
 
     def _explore(self, rng: np.random.Generator, unexplored: IntArray, count: int) -> IntArray:
         """Draw `count` unexplored clients in proportion to size and speed; unknown sizes count as average."""
+        pool = int(self.window * count)
+        told = self.sizes, self.durations
+        if len(unexplored) > MANY and not any(np.isfinite(figures[unexplored]).any() for figures in told):
+            # Nothing is known of anybody, so that any of them may be the first.
+            return np.asarray(rng.choice(unexplored, size=min(count, len(unexplored)), replace=False))
         known = self.sizes[np.isfinite(self.sizes)]
         average = float(known.mean()) if len(known) else 1.0
         shuffled = rng.permutation(unexplored)
-        prior = np.where(np.isfinite(self.sizes[shuffled]), self.sizes[shuffled], average)
-        prior = prior * self.speed_factors(shuffled)
-        best = np.argsort(-prior, kind="stable")[: int(self.window * count)]
+        sizes = self.sizes[shuffled]
+        prior = np.where(np.isfinite(sizes), sizes, average) * self.speed_factors(shuffled)
+        best = best_first(prior, pool)
         return weighted_draw(rng, shuffled[best], prior[best], count)
 
     def _pace(self, t: int, exploited: FloatArray) -> None:
@@ -269,7 +280,51 @@ def weighted_draw(rng: np.random.Generator, clients: IntArray, weights: FloatArr
     """Draw `count` different clients, one after another in proportion to `weights`; those of weight 0 come last.
 
     The greatest of ln w_i + Gumbel noise is client i with probability w_i / Σw, the next greatest is such a draw
-    from those that are left, and so on.
+    from those that are left, and so on. Among very many clients, draws with replacement whose repetitions are passed
+    over are the same in distribution.
     """
+    if len(clients) > MANY and 100 * count <= np.count_nonzero(weights):
+        found: IntArray = clients[_weighted_places(rng, weights, count)]
+        return found
     keys = np.log(np.maximum(weights, np.finfo(np.float64).tiny)) + rng.gumbel(size=len(clients))
-    return clients[np.argsort(-keys, kind="stable")[:count]]
+    return clients[best_first(keys, count)]
+
+
+def _weighted_places(rng: np.random.Generator, weights: FloatArray, count: int) -> IntArray:
+    """Draw places in proportion to their weights, one after another, until `count` are different."""
+    sums = np.cumsum(weights)
+    places: dict[int, None] = {}
+    while len(places) < count:
+        drawn = np.searchsorted(sums, rng.random(2 * count) * sums[-1], side="right")
+        places |= dict.fromkeys(np.minimum(drawn, len(sums) - 1).tolist())
+        # A few clients that weigh nearly everything come again and again: then the others are drawn from.
+        if len(places) < count:
+            rest = weights.copy()
+            rest[list(places)] = 0
+            sums = np.cumsum(rest)
+    return np.array(list(places)[:count], dtype=np.int64)
+
+
+def ranked(values: FloatArray, place: int) -> float:
+    """Return the value at a place of the ascending order."""
+    return float(np.partition(values, place)[place])
+
+
+def best_first(values: FloatArray, count: int) -> IntArray:
+    """Return the positions of the `count` highest values, the highest first, of equals the first."""
+    inside = highest_places(values, count)
+    return inside[np.argsort(-values[inside], kind="stable")]
+
+
+def highest_places(values: FloatArray, count: int) -> IntArray:
+    """Return the positions of the `count` highest values, ascending; of equals the first are taken."""
+    if count <= 0:
+        return np.empty(0, dtype=np.int64)
+    if count >= len(values):
+        return np.arange(len(values))
+    lowest = ranked(values, len(values) - count)
+    inside = np.flatnonzero(values >= lowest)
+    if len(inside) > count:
+        ties = np.flatnonzero(values[inside] == lowest)
+        inside = np.delete(inside, ties[count - len(inside) :])
+    return inside

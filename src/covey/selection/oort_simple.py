@@ -11,7 +11,7 @@ from covey.core.replies import Replies
 from covey.errors import require
 from covey.randomness import generator
 from covey.registries import selectors
-from covey.selection.oort import weighted_draw
+from covey.selection.oort import MANY, best_first, highest_places, weighted_draw
 
 
 @selectors.add("oort-simple")
@@ -63,7 +63,7 @@ class OortSimple(Selector):
         fresh = candidates[~self.visited[candidates]]
         if len(fresh):
             first = rng.choice(fresh, size=min(size, len(fresh)), replace=False)
-            others = np.setdiff1d(candidates[~self.banned[candidates]], fresh)
+            others = candidates[~self.banned[candidates] & self.visited[candidates]]
             more = rng.choice(others, size=min(size - len(first), len(others)), replace=False)
             self._cohort = np.concatenate([first, more])
             return self._cohort
@@ -73,7 +73,8 @@ class OortSimple(Selector):
             allowed = candidates
         utilities = self.utilities(t, allowed)
         pool = max(int(self.pool * self.setting.clients), size)
-        best = np.argsort(-utilities, kind="stable")[:pool]
+        # Nothing depends on the order of a pool so large that it is drawn from by sums of weights.
+        best = highest_places(utilities, pool) if pool > MANY else best_first(utilities, pool)
         self._cohort = weighted_draw(rng, allowed[best], utilities[best], size)
         return self._cohort
 

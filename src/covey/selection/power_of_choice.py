@@ -66,7 +66,9 @@ class PowerOfChoice(Selector):
         rng = generator(self.setting.seed, t, "cohort")
         shuffled = rng.permutation(len(self._answered))
         highest = self._answered[shuffled][np.argsort(-self._losses[shuffled], kind="stable")]
-        unasked = rng.permutation(np.setdiff1d(candidates, self._asked))
+        if len(highest) >= self.setting.cohort:
+            return highest[: self.setting.cohort]
+        unasked = rng.permutation(candidates[~np.isin(candidates, self._asked)])
         silent = rng.permutation(np.setdiff1d(self._asked, self._answered))
         return np.concatenate([highest, unasked, silent])[: self.setting.cohort]
 

@@ -6,6 +6,7 @@ FedACS's paper runs it on FedACS's rewards (section VII), so that any difference
 import math
 
 import numpy as np
+from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Probe, Selector, Setting
@@ -15,6 +16,7 @@ from covey.probe.insight import Insight, vectors
 from covey.randomness import generator
 from covey.registries import selectors
 from covey.selection.fedacs import skewness_scores, usable_insights
+from covey.selection.update_insight import UPDATE, direction_scores, update_directions
 
 
 @selectors.add("rexp3")
@@ -37,7 +39,8 @@ class Rexp3(Selector):
         it decides both of the above: Δ = ⌈(N ln N)^(1/3) (T/V_T)^(2/3)⌉ and γ = min(1, √(N ln N / ((e-1) Δ))). They
         depend on T, so a run that is resumed with more rounds is tuned anew from there, and differs from one that
         started with as many; `batch` and `exploration` do not depend on T.
-    insight: head (last layer), full (all parameters) or package.module:function.
+    insight: head (last layer), full (all parameters) or package.module:function. update asks clients for nothing: the
+        skew is estimated from the directions of their last layers' updates, also for clients without Covey.
     """
 
     log_weights: FloatArray
@@ -55,6 +58,7 @@ class Rexp3(Selector):
         self.batch = batch
         self.exploration = exploration
         self.variation = variation
+        self.depends_on_rounds = variation is not None
         self.insight = insight
 
     def begin(self, setting: Setting) -> None:
@@ -66,13 +70,19 @@ class Rexp3(Selector):
                 f"{setting.rounds} rounds: give at most {setting.rounds}.",
             )
             self.batch, self.exploration = tuned(setting.clients, setting.rounds, self.variation)
-        self.probe = Insight(rate=setting.work.rate, kind=self.insight)
+        self.probe = None if self.insight == UPDATE else Insight(rate=setting.work.rate, kind=self.insight)
+        if self.probe is None:
+            setting.layout.require_head("The selector 'rexp3' (insight=update)")
+        else:
+            self.probe.require_head(setting.layout, "The selector 'rexp3'")
+        self._start: Tensor | None = None
+        """The model that the round's clients received."""
         self._reach = 1.0
         """Sum of p_i over the clients that the last cohort was drawn from."""
         self._restart(0)
 
     def probes(self, t: int) -> tuple[Probe, ...]:
-        return (self.probe,)
+        return () if self.probe is None else (self.probe,)
 
     def select(self, t: int, candidates: IntArray) -> IntArray:
         self._enter(t)
@@ -88,10 +98,17 @@ class Rexp3(Selector):
         mixed: FloatArray = (1 - self.exploration) * weights / weights.sum() + self.exploration / len(weights)
         return mixed
 
+    def sent(self, t: int, model: Tensor) -> None:
+        self._start = model
+
     def observe(self, t: int, replies: Replies) -> None:
-        clients, samples, fields = usable_insights(replies, self.probe.name)
+        if self.probe is not None:
+            clients, samples, fields = usable_insights(replies, self.probe.name)
+        else:
+            clients, samples, fields = update_directions(replies, self._start, self.setting.layout)
+        scored = direction_scores if self.probe is None else skewness_scores
         if len(clients):
-            self.learn(t, clients, -skewness_scores(vectors(fields), samples))
+            self.learn(t, clients, -scored(vectors(fields), samples))
 
     def learn(self, t: int, clients: IntArray, rewards: FloatArray) -> None:
         """Update the weights by rewards `[k]` of invited clients, each divided by its probability (Exp3)."""

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from covey import analyze
 
@@ -21,6 +21,10 @@ class Headless(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.last = nn.Linear(math.prod(shape), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = 2 * self.last(x.flatten(1))
+        return scaled
 
 
 def test_the_command_prints_json_and_writes_csv_with_the_same_figures(covey_command, tmp_path):
@@ -68,7 +72,10 @@ def test_the_command_runs_stacked_and_from_a_run(covey_command, tmp_path):
         ("--environment nowhere", "There is no environment 'nowhere'."),
         ("--clients 1", "an analysis needs at least two."),
         ("--from absent", "is not a run folder"),
-        ("--model tests.job.analysis.test_analyze_command:Headless", "does not name its last layer"),
+        (
+            "--model tests.job.analysis.test_analyze_command:Headless",
+            "does not end in a linear layer. Give the model an attribute head",
+        ),
         ("--set colour=red", "There is no setting 'colour'."),
         ("--clients 4 --rounds 1 --set workers=1 --csv /dev/null/a.csv", "cannot be written"),
     ],

@@ -46,6 +46,15 @@ SMALL_LSTM = {"name": "lstm", "embedding": 8, "hidden": 8, "layers": 2}
         ("ondemand", "mlp", "digits"),
         ("nccb", "mlp", "digits"),
         ("oort", "mlp", "digits"),
+        ("fedadam", "mlp", "digits"),
+        ("qffl", "mlp", "digits"),
+        ("scaffold", "mlp", "digits"),
+        ("feddyn", "tutorial-cnn", COLOUR),
+        ("fedcm", "mlp", "digits"),
+        ("fednova", "mlp", "digits"),
+        ("fedlc", "mlp", "digits"),
+        ("fedsam", "tutorial-cnn", COLOUR),
+        ("moon", "tutorial-cnn", COLOUR),
         ("fedavg", "tutorial-cnn", COLOUR),
         ("fedavg", SMALL_LSTM, WORDS),
     ],
@@ -379,3 +388,22 @@ def test_measured_predictors_stay_on_the_device_and_other_fields_do_not():
     assert isinstance(one.method.aggregator, WithPredictor)
     assert one.method.aggregator.predictor.is_cuda
     assert "predictor" not in replies.for_records().probes["predictor"]
+
+
+@pytest.mark.parametrize("averaging", [{"ema": 0.9}, {"swa": 2}])
+def test_moments_and_averages_on_the_gpu_are_those_of_the_local_runtime(tmp_path, averaging):
+    given = {"method": "fedavgm", "averaging": averaging, "clients": 8, "cohort": 4, "rounds": 5, "precision": "fp64"}
+    given |= {"environment": "iid", "local": {"epochs": 1, "batch": 8}}
+
+    def stop(record):
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        covey.run({**given, "runtime": "stacked", "device": "cuda"}, out=tmp_path / "stacked", on_round=stop)
+    stacked = covey.resume(tmp_path / "stacked")
+    local = covey.run(given, workers=1, out=tmp_path / "local")
+    one, other = (Layout.of(result.model()).read(result.model()).cpu() for result in (local, stacked))
+    assert (one - other).norm() <= 1e-9 * one.norm()
+    for mine, theirs in zip(local.metrics, stacked.metrics, strict=True):
+        assert mine["raw_loss"] == pytest.approx(theirs["raw_loss"], rel=1e-9)

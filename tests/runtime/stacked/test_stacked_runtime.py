@@ -27,7 +27,7 @@ from covey.runtime.stacked.engine import COPIES, Engine, LaunchKind, _terms
 from covey.runtime.stacked.lane_schedule import COMPILING, LaunchShape
 from covey.runtime.stacked.launcher import EagerSteps
 from covey.runtime.stacked.stack_module import stack_module
-from tests.conftest import SMALL, without_timings
+from tests.conftest import SMALL, small_for, without_timings
 from tests.equal_runs import ends_the_same
 from tests.runtime.stacked.test_lane_schedule import of_steps
 
@@ -59,7 +59,7 @@ def both(given, work, clients, model="mlp", precision="fp64", probes=(), options
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_the_same_run_of_five_rounds(method, tmp_path):
-    given = {**SKEWED, "cohort": 0.3, "rounds": 5, "precision": "fp64", "method": method}
+    given = {**small_for(method, SKEWED), "cohort": 0.3, "rounds": 5, "precision": "fp64"}
     local = run(given, out=tmp_path / "local")
     stacked = run(given, **STACKED, out=tmp_path / "stacked")
     assert [row["clients"] for row in local.metrics] == [row["clients"] for row in stacked.metrics]
@@ -135,6 +135,9 @@ def test_gradients_of_one_step_agree_in_float32(model):
         {"weight_decay": 0.01},
         {"proximal": 0.5},
         {"decay": 0.9, "epochs": 3},
+        {"schedule": "cosine", "schedule_rounds": 3},
+        {"schedule": "step", "schedule_rounds": 1},
+        {"warmup": 2},
         {"batch": 0},
         {"batch": 1},
         {"crop": 2},
@@ -166,12 +169,13 @@ def test_every_option_of_local_training_has_the_same_result(options):
     ids=str,
 )
 @pytest.mark.parametrize("lanes", [3, 512])
-def test_adam_has_the_same_result_in_every_round(options, lanes):
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_has_the_same_result_in_every_round(options, lanes, optimizer):
     """Clients of different sizes, incomplete last batches; lanes that are taken again, and lanes that end early."""
     local, stacked, module = pair(SKEWED)
     stacked.engine.most_lanes = lanes
     start = Layout.of(module()).read(module()).double()
-    work = Local(**{"epochs": 2, "batch": 7, "rate": 0.002, "optimizer": "adam", **options})
+    work = Local(**{"epochs": 2, "batch": 7, "rate": 0.002, "optimizer": optimizer, **options})
     assert len(set(local.federation.sizes % 7)) > 1
     for t in (1, 2):
         order = Order(t, np.arange(8), start, work)
@@ -182,10 +186,11 @@ def test_adam_has_the_same_result_in_every_round(options, lanes):
     local.close()
 
 
-def test_idle_lanes_keep_their_model_and_adams_moments():
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_idle_lanes_keep_their_model_and_adams_moments(optimizer):
     _, stacked, module = pair(SKEWED)
     start = Layout.of(module()).read(module()).double()
-    work = Local(epochs=1, batch=4, rate=0.002, optimizer="adam", weight_decay=0.1, clip=1.0)
+    work = Local(epochs=1, batch=4, rate=0.002, optimizer=optimizer, weight_decay=0.1, clip=1.0)
     stacked.execute(Order(1, np.arange(8), start, work))
     (launcher,) = stacked.engine._launchers.values()
     lanes = launcher.lanes
@@ -203,7 +208,9 @@ def test_idle_lanes_keep_their_model_and_adams_moments():
 
 def test_a_sweep_over_optimizers_has_the_runs_of_each():
     given = {**SKEWED, "rounds": 2, "precision": "fp64", **STACKED}
-    works: list[dict[str, Any]] = [{"rate": 0.05, "clip": 0.5}, {"rate": 0.05}, {"rate": 0.002, "optimizer": "adam"}]
+    decayed = {"rate": 0.002, "weight_decay": 0.1}
+    works: list[dict[str, Any]] = [{"rate": 0.05, "clip": 0.5}, {"rate": 0.05}]
+    works += [{**decayed, "optimizer": "adam"}, {**decayed, "optimizer": "adamw"}]
     configs = [Config.of({**given, "local": {**SMALL["local"], **work}}) for work in works]
     experiments = [Experiment.of(config) for config in configs]
     assert len({one.runtime.group for one in experiments}) == 1
@@ -215,7 +222,8 @@ def test_a_sweep_over_optimizers_has_the_runs_of_each():
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_runs_by_adam_end_the_same_on_every_runtime_and_when_they_are_resumed(method, tmp_path):
-    work = {"epochs": 2, "batch": 7, "rate": 0.002, "optimizer": "adam", "clip": 1.0}
+    kind = "adam" if method == "fedavg" else "adamw"
+    work = {"epochs": 2, "batch": 7, "rate": 0.002, "optimizer": kind, "clip": 1.0, "weight_decay": 0.1}
     ends_the_same({**SKEWED, "method": method, "rounds": 5, "precision": "fp64", "local": work}, tmp_path)
 
 
@@ -294,7 +302,7 @@ def test_a_sweep_trains_the_clients_of_all_its_runs_in_one_launch(tmp_path, monk
 def test_a_sweep_that_is_interrupted_resumes_and_ends_the_same(tmp_path, monkeypatch):
     given = {**SMALL, **STACKED, "rounds": 5}
     whole = compare(["fedavg", "iid"], seeds=2, given=given, out=tmp_path / "whole")
-    monkeypatch.setattr("covey.job.runs.LOCKSTEP_CHECKPOINT", 0.0)
+    monkeypatch.setattr("covey.job.lockstep_runs.LOCKSTEP_CHECKPOINT", 0.0)
     seen = []
 
     def cut(record):

@@ -14,6 +14,7 @@ from covey.config.schema import GIVEN, Config
 from covey.config.values import overlay
 from covey.core.build import build_federation, build_module, initial_model
 from covey.core.messages import Fault, Order
+from covey.core.model_constants import read_constants
 from covey.core.replies import checked
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
@@ -26,11 +27,14 @@ from covey.job.runs import Run
 from covey.job.settings import as_config, as_configured, expand, with_federation
 from covey.model.layout import Layout
 from covey.probe.insight import Insight
-from covey.randomness import key
+from covey.randomness import generator, key
 from covey.trust import Trust
 
 ROUNDS = 3
 """Insight rounds by default, each with a new model; more hardly change the ranking."""
+
+MOST_ASKED = 10_000
+"""Most clients that are asked unless the caller names them: insights of all are in memory together."""
 
 
 def analyze(
@@ -53,7 +57,7 @@ def analyze(
     federation: your own data (see `covey.federation`), instead of a data set and an environment by name.
     model_of: a run (or its folder) whose model is used, on its federation unless settings say otherwise. It finds
         clients whose labels or inputs the model gets wrong; freshly initialised models rank skew better.
-    among: clients to ask, instead of all.
+    among: clients to ask, instead of all (of more than 10,000, so many that are drawn by the seed).
     rounds: insight rounds, each with a new initial model; 3, or 1 with a run's model.
     level: probability of calling any client odd if all have the same class mix.
     insight: head (last layer), full (all parameters), or package.module:function.
@@ -70,11 +74,14 @@ def analyze(
     require(run is None or count == 1, f"A run has one model, so its analysis has one round, not {count}.")
     require(0 < level < 1, f"level is a probability between 0 and 1, not {level:g}.")
     probe = Insight(rate=config.local.rate, kind=insight)
-    asked = _asked(among, held.clients)
+    asked = _asked(among, held.clients, config.seed)
     require(len(asked) >= 2, "Clients are compared with each other, so an analysis needs at least two.")
     dataset = held.dataset
     module = build_module(config, dataset)
+    if run is not None:
+        read_constants(run.folder, config.model.name, module)
     layout = Layout.of(module)
+    probe.require_head(layout, "The analysis")
     bias = bias_slot(module, layout, dataset)
     states = list(_states(config, dataset, layout, run, count))
     runtime = build_runtime(held, module, config, fleet)
@@ -110,13 +117,19 @@ def analyze(
         names=held.names,
         missing=tuple(np.setdiff1d(asked, findings["clients"]).tolist()),
         faults=tuple(faults),
-        notes=tuple(missing_notes(insight, run, bias, findings, dataset.classes)),
+        notes=(*_sample_note(among, held.clients), *missing_notes(insight, run, bias, findings, dataset.class_count)),
         bytes_up=up,
         bytes_down=down,
         seconds=time.perf_counter() - begin,
         clock=clock,
         **findings,
     )
+
+
+def _sample_note(among: Sequence[int] | None, clients: int) -> list[str]:
+    if among is not None or clients <= MOST_ASKED:
+        return []
+    return [f"{MOST_ASKED:,} of {clients:,} clients, drawn by the seed, were asked; name others with among."]
 
 
 def _opened(run: Run | Path | str | None, federation: Federation | None, trust: Trust) -> Run | None:
@@ -159,8 +172,10 @@ def _states(config: Config, dataset: Dataset, layout: Layout, run: Run | None, c
         yield initial_model(config, build_module(replace(config, seed=seed), dataset))
 
 
-def _asked(among: Sequence[int] | None, clients: int) -> IntArray:
+def _asked(among: Sequence[int] | None, clients: int, seed: int) -> IntArray:
     if among is None:
+        if clients > MOST_ASKED:
+            return np.sort(generator(seed, "asked clients").choice(clients, MOST_ASKED, replace=False))
         return np.arange(clients)
     given = np.asarray(among)
     require(given.dtype.kind in "iu" or not given.size, "among is a list of clients' numbers, such as [0, 3, 7].")

@@ -17,6 +17,7 @@ from covey.errors import Refusal
 from covey.job.analysis.confidence import Confidence
 from covey.job.analysis.outliers import STANDS_OUT
 from covey.job.analysis.ranks import places, rank_correlation
+from covey.job.notebook_table import notebook_table
 from covey.job.page_link import write_page_about
 from covey.storage import replace_file
 
@@ -26,7 +27,7 @@ _NAMED = 20
 """Largest number of outliers that a sentence names."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
     """Result of an analysis. Arrays are over the clients that answered, ascending."""
 
@@ -66,6 +67,15 @@ class Analysis:
     """Wall-clock time."""
     clock: float = 0.0
     """Simulated time on the clients' devices."""
+
+    def __repr__(self) -> str:
+        return f"Analysis({len(self.clients):,} clients; {self.verdict})"
+
+    def _repr_html_(self) -> str:
+        each = self.each()[:_NAMED]
+        rows = [(one["name"], one["samples"], f"{one['skew']:.3f}", one["odd"], one["outlier"]) for one in each]
+        header = ("client", "samples", "skew", "odd class mix", "outlier")
+        return notebook_table(f"{len(self.clients):,} clients. {self.verdict}", header, rows)
 
     @cached_property
     def order(self) -> IntArray:

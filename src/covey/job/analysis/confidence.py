@@ -81,7 +81,11 @@ class Confidence:
 
 def bias_slot(module: nn.Module, layout: Layout, dataset: Dataset) -> Slot | None:
     """Return the last layer's bias if it is added to the logits unchanged, so that the range of eq. 9 is known."""
+    if not layout.head:
+        return None
     slot = layout.head[-1]
+    if not dataset.class_count:
+        return None
     if slot.shape != (dataset.classes,):
         return None
     floating = dataset.x.is_floating_point() or dataset.x.dtype == torch.uint8

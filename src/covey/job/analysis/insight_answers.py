@@ -109,7 +109,9 @@ def missing_notes(
     """Return notes on results that are missing, and why."""
     notes = []
     consequence = "so there is no bound on false alarms and no client is called odd; skew is the distance of insights."
-    if run is not None:
+    if not classes:
+        notes.append(f"The task has no classes, {consequence}")
+    elif run is not None:
         notes.append(f"The model was trained, perhaps on these very samples, {consequence}")
     elif insight not in ("head", "full"):
         notes.append(f"The range of {insight} is not known, {consequence}")

@@ -1,21 +1,24 @@
 """Comparisons: methods x settings x seeds over the same federations, run and resumed."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import index
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from covey.config.recipe import Recipe
 from covey.config.schema import Config
-from covey.config.values import overlay
+from covey.config.values import PARTS, overlay, part_name
 from covey.core.checkpoint import FORMAT
 from covey.core.loop import OnRound
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
+from covey.job.comparison.compared_runs import Comparison
 from covey.job.comparison.plan import (
     Variant,
     claim,
@@ -25,18 +28,23 @@ from covey.job.comparison.plan import (
     read_plan,
     variants_of,
 )
-from covey.job.comparison.statistics import Comparison
 from covey.job.experiment import dry_run
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
+from covey.job.progress_display import bars_wanted, both, comparison_progress
 from covey.job.settings import expand, with_federation
+from covey.job.trackers import chosen_trackers
 from covey.storage import FolderLock
+from covey.task.learning_task import ACCURACY, Metric
 from covey.trust import Trust, refused_names, require_trusted
+
+MethodChoice = str | Recipe | Callable[..., Any]
+"""A method by name, or one of somebody's own: a recipe, a class or a function."""
 
 ONE_SEED = "A comparison takes seeds (a number, or a list such as 3,7), not one seed."
 
 
 def compare(
-    methods: str | Sequence[str] = ("fedavg", "iid"),
+    methods: MethodChoice | Sequence[MethodChoice] = ("fedavg", "iid"),
     seeds: int | Sequence[int] = 3,
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
@@ -49,22 +57,27 @@ def compare(
     fleet: Path | str | None = None,
     on_run: OnRun | None = None,
     on_round: OnRound | None = None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
     **settings: Any,
 ) -> Comparison:
     """Run every method with every varied setting on every seed, and compare them.
 
-    A method is a name, or `"selector+aggregator"` for any other pair, such as `"fedacs+feddrl"`; an option of a
-    selector or aggregator (`aggregator={"learn": False}`) goes to the methods that have it.
+    A method is a name, one of your own, or `"selector+aggregator"` for any other pair, such as `"fedacs+feddrl"`; an
+    option of a selector or aggregator (`aggregator={"learn": False}`) goes to the methods that have it.
 
     seeds: a number (0, 1, …) or a list.
     vary: settings to sweep, such as `{"local.rate": [0.1, 0.01]}`.
     federation: your own data (see `covey.federation`), instead of a data set and an environment by name.
-    target: accuracy to which rounds and bytes are counted; by default the highest that every run reached.
+    target: accuracy, or main metric of another task, to which rounds and bytes are counted; by default the best that
+        every run reached.
     agents: files of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`.
     fairness: clients of all methods measure the loss of the model that they receive, for records and reports.
     out: folder to write; one that holds part of the same comparison is resumed. By default the first of
         `runs/compare-<methods>`, `…-2`, … that holds no other comparison.
     fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
+    progress: show bars everywhere (True) or nowhere (False); by default on a terminal and in a notebook.
+    track: trackers that follow every run: tensorboard, mlflow, wandb.
 
     Other settings are those of `Config`, for all methods; `given` is a mapping of more of them.
     """
@@ -72,7 +85,9 @@ def compare(
         settings = with_federation(given, settings, federation)
     require("seed" not in settings, ONE_SEED)
     base = overlay(expand(given or {}), expand(settings))
-    names = [methods] if isinstance(methods, str) else list(methods)
+    trackers = chosen_trackers(track)
+    names = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
+    names = [part_name("method", name) if isinstance(name, Recipe) or callable(name) else name for name in names]
     for name in names:
         require(
             isinstance(name, str),
@@ -88,17 +103,40 @@ def compare(
     plan |= {"agents": dict(agents)} if agents else {}
     require(len(numbers) >= 1, f"seeds must be at least 1, not {seeds}.")
     require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
-    require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
+    require(target is None or math.isfinite(target), f"target is a number, not {target}.")
     for key in ("seed", "method"):
         require(key not in plan["vary"], f"A comparison does not vary {key}; give {key}s instead (--{key}s A,B).")
     plan |= {"fairness": True} if fairness else {}
     # As it will be read from its file: a tuple becomes a list.
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
-    for variant in variants_of(plan):
-        _possible(variant.configs[0], federation)
+    metrics = {_possible(variant.configs[0], federation, target).name for variant in variants_of(plan)}
+    require(
+        len(metrics) == 1,
+        f"These runs are measured by {' and by '.join(sorted(metrics))}: compare runs of one task.",
+    )
     folder = Path(out) if out is not None else default_folder(plan)
     begun = claim(folder, plan)
-    return _advance(folder, variants_of(begun), federation, on_run, on_round, fleet, own_names_of(begun).values())
+    with _shown(progress, on_run, on_round) as (run_begins, round_ends):
+        trusted = own_names_of(begun).values()
+        return _advance(folder, variants_of(begun), federation, run_begins, round_ends, fleet, trusted, trackers)
+
+
+@contextmanager
+def _shown(
+    progress: bool | None, on_run: OnRun | None, on_round: OnRound | None
+) -> Iterator[tuple[OnRun | None, OnRound | None]]:
+    """Show bars if they are wanted, beside the listeners given."""
+    if not bars_wanted(progress):
+        yield on_run, on_round
+        return
+    with comparison_progress() as (bar, advance):
+
+        def run_begins(label: str, seed: int | None, rounds: int) -> None:
+            bar(label, seed, rounds)
+            if on_run:
+                on_run(label, seed, rounds)
+
+        yield run_begins, both(advance, on_round)
 
 
 def resume_comparison(
@@ -109,12 +147,15 @@ def resume_comparison(
     on_round: OnRound | None = None,
     fleet: Path | str | None = None,
     trust: Trust = False,
+    track: str | Sequence[str] = (),
 ) -> Comparison:
     """Resume a comparison that was stopped; `trust` lets it name code of somebody's own to import."""
     plan = read_plan(folder)
     named = own_names_of(plan)
     require_trusted(refused_names(named, trust, folder))
-    return _advance(folder, variants_of(plan), federation, on_run, on_round, fleet, named.values())
+    return _advance(
+        folder, variants_of(plan), federation, on_run, on_round, fleet, named.values(), chosen_trackers(track)
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -137,14 +178,25 @@ def _numbers(seeds: int | Sequence[int]) -> list[int]:
 
 def _values(key: str, values: Sequence[Any]) -> list[Any]:
     listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    if key in PARTS:
+        # Parts that are given as objects get names.
+        listed = [overlay({}, {key: value})[key] if not isinstance(value, str) else value for value in listed]
     require(len(listed) > 0, f"vary takes a list of values for {key}, such as [0.1, 0.01], not {values!r}.")
     return listed
 
 
-def _possible(config: Config, given: Federation | None) -> None:
-    """Refuse impossible runs (an agent for other clients, an option out of its range) before any run begins."""
+def _possible(config: Config, given: Federation | None, target: float | None) -> Metric:
+    """Return the main metric of runs; refuse impossible ones (an agent for other clients, an option out of its range)
+    before any run begins.
+    """
+    metric = ACCURACY
     if not traits_of(config.runtime).live:
-        dry_run(config, given)
+        metric = dry_run(config, given).dataset.learns.main
+    require(
+        target is None or not metric.share or 0 < target <= 1,
+        f"target is a fraction in (0, 1], as the {metric.label} is, not {target}.",
+    )
+    return metric
 
 
 def _advance(
@@ -155,6 +207,7 @@ def _advance(
     on_round: OnRound | None,
     fleet: Path | str | None,
     trust: Trust,
+    track: Sequence[str] = (),
 ) -> Comparison:
     """Make the runs that are missing, and open the comparison."""
     runs = [
@@ -163,6 +216,6 @@ def _advance(
         for config in variant.configs
     ]
     with nullcontext() if all(one.finished for one in runs) else FolderLock(folder, "comparison"):
-        if not run_missing(runs, given, on_run, on_round, fleet):
+        if not run_missing(runs, given, on_run, on_round, fleet, track):
             raise Interrupted(folder)
     return Comparison.open(folder, given, trust=trust)

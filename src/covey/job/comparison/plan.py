@@ -15,11 +15,11 @@ from covey.errors import Refusal, require
 from covey.job.job_folder import read_job_file, require_empty
 from covey.job.runs import Run
 from covey.job.settings import as_config, expand
-from covey.registries import aggregators, manymodels, selectors
+from covey.registries import aggregators, manymodels, selectors, trainers
 from covey.registry import Registry
 from covey.storage import FolderLock, write_json
 
-_PARTS: Mapping[str, Registry[Any]] = {"selector": selectors, "aggregator": aggregators, "many": manymodels}
+_PARTS: Mapping[str, Registry[Any]] = {one.section: one for one in (selectors, aggregators, trainers, manymodels)}
 """Sections whose part depends on the method."""
 
 
@@ -121,7 +121,9 @@ def place_of(folder: Path, label: str, seed: int) -> Path:
 
 
 def _file_name(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
+    """Return a label as a name in the comparison's folder; `..` would lead out of it."""
+    name = re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
+    return name if name.strip(".") else "-"
 
 
 def recorded(place: Path) -> bool:

@@ -128,6 +128,7 @@ def _in_closed_form(
     """Return class shares from one gradient of every client that answers, at a zero head or at the model itself."""
     dataset, config = experiment.federation.dataset, experiment.config
     layout = method.setting.layout
+    layout.require_head("An estimate of class shares")
     module = build_module(config, dataset)
     plain = bias_slot(module, layout, dataset) is not None
     require(
@@ -136,7 +137,7 @@ def _in_closed_form(
     )
     probe = ClassQuery("bias" if plain else "weight", privacy)
     # Training makes the features of classes differ; without a bias, an untrained body tells more.
-    model = method.model if plain else layout.read(module).to(method.model)
+    model = method.models()[0] if plain else layout.read(module).to(method.model)
     answers, sent, notes = _ask_all(experiment, zero_head(layout, model) if zero else model, probe, done + 1)
     if not plain:
         notes.append(

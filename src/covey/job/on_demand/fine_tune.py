@@ -13,8 +13,12 @@ from torch import Tensor
 from covey.aggregation.fixed_weights import Ratios
 from covey.arrays import State
 from covey.config.schema import Config
+from covey.config.sections import Local
 from covey.config.values import overlay
-from covey.core.checkpoint import read_checkpoint, write_checkpoint
+from covey.core.build import trainer_of
+from covey.core.checkpoint import checkpoint_round, read_checkpoint, write_checkpoint
+from covey.core.kept_segments import copy_segments
+from covey.core.model_constants import copy_constants
 from covey.core.one_model import OneModel
 from covey.core.records import Records
 from covey.errors import Refusal, require
@@ -36,7 +40,12 @@ def begin_runs(
         assert config.aggregator is not None
         parts = ComposedSelector(**config.selector.options), Ratios(**config.aggregator.options)
         setting = replace(method.setting, cohort=config.cohort, rounds=config.rounds, work=config.local)
-        _begin(folder / f"target-{number}", config, 0, OneModel(setting, model, *parts).state_dict())
+        trainer = trainer_of(config)
+        begun = OneModel(setting, model, *parts, trainer=trainer)
+        if trainer is not None and trainer.part.private and (last := read_checkpoint(run.folder)[1]) is not None:
+            # What clients have told of their samples counts.
+            trainer.part.load_state_dict(last["trainer"]["part"])
+        _begin(folder / f"target-{number}", config, 0, begun.state_dict(), run.folder)
     if plan["continued"] and not (folder / "continued" / "checkpoint.safetensors").is_file():
         done, state = read_checkpoint(run.folder)
         require(
@@ -45,11 +54,13 @@ def begin_runs(
         )
         assert state is not None
         longer = continued_config(run.config, plan)
-        _begin(folder / "continued", longer, done, state, run.folder / "metrics.jsonl")
+        _begin(folder / "continued", longer, done, state, run.folder, run.folder)
 
 
-def _begin(folder: Path, config: Config, done: int, state: State, metrics: Path | None = None) -> None:
-    """Make a run folder that resumes from a state after `done` rounds.
+def _begin(folder: Path, config: Config, done: int, state: State, run_folder: Path, base: Path | None = None) -> None:
+    """Make a run folder that resumes from a state after `done` rounds; `base` is the folder that these were run in.
+
+    `run_folder` is that of the base run, whose model is trained on.
 
     The checkpoint is written last: a folder that has one is complete.
     """
@@ -58,8 +69,12 @@ def _begin(folder: Path, config: Config, done: int, state: State, metrics: Path 
     try:
         if not (folder / "config.json").is_file():
             Records.create(folder, config).close()
-        if metrics is not None:
-            shutil.copyfile(metrics, folder / "metrics.jsonl")
+            copy_constants(run_folder, folder)
+        if base is not None:
+            shutil.copyfile(base / "metrics.jsonl", folder / "metrics.jsonl")
+            copy_segments(base, folder)
+            # Segments that a checkpoint refers to stay until the next one is there.
+            require(checkpoint_round(base) == done, f"The base run {base} went on while it was copied; begin again.")
         write_checkpoint(folder, done, state)
     except (OSError, SafetensorError) as error:
         raise Refusal(f"The folder {folder} cannot be written: {error}.") from error
@@ -72,13 +87,25 @@ def _first_rate(base: Config, plan: Mapping[str, Any]) -> float:
     return base.local.rate_at(plan["base_round"] + 1, 0)
 
 
+def _unscheduled(base: Config) -> Config:
+    """Return the base run's configuration without the schedule of its learning rate, which ends where a job begins."""
+    plain = Local()
+    names = ("schedule", "schedule_rounds", "schedule_factor", "warmup")
+    return replace(base, local=replace(base.local, **{name: getattr(plain, name) for name in names}))
+
+
 def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
     """Return the base run's configuration for as many more rounds, at the learning rates of the fine-tuning runs.
 
     The rate decays from round 1, so it is set such that it has decayed to `_first_rate` at the first new round.
     """
     done, rate = plan["base_round"], _first_rate(base, plan)
-    longer = as_config(base, {**plan["settings"], "rounds": done + plan["rounds"]})
+    longer = as_config(_unscheduled(base), {**plan["settings"], "rounds": done + plan["rounds"]})
+    require(
+        longer.local.schedule == "constant" and not longer.local.warmup,
+        "A schedule of the learning rate begins with a run's first round, which a continued run has behind it: leave "
+        "local.schedule and local.warmup out, or leave out --continued.",
+    )
     if longer.cohort != base.cohort and base.aggregator is not None:
         names = (base.aggregator.name, base.aggregator.options.get("inner"))
         require(
@@ -99,7 +126,7 @@ def continued_config(base: Config, plan: Mapping[str, Any]) -> Config:
 
 def _fine_tune_config(base: Config, plan: Mapping[str, Any], composition: Composition) -> Config:
     """Return the base run's configuration with the composed clients and the settings that were given."""
-    config = as_config(base, plan["settings"])
+    config = as_config(_unscheduled(base), {**plan["settings"], "rounds": plan["rounds"]})
     mapping = {key: value for key, value in config.as_mapping().items() if key not in ("method", "many")}
     clients = tuple(composition.clients.tolist())
     parts = {

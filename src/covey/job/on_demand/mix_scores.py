@@ -12,11 +12,14 @@ from covey.core.build import build_module
 from covey.core.checkpoint import read_checkpoint
 from covey.core.runtime_traits import traits_of
 from covey.core.scores import tested_part, untested_notes
+from covey.core.server_chain import served_model
 from covey.data.dataset import Samples
 from covey.data.paper_targets import test_indices
 from covey.job.experiment import Experiment
 from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand, TargetModel, TargetScores, target_curve
 from covey.job.runs import Run
+from covey.model.frozen import constants, set_constants
+from covey.model.layout import Layout
 
 
 def evaluate_targets(
@@ -27,7 +30,8 @@ def evaluate_targets(
     for one in runs:
         _, state = read_checkpoint(one.folder)
         assert state is not None
-        states.append(state["model"].to(model.dtype).cpu())
+        served = served_model(state, one.config.averaging, Layout.of(experiment.module))
+        states.append(served.to(model.dtype).cpu())
     scorer, truth = _MixScorer(experiment, states), experiment.known_shares
     later = [row for row in runs[-1].metrics if row["round"] > composed.base_round]
     tailored = []
@@ -71,6 +75,7 @@ class _MixScorer:
         self.by_class, self.totals = scores.class_accuracy, scores.totals
         on_gpu = traits_of(config.runtime).uses_device and config.device != "cpu" and torch.cuda.is_available()
         module, device = build_module(config, self.dataset), "cuda" if on_gpu else "cpu"
+        set_constants(module, constants(experiment.module))
         self.learner = Learner(module, self.dataset, config.precision, device)
 
     def test_set(self, mix: FloatArray) -> Samples:

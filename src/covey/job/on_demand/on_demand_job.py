@@ -11,10 +11,12 @@ import numpy as np
 from covey.arrays import FloatArray
 from covey.config.schema import GIVEN, Config
 from covey.config.values import own_names
+from covey.core.build import trainer_of
 from covey.core.checkpoint import read_checkpoint
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
 from covey.data.class_mix import Target, parse_targets
+from covey.data.dataset import require_class_shares
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
 from covey.job.experiment import Experiment
@@ -34,7 +36,7 @@ from covey.job.on_demand.on_demand_folder import (
 )
 from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
-from covey.job.runs import Run
+from covey.job.runs import Run, load_state
 from covey.job.settings import as_config, expand
 from covey.registries import methods
 from covey.storage import FolderLock
@@ -43,7 +45,10 @@ from covey.trust import Trust
 ROUNDS = 50
 """Rounds of fine-tuning by default."""
 
-_FIXED = ("method", "selector", "aggregator", "many", "dataset", "environment", "altered", "model", "clients", "seed")
+_FIXED = (
+    *("method", "selector", "aggregator", "trainer", "many", "averaging"),
+    *("dataset", "environment", "altered", "model", "clients", "seed"),
+)
 """Settings that stay those of the base run."""
 
 
@@ -94,6 +99,7 @@ def ondemand(
     experiment, done = _base_experiment(run, config, fleet)
     try:
         experiment.federation.dataset.require_tests()
+        require_class_shares(experiment.federation.dataset, "Models on demand")
         mixes = parse_targets(target, experiment.federation.dataset.class_names, experiment.known_shares)
         plan = OnDemandPlan(
             base=str(run.folder.resolve()),
@@ -155,7 +161,9 @@ def resume_ondemand(
     )
     _require_open(plan["settings"])
     run = _opened(str(plan["base"]), federation, trust)
-    experiment = Experiment.of(as_config(run.config, plan["settings"]), run.given, resumed=True, fleet=fleet)
+    experiment = Experiment.of(
+        as_config(run.config, plan["settings"]), run.given, resumed=True, fleet=fleet, folder=run.folder
+    )
     try:
         return _advance(folder, run, experiment, on_composed, on_run, on_round, fleet)
     finally:
@@ -198,7 +206,7 @@ def _read(
     """Return the result of a complete job. All its runs have the clients, data and model of the first."""
     data = read_job(folder)
     first = _opened(folder / "target-1", federation, trust)
-    experiment = Experiment.of(first.config, first.given, resumed=True, fleet=fleet)
+    experiment = Experiment.of(first.config, first.given, resumed=True, fleet=fleet, folder=first.folder)
     try:
         composed, model = read_composed(folder, data, experiment)
         if on_composed is not None:
@@ -218,6 +226,11 @@ def _unfinished(run: Run, done: int) -> list[str]:
     ]
 
 
+def opened_base(run: Run, fleet: Path | str | None = None) -> tuple[Experiment, int]:
+    """Return a base run as it was configured, at its last checkpoint, and the rounds done; the caller closes it."""
+    return _base_experiment(run, run.config, fleet)
+
+
 def _base_experiment(run: Run, config: Config, fleet: Path | str | None) -> tuple[Experiment, int]:
     """Return the base run at its last checkpoint, and the rounds done; `config` may name another runtime."""
     done, state = read_checkpoint(run.folder)
@@ -230,9 +243,25 @@ def _base_experiment(run: Run, config: Config, fleet: Path | str | None) -> tupl
         "compose a mix from; choose another base run.",
     )
     require(run.config.many is None, f"The method '{run.config.method}' has many models, and a base run has one.")
-    experiment = Experiment.of(config, run.given, resumed=True, fleet=fleet)
-    experiment.method.load_state_dict(state)
+    _require_weighable(run.config)
+    experiment = Experiment.of(config, run.given, resumed=True, fleet=fleet, folder=run.folder)
+    try:
+        load_state(experiment.method, state, run.folder)
+    except BaseException:
+        experiment.runtime.close()
+        raise
     return experiment, done
+
+
+def _require_weighable(config: Config) -> None:
+    """Refuse a base run whose trainer needs an aggregator of its own: fine-tuning weighs clients by a composition."""
+    config.require_trusted("trainer")
+    trainer = trainer_of(config)
+    require(
+        trainer is None or not trainer.part.aggregators,
+        f"Fine-tuning weighs clients by the ratios of their composition, and the trainer of '{config.method}' works "
+        "with its own aggregator alone; choose another base run.",
+    )
 
 
 def _advance(

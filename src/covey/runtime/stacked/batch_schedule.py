@@ -24,7 +24,7 @@ class Schedule:
     sample: Tensor
     """`[steps, lanes, batch]`, int32: rows of `DeviceDataset.x`."""
     label: Tensor
-    """`[steps, lanes, batch]`, int64"""
+    """`[steps, lanes, batch]`, int64; `[steps, lanes, batch, targets]` where there are no classes"""
     weight: Tensor
     """`[steps, lanes, batch]`: 1/b for the b samples of the batch, 0 for padding."""
     count: Tensor
@@ -37,6 +37,8 @@ class Schedule:
     """`[steps, lanes, batch, 2]`, int32; None without augmentation."""
     flips: Tensor | None = None
     """`[steps, lanes, batch]`, bool; None without augmentation."""
+    epoch: Tensor | None = None
+    """`[steps, lanes]`, int64: local epoch, from 0; None without a trainer, which alone uses it."""
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if value is not None}
@@ -77,7 +79,8 @@ def schedule(
         strides = [visit.segment.holdout or padded + 2 for visit, _ in rows]
         within = training_places(within, torch.tensor(strides, device=device)[:, None])
     sample = torch.zeros(len(rows), padded, dtype=torch.int32, device=device)
-    label = torch.zeros(len(rows), padded, dtype=torch.int64, device=device)
+    like = tables[0].host.label
+    label = torch.zeros(len(rows), padded, *like.shape[1:], dtype=like.dtype, device=device)
     requests = np.array([visit.segment.request for visit, _ in rows])
     clients = torch.tensor([visit.segment.client for visit, _ in rows], device=device)
     for request, of_request in enumerate(tables):
@@ -85,7 +88,7 @@ def schedule(
             continue
         mine = torch.from_numpy(np.flatnonzero(requests == request)).to(device)
         table = of_request.on(device)
-        places = table.start[clients[mine]][:, None] + within[mine]
+        places = table.start[of_request.rows(clients[mine])][:, None] + within[mine]
         sample[mine], label[mine] = table.sample[places], table.label[places]
 
     counts = real.view(len(rows), per_epoch, batch).sum(dim=2)
@@ -110,15 +113,20 @@ def schedule(
         crops = spread(shifts.view(*by_batch, 2))
         drawn = randomness.integers(keys("flip"), longest, 2)
         flips = spread(_padded(drawn.bool() & work.flip, padded).view(by_batch))
+    epoch = None
+    if visits[0].segment.trainer is not None:
+        numbers = torch.tensor([epoch for _, epoch in rows], device=device)
+        epoch = spread(numbers[:, None].expand(len(rows), per_epoch))
     return Schedule(
         sample=spread(sample.view(by_batch)),
-        label=spread(label.view(by_batch)),
+        label=spread(label.view(*by_batch, *like.shape[1:])),
         weight=spread(weight),
         count=spread(counts.to(dtype)),
         rate=spread(rates.to(device)[:, None].expand(len(rows), per_epoch)),
         key=spread(masks),
         crops=crops,
         flips=flips,
+        epoch=epoch,
     )
 
 

@@ -151,8 +151,12 @@ def convertible(layer: nn.Module) -> bool:
 
 
 def convolutions(module: nn.Module) -> dict[str, nn.Conv2d]:
-    """Return the layers whose algorithm can be chosen, by name."""
-    return {name: layer for name, layer in module.named_modules() if type(layer) is nn.Conv2d and convertible(layer)}
+    """Return the layers whose algorithm can be chosen, by name; frozen filters are shared, which cuDNN is fast at."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Conv2d and convertible(layer) and layer.weight.requires_grad
+    }
 
 
 def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> None:

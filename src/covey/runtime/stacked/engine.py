@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from covey import randomness
 from covey.client.learner import Learner, Precision
+from covey.core.trainer import Packing
 from covey.data.dataset import Dataset
+from covey.model.attention import in_plain_attention
+from covey.model.frozen import cast_constants, start_training
 from covey.model.layout import Layout
 from covey.runtime.stacked.autotune import FEW_LANES, Signature, fastest_lanes
 from covey.runtime.stacked.convolution import ConvAlgorithm, has_many_channels, with_kernels
@@ -44,13 +46,14 @@ class Engine:
     ) -> None:
         self.device = device
         self.precision = precision
-        self.data = DeviceDataset(dataset, device)
+        self.data = DeviceDataset(dataset, device, memory)
         scored = copy.deepcopy(module).to(device)
         self.has_kernels = available(torch.empty(0, dtype=COMPUTE_DTYPES[precision], device=device))
         self.learner = Learner(with_kernels(scored) if self.has_kernels else scored, dataset, precision, device)
         if device.type == "cuda" and not memory:
             self.learner.chunk = 10_000
         self.layout = Layout.of(module)
+        self._traceable = self.layout.head[0].name if self.layout.head else ""
         self.dtype = self.learner.dtype
         self.memory = memory
         self.stacks_scores = device.type == "cuda"
@@ -81,31 +84,40 @@ class Engine:
         return max(1, min(MOST_LANES, memory // (2 * copies * self.layout.size * self.dtype.itemsize)))
 
     def _most_lanes(self, terms: StepTerms) -> int:
-        """Return the most lanes of a launch: Adam has a moment more than SGD, which has momentum alone."""
-        if not terms.adam or self.device.type != "cuda":
+        """Return the most lanes of a launch: Adam has a moment more than SGD, and a trainer has copies of its own."""
+        more = int(terms.adam)
+        if terms.trainer is not None:
+            part = terms.trainer.part
+            fields = sum(Packing(one, self.layout).size for one in (part.sent, part.kept))
+            more += 2 + -(-fields // max(1, self.layout.trainable))
+        if not more or self.device.type != "cuda":
             return self.most_lanes
-        return min(self.most_lanes, self._lanes_in_memory(COPIES + 1))
+        return min(self.most_lanes, self._lanes_in_memory(COPIES + more))
 
     def execute(self, requests: Sequence[TrainRequest]) -> list[TrainResult]:
         """Train every client of every request."""
         self._set_arithmetic()
-        results = [
-            TrainResult(
-                torch.empty(len(one.order.clients), self.layout.size, dtype=self.dtype, device=self._home(requests)),
-                np.zeros(len(one.order.clients)),
-            )
-            for one in requests
-        ]
+        results = [TrainResult.of(one.order, self.layout, self.dtype, self._home(requests)) for one in requests]
         groups: dict[LaunchShape, list[Segment]] = {}
         for number, request in enumerate(requests):
             order = request.order
             keys = randomness.keys(request.seed, order.round, order.clients).tolist()
             sizes = request.tables.sizes[order.clients].tolist()
             traced = any(probe.wants_steps() for probe in order.probes)
+            trainer = None if order.trainer is None else order.trainer.ref
             for position, client in enumerate(order.clients.tolist()):
                 held, key = sizes[position], keys[position]
                 one = Segment.of(
-                    number, position, client, held, order.work, order.round, key, order.holdout, traced=traced
+                    number,
+                    position,
+                    client,
+                    held,
+                    order.work,
+                    order.round,
+                    key,
+                    order.holdout,
+                    traced=traced,
+                    trainer=trainer,
                 )
                 groups.setdefault(one.shape, []).append(one)
         for shape, segments in groups.items():
@@ -115,10 +127,13 @@ class Engine:
 
     def make_step(self, terms: StepTerms, algorithms: Mapping[str, ConvAlgorithm]) -> Step:
         """Return the step with the given convolution algorithms, to be compiled at first use on a GPU."""
-        module = stack_module(self.module, algorithms).to(self.device, self.dtype).train()
+        module = start_training(stack_module(self.module, algorithms).to(self.device, self.dtype))
         learner, compute = self.learner, COMPUTE_DTYPES[self.precision]
-        step = make_step(module, terms, learner.scale, learner.shift, self.dtype, compute)
-        return torch.compile(step, dynamic=False) if self.device.type == "cuda" else step
+        cast_constants(module, compute)
+        step = make_step(module, terms, learner.scale, learner.shift, self.dtype, compute, learner.task)
+        compiled = torch.compile(step, dynamic=False) if self.device.type == "cuda" else step
+        # A model of somebody's own may call PyTorch's fused attention, for which vmap has no rule.
+        return compiled if type(self.module).__module__.startswith("covey.") else in_plain_attention(compiled)
 
     def signature(self, batch: int) -> Signature:
         """Return the cache key of autotuning as a function of the number of lanes."""
@@ -173,7 +188,7 @@ class Engine:
 
     def _lanes_for(self, shape: LaunchShape, segments: list[Segment], requests: Sequence[TrainRequest]) -> int:
         """Return the number of lanes for a launch; on a GPU, an existing number if it is good enough."""
-        kind = LaunchKind(shape, _terms(segments, self.layout.head[0].name))
+        kind = LaunchKind(shape, _terms(segments, self._traceable))
         compiled = self.device.type == "cuda"
         made = [lanes for made_kind, lanes in self._launchers if compiled and made_kind == kind]
         most = self._most_lanes(kind.terms)
@@ -202,7 +217,7 @@ class Engine:
 
     def _launcher(self, shape: LaunchShape, segments: list[Segment], lanes: int) -> Launcher:
         """Return the launcher for these clients, made now if there is none."""
-        terms = _terms(segments, self.layout.head[0].name)
+        terms = _terms(segments, self._traceable)
         key = LaunchKind(shape, terms), lanes
         if key not in self._launchers:
             if self.device.type != "cuda":
@@ -219,9 +234,11 @@ def _terms(segments: list[Segment], head: str = "") -> StepTerms:
         momentum=any(work.momentum for work in works),
         weight_decay=any(work.weight_decay for work in works),
         proximal=any(work.proximal for work in works),
-        adam=works[0].optimizer == "adam",
+        adam=works[0].optimizer != "sgd",
+        decoupled=works[0].optimizer == "adamw",
         clip=any(work.clip for work in works),
         crop=works[0].crop,
         flip=works[0].flip,
         traced=head if any(one.traced for one in segments) else "",
+        trainer=segments[0].trainer,
     )

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.model.operators import define, stacked
+from covey.model.operators import apart, define, merged, stacked
 from covey.runtime.stacked.convolution_kernels import forward_by_triton, gradients_by_triton
 from covey.runtime.stacked.convolution_tiles import output_size
 from covey.runtime.stacked.triton_support import available
@@ -101,6 +101,9 @@ def _gradients_shape(
 
 def _convolve_lanes(info: Any, dimensions: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
     tensors = [stacked(info, *pair) for pair in zip(inputs[:3], dimensions[:3], strict=True)]
+    assert tensors[0] is not None
+    if tensors[0].dim() == 6:
+        return apart(info, torch.ops.covey.image_convolution(*merged(tensors), *inputs[3:])), 0
     result: Tensor = torch.ops.covey.image_convolution(*tensors, *inputs[3:])
     return result, 0
 
@@ -109,6 +112,10 @@ def _gradients_of_lanes(
     info: Any, dimensions: tuple[int | None, ...], *inputs: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     tensors = [stacked(info, *pair) for pair in zip(inputs[:2], dimensions[:2], strict=True)]
+    assert tensors[0] is not None
+    if tensors[0].dim() == 6:
+        weight, bias = torch.ops.covey.image_convolution_gradients(*merged(tensors), *inputs[2:])
+        return (apart(info, weight), apart(info, bias)), (0, 0)
     return torch.ops.covey.image_convolution_gradients(*tensors, *inputs[2:]), (0, 0)
 
 

@@ -81,6 +81,9 @@ def _reset(lanes: Lanes, state: Mapping[str, Tensor]) -> None:
             value.zero_()
     for value in (lanes.taken, lanes.settings, lanes.loss):
         value.zero_()
+    if lanes.trainer is not None:
+        names = [slot.name for slot in lanes.trainer.layout.parameters]
+        lanes.trainer.reset(torch.cat([state[name].reshape(-1) for name in names]).to(lanes.loss.device))
 
 
 def _differences(lanes: Lanes, begin: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import numpy as np
 from covey.client.batches import steps_of
 from covey.client.holdout import trained_on
 from covey.config.sections import Local
+from covey.core.trainer import TrainerRef
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class LaunchShape:
     flip: bool = False
     """True if images are flipped at random."""
     optimizer: str = "sgd"
+    trainer: TrainerRef | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,8 @@ class Segment:
     """Every `holdout`-th sample is held out; 0: none."""
     traced: bool = False
     """True if a probe uses its steps."""
+    trainer: TrainerRef | None = None
+    """How the client trains, if not plainly."""
 
     @classmethod
     def of(
@@ -65,16 +69,17 @@ class Segment:
         holdout: int = 0,
         *,
         traced: bool = False,
+        trainer: TrainerRef | None = None,
     ) -> "Segment":
         """Return the segment of a client that holds `held` samples."""
         samples = trained_on(held, holdout)
         steps = work.epochs * steps_of(samples, work)
-        return cls(request, position, client, samples, steps, key, work, t, holdout, traced)
+        return cls(request, position, client, samples, steps, key, work, t, holdout, traced, trainer)
 
     @property
     def shape(self) -> LaunchShape:
         work = self.work
-        return LaunchShape(work.batch or self.samples, work.crop, work.flip, work.optimizer)
+        return LaunchShape(work.batch or self.samples, work.crop, work.flip, work.optimizer, self.trainer)
 
 
 class Visit(NamedTuple):

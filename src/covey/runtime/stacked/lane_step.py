@@ -1,18 +1,24 @@
-"""One step of local training, by SGD or Adam, for every lane of a stack at once."""
+"""One step of local training, by SGD, Adam or AdamW, for every lane of a stack at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_flatten
 
 from covey.client.batches import crop_and_flip
 from covey.client.optimizer import BETAS, EPSILON, NORM_EPSILON
+from covey.core.trainer import Batch, LocalClient, TrainerRef
+from covey.errors import Refusal
 from covey.model.dropout import dropout_layers
 from covey.model.layout import Layout
 from covey.runtime.stacked.batch_norm import SampleWeights
+from covey.runtime.stacked.lane_net import LaneNet, SplitModel
+from covey.runtime.stacked.trainer_lanes import TrainerLanes
+from covey.task.learning_task import Task
 
 COMPUTE_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """Precision → dtype of the forward pass."""
@@ -33,10 +39,14 @@ class StepTerms:
     crop: int
     flip: bool
     adam: bool = False
-    """Adam in place of SGD."""
+    """Adam or AdamW in place of SGD."""
+    decoupled: bool = False
+    """Weight decay apart from the gradient, as in AdamW."""
     clip: bool = False
     traced: str = ""
     """Name of the parameter whose gradient is kept at every step (`Lanes.gradient`); empty: none."""
+    trainer: TrainerRef | None = None
+    """How clients train, if not plainly."""
 
 
 @dataclass(eq=False)
@@ -63,6 +73,7 @@ class Lanes:
     """`[lanes]`, float64: summed over the samples of the current segment."""
     gradient: Tensor | None = None
     """`[lanes, h]`, float32: gradient of the loss by the traced parameter, of the last step; None if none is traced."""
+    trainer: TrainerLanes | None = None
 
     @classmethod
     def of(
@@ -73,6 +84,7 @@ class Lanes:
         dtype: torch.dtype,
         compute: torch.dtype,
         device: torch.device,
+        classes: int = 0,
     ) -> "Lanes":
         """Allocate `count` lanes, all zero."""
 
@@ -98,6 +110,7 @@ class Lanes:
             settings=torch.zeros(count, 4, dtype=dtype, device=device),
             loss=torch.zeros(count, dtype=torch.float64, device=device),
             gradient=torch.zeros(count, traced[0], device=device) if traced else None,
+            trainer=TrainerLanes.of(terms.trainer, layout, count, classes, dtype, device) if terms.trainer else None,
         )
 
     def changed_by_a_step(self) -> list[Tensor]:
@@ -105,11 +118,14 @@ class Lanes:
         moments = (self.first_moment, self.second_moment)
         named = (self.parameters, self.working, self.velocity, *moments, self.buffers)
         traced = [] if self.gradient is None else [self.gradient]
-        return _unique([self.loss, self.taken, *traced, *(value for values in named for value in values.values())])
+        carried = self.trainer.carried() if self.trainer else []
+        values = [value for values in named for value in values.values()]
+        return _unique([self.loss, self.taken, *traced, *values, *carried])
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, each once."""
-        return _unique([*self.changed_by_a_step(), *self.received.values(), self.settings])
+        own = self.trainer.tensors() if self.trainer else []
+        return _unique([*self.changed_by_a_step(), *self.received.values(), self.settings, *own])
 
 
 def _unique(tensors: list[Tensor]) -> list[Tensor]:
@@ -124,6 +140,7 @@ def make_step(
     shift: Tensor,
     dtype: torch.dtype,
     compute: torch.dtype,
+    task: Task,
 ) -> Step:
     """Return the step of a module whose layers are those of `stack_module`.
 
@@ -139,10 +156,11 @@ def make_step(
         fresh = {name: buffer.clone() for name, buffer in buffers.items()}
         with SampleWeights(module, weight):
             logits = functional_call(module, (parameters, fresh, dict.fromkeys(drops, key)), (x,))
-        losses = F.cross_entropy(logits.to(dtype), y, reduction="none")
+        losses = task.loss(logits.to(dtype), y)
         return (losses * weight).sum(), fresh
 
     differentiate = vmap(grad_and_value(loss_of, has_aux=True), randomness="error")
+    by_trainer = _trainer_step(module, terms, drops, dtype, task) if terms.trainer else None
 
     def step(
         lanes: Lanes,
@@ -155,6 +173,7 @@ def make_step(
         key: Tensor,
         crops: Tensor | None = None,
         flips: Tensor | None = None,
+        epoch: Tensor | None = None,
     ) -> None:
         x = samples[sample]
         if crops is not None and flips is not None:
@@ -162,14 +181,55 @@ def make_step(
             x = flat.view(*sample.shape, *flat.shape[1:])
         if x.dtype == torch.uint8 or x.is_floating_point():
             x = torch.addcmul(shift, x.to(dtype), scale).to(compute)
-        gradients, (loss, statistics) = differentiate(lanes.working, lanes.buffers, x, label, weight, key)
-        if lanes.gradient is not None:
-            lanes.gradient.copy_(gradients[terms.traced].flatten(1))
         busy = rate > 0
+        if by_trainer is None or lanes.trainer is None or epoch is None:
+            gradients, (loss, statistics) = differentiate(lanes.working, lanes.buffers, x, label, weight, key)
+            first = gradients
+        else:
+            batch = Batch(x, label, weight, rate, epoch, key)
+            gradients, carry, loss, statistics, first = by_trainer(lanes, batch)
+            for place, one in zip(lanes.trainer.carried(), tree_flatten(carry)[0], strict=True):
+                place.copy_(torch.where(_broad(busy, place), one, place))
+        if lanes.gradient is not None:
+            lanes.gradient.copy_(first[terms.traced].flatten(1))
         _move(lanes, gradients, rate, busy, terms)
         for name, buffer in lanes.buffers.items():
             buffer.copy_(torch.where(_broad(busy, buffer), statistics[name].to(dtype), buffer))
         lanes.loss.add_(loss.double() * count)
+
+    return step
+
+
+def _trainer_step(
+    module: nn.Module, terms: StepTerms, drops: list[str], dtype: torch.dtype, task: Task
+) -> Callable[[Lanes, Batch], tuple[Named, dict[str, Any], Tensor, Named, Named]]:
+    """Return the function that has all lanes do a trainer's step.
+
+    It returns the gradients to follow, what is carried, losses, batch-norm statistics, and the gradients of the losses.
+    """
+    assert terms.trainer is not None
+    trainer = terms.trainer.part
+    model = SplitModel(module)
+
+    def of_lane(
+        w: Named, working: Named, buffers: Named, batch: Batch, client: LocalClient, carry: dict[str, Any]
+    ) -> tuple[Named, dict[str, Any], Tensor, Named, Named]:
+        masks = dict.fromkeys(drops, batch.key)
+        net = LaneNet(model, w, working, buffers, masks, dtype, task, uses_features=trainer.uses_features)
+        gradient, carried = trainer.client_step(w, batch, client, carry, net)
+        if net.loss is None:
+            raise Refusal(f"client_step of the trainer {type(trainer).__name__} asks the net for no gradient.")
+        traced = {terms.traced: net.first[terms.traced]} if terms.traced else {}
+        return gradient, carried, net.loss, net.statistics, traced
+
+    stacked = vmap(of_lane, randomness="error")
+
+    def step(lanes: Lanes, batch: Batch) -> tuple[Named, dict[str, Any], Tensor, Named, Named]:
+        assert lanes.trainer is not None
+        found: tuple[Named, dict[str, Any], Tensor, Named, Named] = stacked(
+            lanes.parameters, lanes.working, lanes.buffers, batch, lanes.trainer.client(), lanes.trainer.carry
+        )
+        return found
 
     return step
 
@@ -194,7 +254,7 @@ def _move(lanes: Lanes, gradients: Named, rate: Tensor, busy: Tensor, terms: Ste
         lanes.taken.add_(busy)
     for name, parameter in lanes.parameters.items():
         gradient = of_loss(name) if factors is None else _broad(factors, parameter) * of_objective(name)
-        if terms.weight_decay:
+        if terms.weight_decay and not terms.decoupled:
             gradient = gradient + _broad(weight_decay, parameter) * parameter
         if terms.proximal and factors is None:
             gradient = pulled(name, gradient)
@@ -203,6 +263,8 @@ def _move(lanes: Lanes, gradients: Named, rate: Tensor, busy: Tensor, terms: Ste
         if terms.momentum:
             gradient = _broad(momentum, parameter) * lanes.velocity[name] + gradient
             lanes.velocity[name].copy_(gradient)
+        if terms.weight_decay and terms.decoupled:
+            parameter.mul_(1 - _broad(rate * weight_decay, parameter))
         parameter.sub_(_broad(rate, parameter) * gradient)
         if lanes.working[name].dtype != parameter.dtype:
             lanes.working[name].copy_(parameter)

@@ -1,7 +1,7 @@
 """Launches: lanes filled with the models that clients received, advanced step by step, and emptied."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +12,15 @@ from torch import Tensor
 from covey.arrays import FloatArray
 from covey.client.step_trace import StepTrace
 from covey.core.messages import Order
+from covey.core.own_starts import own_starts
+from covey.core.trainer import Packing
+from covey.model.layout import Layout
 from covey.runtime.stacked.batch_schedule import Schedule, schedule
 from covey.runtime.stacked.device_data import ClientTables
 from covey.runtime.stacked.graph_capture import GraphSteps
 from covey.runtime.stacked.lane_schedule import Segment, Visit
 from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, StepTerms
+from covey.runtime.stacked.trainer_lanes import TrainerLanes
 
 if TYPE_CHECKING:
     from covey.runtime.stacked.engine import Engine
@@ -44,6 +48,21 @@ class TrainResult:
     """`[cohort]`: mean training loss."""
     traces: dict[int, StepTrace] = field(default_factory=dict)
     """Position → steps of its training, if a probe uses them."""
+    reply: Tensor | None = None
+    kept: Tensor | None = None
+    """`[cohort, n]`: what a trainer's clients reply and keep, packed; None if nothing."""
+
+    @classmethod
+    def of(cls, order: Order, layout: Layout, dtype: torch.dtype, home: torch.device) -> "TrainResult":
+        """Allocate the result of an order."""
+        count = len(order.clients)
+        part = None if order.trainer is None else order.trainer.ref.part
+        reply, kept = (
+            torch.empty(count, Packing(fields, layout).size, dtype=dtype, device=home) if fields else None
+            for fields in ((part.replied, part.kept) if part else ({}, {}))
+        )
+        states = torch.empty(count, layout.size, dtype=dtype, device=home)
+        return cls(states, np.zeros(count), {}, reply, kept)
 
 
 class EagerSteps:
@@ -80,7 +99,8 @@ class Launcher:
         self.batch = batch
         self.count = lanes
         compute = COMPUTE_DTYPES[engine.precision]
-        self.lanes = Lanes.of(engine.layout, lanes, terms, engine.dtype, compute, engine.device)
+        classes = engine.learner.classes
+        self.lanes = Lanes.of(engine.layout, lanes, terms, engine.dtype, compute, engine.device, classes)
         self._terms = terms
         self._on_gpu = engine.device.type == "cuda"
         self.steps: GraphSteps | EagerSteps = (
@@ -107,7 +127,7 @@ class Launcher:
             begins.setdefault(visit.begin, []).append(number)
             ends.setdefault(visit.end, []).append(number)
         self.steps.load(plan, steps)
-        starts = SentModels.of([one.order.start for one in requests], engine)
+        starts = SentModels.of([own_starts(one.order, engine.layout) for one in requests], engine)
         anchors = starts
         if self._terms.proximal and any(one.order.anchor is not None for one in requests):
             orders = [one.order for one in requests]
@@ -120,6 +140,7 @@ class Launcher:
                 self._empty(ends[stop], visits, results, losses)
             if stop in begins:
                 self._fill(begins[stop], visits, starts, anchors)
+                self._fill_trainer([visits[number] for number in begins[stop]], requests, starts)
         self._keep_traces(visits, plan, results)
         return losses
 
@@ -139,7 +160,8 @@ class Launcher:
         slots = sum(visit.segment.work.epochs * visit.segment.samples for visit in visits)
         device = self.engine.device if slots > SMALL_SCHEDULE else torch.device("cpu")
         tables = [one.tables for one in requests]
-        return schedule(visits, tables, self.count, self.batch, self.engine.dtype, device, steps)
+        plan = schedule(visits, tables, self.count, self.batch, self.engine.dtype, device, steps)
+        return replace(plan, sample=self.engine.data.placed(plan.sample))
 
     def _fill(self, numbers: list[int], visits: list[Visit], starts: "SentModels", anchors: "SentModels") -> None:
         """Copy the models that these visits start from into their lanes, without waiting for the device."""
@@ -167,17 +189,46 @@ class Launcher:
         stack.taken.index_fill_(0, lanes, 0)
         stack.loss.index_fill_(0, lanes, 0.0)
 
+    def _fill_trainer(self, visits: list[Visit], requests: Sequence[TrainRequest], starts: "SentModels") -> None:
+        """Write what the clients of these visits received, were sent and kept, if a trainer uses it."""
+        if self.lanes.trainer is None:
+            return
+        segments = [visit.segment for visit in visits]
+        orders = [trainer for one in segments if (trainer := requests[one.request].order.trainer) is not None]
+        rows = starts.rows.index_select(0, self._tensor([starts.row(one) for one in segments]))
+        counts = [
+            requests[one.request].tables.class_counts(one.client, one.holdout, self.engine.learner.classes)
+            for one in segments
+        ]
+        lanes = self._tensor([visit.lane for visit in visits])
+        self.lanes.trainer.fill(lanes, segments, rows, orders, torch.stack(counts))
+
     def _empty(self, numbers: list[int], visits: list[Visit], results: list[TrainResult], losses: Tensor) -> None:
         """Copy the models and losses of finished visits out of their lanes."""
         lanes = self._tensor([visits[number].lane for number in numbers])
         losses[self._tensor(numbers)] = self.lanes.loss[lanes]
         layout = self.engine.layout
+        if self.lanes.trainer is not None:
+            self._empty_trainer(self.lanes.trainer, lanes, [visits[number].segment for number in numbers], results)
         for block in _blocks(numbers, visits):
             states = results[block.request].states
             for slots, values in ((layout.parameters, self.lanes.parameters), (layout.buffers, self.lanes.buffers)):
                 for slot in slots:
                     trained = values[slot.name][block.lanes].reshape(-1, slot.size)
                     states[block.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
+
+    def _empty_trainer(
+        self, own: TrainerLanes, lanes: Tensor, segments: list[Segment], results: list[TrainResult]
+    ) -> None:
+        """Copy what a trainer's clients reply and keep out of their lanes."""
+        for name, rows in zip(
+            ("reply", "kept"), own.final(lanes, self.lanes.parameters, self.lanes.buffers), strict=True
+        ):
+            if rows is None:
+                continue
+            for number, one in enumerate(segments):
+                place: Tensor = getattr(results[one.request], name)
+                place[one.position] = rows[number].to(place.device)
 
     def _tensor(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
         """Copy numbers to the device, without waiting for it."""

@@ -17,18 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from covey.arrays import IntArray
-from covey.client.learner import Precision
+from covey.client.learner import Precision, Tally
 from covey.client.local_work import key_of_client, measure_client, separate
+from covey.client.model_scores import scores_of
 from covey.config.schema import Config
 from covey.core.interfaces import CohortProbe, Probe, Runtime
 from covey.core.messages import Order
-from covey.core.replies import Replies, Timing, replies_from_stack
+from covey.core.replies import TRAINER, Replies, Timing, replies_from_stack
 from covey.core.scores import Scores
+from covey.core.trainer import KEPT, Packing
 from covey.data.dataset import Dataset
 from covey.environment.federated_data import Federation
 from covey.errors import require
+from covey.model.frozen import constants_digest
 from covey.runtime.local import LocalRuntime
-from covey.runtime.stacked.device_data import ClientTables
+from covey.runtime.stacked.device_data import MOST_RESIDENT, ClientTables
 from covey.runtime.stacked.engine import Engine
 from covey.runtime.stacked.launcher import TrainRequest, TrainResult
 from covey.runtime.stacked.stack_scores import score_stack
@@ -54,7 +57,9 @@ class StackedRuntime(Runtime):
         self.federation = federation
         self.engine = engine or Engine(module, federation.dataset, precision, torch.device(device), memory)
         self._seed = seed
-        self._tables = ClientTables.of(federation, self.engine.data)
+        few = int(federation.sizes.sum()) <= MOST_RESIDENT
+        self._tables = ClientTables.of(federation, self.engine.data, None if few else np.arange(1))
+        """Of all clients, or if those are too large, of the clients that were asked for last."""
 
     @classmethod
     def of(cls, federation: Federation, module: nn.Module, config: Config) -> Runtime:
@@ -90,20 +95,35 @@ class StackedRuntime(Runtime):
     def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
         """Train the clients of all orders together, then measure each order's probes."""
         stacked = [(_stacked(runtime), order) for runtime, order in orders]
-        requests = [TrainRequest(order, one._tables, one._seed) for one, order in stacked if order.train]
+        tables = [one.tables(order.clients) for one, order in stacked]
+        requests = [
+            TrainRequest(order, own, one._seed)
+            for (one, order), own in zip(stacked, tables, strict=True)
+            if order.train
+        ]
         # Each result is dropped once its replies are made: its models may be the largest thing in memory.
         results = deque(self.engine.execute(requests) if requests else ())
-        return [_replies(one, order, results.popleft() if order.train else None) for one, order in stacked]
+        return [
+            _replies(one, order, own, results.popleft() if order.train else None)
+            for (one, order), own in zip(stacked, tables, strict=True)
+        ]
+
+    def tables(self, clients: IntArray) -> ClientTables:
+        """Return tables that hold these clients."""
+        held = self._tables.clients
+        if held is not None and not np.array_equal(held.numpy(), clients):
+            self._tables = ClientTables.of(self.federation, self.engine.data, clients)
+        return self._tables
 
     def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:
         """Score the models `[m, d]` of all requests together."""
         counts = [len(states) for _, states in requests]
-        loss, correct = score_stack(self.engine, [state for _, states in requests for state in states])
-        dataset = self.engine.data.dataset
-        totals = torch.bincount(dataset.test_y, minlength=dataset.classes).numpy()
+        keep = any(_stacked(one).federation.test_parts is not None for one, _ in requests)
+        found = score_stack(self.engine, [state for _, states in requests for state in states], keep=keep)
         ends = np.cumsum(counts)
         return [
-            Scores(loss[begin:end], correct[begin:end], totals) for begin, end in zip(ends - counts, ends, strict=True)
+            scores_of(Tally(*(part[begin:end] for part in found)), self.engine.data.dataset)
+            for begin, end in zip(ends - counts, ends, strict=True)
         ]
 
 
@@ -119,7 +139,7 @@ _engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary(
 def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: str) -> Engine:
     """Return the engine that live runs with the same data, model, arithmetic and memory share."""
     model = (config.model.name, str(sorted(config.model.options.items())))
-    engine_key = (id(dataset), *model, config.precision, device, config.memory_bytes)
+    engine_key = (id(dataset), *model, constants_digest(module), config.precision, device, config.memory_bytes)
     engine = _engines.get(engine_key)
     if engine is None:
         engine = Engine(module, dataset, config.precision, torch.device(device), config.memory_bytes)
@@ -127,18 +147,25 @@ def _shared_engine(dataset: Dataset, module: nn.Module, config: Config, device: 
     return engine
 
 
-def _replies(runtime: StackedRuntime, order: Order, trained: TrainResult | None) -> Replies:
+def _replies(runtime: StackedRuntime, order: Order, tables: ClientTables, trained: TrainResult | None) -> Replies:
     """Return the replies to an order whose models, if any, were trained as one stack."""
     clients = order.clients
     states = trained.states if trained else torch.empty(len(clients), 0)
     losses = trained.losses if trained else np.zeros(len(clients))
-    measured, kept, seconds = _measured(runtime, order, trained)
+    measured, kept, seconds = _measured(runtime, order, tables, trained)
+    if trained is not None and order.trainer is not None:
+        if trained.reply is not None:
+            packing = Packing(order.trainer.ref.part.replied, runtime.engine.layout)
+            measured[TRAINER] = {name: rows.clone() for name, rows in packing.flat(trained.reply.cpu()).items()}
+        if trained.kept is not None:
+            rows = trained.kept.cpu()
+            kept[TRAINER] = {client: {KEPT: rows[place]} for place, client in enumerate(clients.tolist())}
     replies = replies_from_stack(order, states, runtime.federation.sizes[clients], losses, measured, kept)
     return replace(replies, timing=Timing(probe_seconds=seconds))
 
 
 def _measured(
-    runtime: StackedRuntime, order: Order, trained: TrainResult | None
+    runtime: StackedRuntime, order: Order, tables: ClientTables, trained: TrainResult | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[int, dict[str, Tensor]]], dict[str, float]]:
     """Return the measurements that clients send, those that stay there, and the seconds that each probe took."""
     measured: dict[str, dict[str, Tensor]] = {}
@@ -147,7 +174,7 @@ def _measured(
     groups = _groups(runtime, order) if order.probes and len(order.clients) else []
     for probe in order.probes:
         begin = time.perf_counter()
-        parts = [_measured_group(runtime, order, trained, probe, positions, kept) for positions in groups]
+        parts = [_measured_group(runtime, order, tables, trained, probe, positions, kept) for positions in groups]
         if parts:
             measured[probe.name] = {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
         seconds[probe.name] = time.perf_counter() - begin
@@ -171,6 +198,7 @@ def _groups(runtime: StackedRuntime, order: Order) -> list[list[int]]:
 def _measured_group(
     runtime: StackedRuntime,
     order: Order,
+    tables: ClientTables,
     trained: TrainResult | None,
     probe: Probe,
     positions: list[int],
@@ -179,7 +207,7 @@ def _measured_group(
     """Return field → `[positions, ...]`, on the host unless it is large; fields that stay on clients go to `kept`."""
     engine = runtime.engine
     clients = order.clients[positions].tolist()
-    samples, counts = runtime._tables.samples(clients, engine.data)
+    samples, counts = tables.samples(clients, engine.data)
     received = order.start_of(positions[0]).to(engine.device)
     models = trained.states[positions].to(engine.device) if trained else received.expand(len(positions), -1)
     if trained and probe.wants_steps():

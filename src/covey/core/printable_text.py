@@ -10,6 +10,11 @@ _SEQUENCE = re.compile(
 )
 
 
+def printable_lines(text: str) -> str:
+    """Return text as `printable` does, line by line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def printable(text: str) -> str:
     """Return text on one line, without escape sequences, control characters and marks that reverse its direction."""
     plain = _SEQUENCE.sub("", text)

@@ -1,0 +1,82 @@
+"""Sphinx extension: makes the generated pages before a build, and completes the written ones.
+
+Generated pages lie in `docs/methods` and `docs/reference`, which git ignores. In written pages, a line `? NAME` of a
+table of contents is kept if the page exists, and `? *` stands for all pages of this folder that nobody else names. A
+comment `quote:` is replaced by a table of a results page (`page_text.with_quotes`), `measured:` by one of a benchmark.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import benchmark_tables
+import method_pages
+import reference_pages
+from page_text import DOCS, with_quotes
+from sphinx.util import logging
+
+_LOG = logging.getLogger(__name__)
+_GENERATED = ("methods", "reference")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Have Sphinx call us before it looks for pages, and for each page that it reads."""
+    app.connect("config-inited", _generate)
+    app.connect("env-get-outdated", _completed)
+    app.connect("source-read", _complete)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _generate(app: Any, config: Any) -> None:
+    """Write the generated pages; those that did not change keep their time, so that they are not read again."""
+    found = {**method_pages.pages(), **reference_pages.pages()}
+    for folder in _GENERATED:
+        for path in (DOCS / folder).glob("*.md"):
+            if f"{folder}/{path.name}" not in found:
+                path.unlink()
+    for name, text in found.items():
+        _write(DOCS / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def _completed(app: Any, env: Any, *_: Any) -> list[str]:
+    """Return the pages that other files complete: they are read anew in every build."""
+    texts = {name: Path(env.doc2path(name)).read_text(encoding="utf-8") for name in env.found_docs}
+    return [name for name, text in texts.items() if re.search(r"^(\? |<!-- (quote|measured): )", text, re.MULTILINE)]
+
+
+def _complete(app: Any, name: str, source: list[str]) -> None:
+    path = Path(app.env.doc2path(name))
+    text = notebook_page(source[0]) if path.suffix == ".ipynb" else source[0]
+    try:
+        text = with_quotes(text, name.count("/"))
+    except ValueError as fault:
+        _LOG.warning(str(fault), location=name)
+    for machine, measured in (("gpu", benchmark_tables.gpu), ("cpu", benchmark_tables.cpu)):
+        if f"<!-- measured: {machine} -->" in text:
+            text = text.replace(f"<!-- measured: {machine} -->", measured())
+    source[0] = re.sub(r"^\? (.+)\n", lambda found: _named(found[1]), text, flags=re.MULTILINE)
+
+
+def _named(wanted: str) -> str:
+    if wanted != "*":
+        return f"{wanted}\n" if (DOCS / f"{wanted}.md").exists() else ""
+    pages = sorted(DOCS.glob("*.md"))
+    named = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    left = [path.stem for path in pages if not re.search(rf"^(\? )?{path.stem}$", named, re.MULTILINE)]
+    return "".join(f"{one}\n" for one in left if one != "index")
+
+
+def notebook_page(text: str) -> str:
+    """Return a notebook as Markdown: text as it is, code as blocks."""
+    pages = []
+    for one in json.loads(text)["cells"]:
+        body = "".join(one["source"])
+        pages.append(body if one["cell_type"] == "markdown" else f"```python\n{body}\n```")
+    return "\n\n".join(pages) + "\n"

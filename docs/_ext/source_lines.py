@@ -1,0 +1,51 @@
+"""Equations in the code: comments and docstrings that name one, with the lines that follow."""
+
+import ast
+import importlib
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+from page_text import cell, escaped, without_options
+
+_NAMED = re.compile(r"\b(eq\.|equations?|algorithm|lines?) ?\d", re.IGNORECASE)
+
+
+def named_lines(module: str) -> list[list[str]]:
+    """Return the comments and docstrings of a module that name an equation or a line, with their places."""
+    source = inspect.getsource(importlib.import_module(module))
+    shown = module.removeprefix("covey.").replace(".", "/") + ".py"
+    found = [*_comments(source), *_docstrings(source)]
+    return [[f"{shown}:{line}", text] for line, text in sorted(found)]
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or not _NAMED.search(token.string):
+            continue
+        at = token.start[0]
+        comment = token.string.lstrip("# ")
+        alone = lines[at - 1].lstrip().startswith("#")
+        while alone and lines[at].lstrip().startswith("#"):
+            comment += " " + lines[at].lstrip("# ")
+            at += 1
+        same = lines[at - 1][: token.start[1]].strip()
+        following = [line.strip() for line in lines[at : at + 2]] if alone else [same]
+        # What follows a return belongs to something else.
+        code = following[:1] if following[0].startswith("return ") else [line for line in following if line]
+        yield token.start[0], "<br>".join([cell(escaped(comment)), *(f"`{cell(line)}`" for line in code)])
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        text = " ".join(without_options(ast.get_docstring(node) or "").split())
+        named = [one for one in re.split(r"(?<=[.:])\s+(?=[A-ZΣ`])", text) if _NAMED.search(one)]
+        if named:
+            name = "" if isinstance(node, ast.Module) else f"`{node.name}`: "
+            line = 1 if isinstance(node, ast.Module) else node.lineno
+            yield line, f"{name}{cell(escaped(' '.join(named)))}"

@@ -1,0 +1,208 @@
+"""`covey runs`, `show` and `rm`: the runs under a folder."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich import box
+from rich.table import Table
+
+from covey.cli import terminal as display
+from covey.cli.flags import JsonFlag, print_json
+from covey.errors import Refusal, require
+
+if TYPE_CHECKING:
+    from covey.job.run_index import RunSummary
+
+_WIDE = 110
+"""Characters of a line from which on a list also has data and time."""
+
+_SHOWN = 30
+"""Lines of a list that is not filtered; --all shows every one."""
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to search.")] = Path("runs"),
+    text: Annotated[
+        str, typer.Option("--filter", metavar="WORDS", help="Only those whose path, method or data has these words.")
+    ] = "",
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="run, comparison, ondemand or fleet.")] = "",
+    state: Annotated[str, typer.Option("--state", metavar="STATE", help="running, finished, stopped or damaged.")] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="FIGURE", help="changed, accuracy, loss, done, name or path.")
+    ] = "changed",
+    all_: Annotated[bool, typer.Option("--all", help=f"List all, not only the first {_SHOWN}.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """List runs, comparisons, on-demand jobs and fleets.
+
+    FOLDER is searched with its subfolders (default: runs). Nothing that a folder names is imported.
+
+    Example: covey runs --state stopped
+    """
+    from covey.job.run_index import KINDS, STATES, RunIndex, filtered
+
+    for flag, value, allowed in (("--kind", kind, ("", *KINDS)), ("--state", state, ("", *STATES))):
+        require(value in allowed, f"{flag} is {', '.join(allowed[1:])}, not '{value}'.")
+    figures = ("changed", "accuracy", "loss", "done", "name", "path")
+    require(sort in figures, f"--sort is {', '.join(figures)}, not '{sort}'.")
+    require(folder.is_dir(), f"There is no folder {folder}; runs are written to runs/ unless --out says otherwise.")
+    lines = RunIndex(folder).all()
+    ascending = sort in ("loss", "name", "path")
+    kept = filtered(lines, text=text, kind=kind, state=state, order=sort, descending=not ascending)
+    if json_:
+        print_json([line.as_mapping() for line in kept])
+        return
+    shown = kept if all_ else kept[:_SHOWN]
+    display.console.print(_table(shown, folder), highlight=False)
+    hidden = len(kept) - len(shown)
+    display.say(
+        f"{len(kept):,} of {len(lines):,}" + (f"; {hidden:,} more with --all" if hidden else "") + ". "
+        "Look at one with: covey show FOLDER"
+    )
+
+
+def _table(lines: "list[RunSummary]", folder: Path) -> Table:
+    columns: dict[str, Callable[[RunSummary], str]] = {
+        "folder": lambda line: str(folder / line.path),
+        "kind": lambda line: line.kind,
+        "state": lambda line: line.state,
+        "method": lambda line: line.name,
+        "data": lambda line: ", ".join(filter(None, (line.dataset, line.environment))),
+        "rounds": lambda line: f"{line.done:,}/{line.rounds:,}" if line.rounds else "",
+        "accuracy": lambda line: "-" if line.accuracy is None else f"{line.accuracy:.1%}",
+        "changed": lambda line: f"{datetime.fromtimestamp(line.changed):%Y-%m-%d %H:%M}",
+    }
+    if all(line.kind == "run" for line in lines):
+        del columns["kind"]
+    if display.console.width < _WIDE:
+        # Folders and methods need the room.
+        del columns["data"], columns["changed"]
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in columns:
+        wide = name in ("folder", "method", "data")
+        justify: Literal["left", "right"] = "right" if name in ("rounds", "accuracy") else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=not wide)
+    for line in lines:
+        table.add_row(*(text(line) for text in columns.values()))
+    return table
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, a comparison or a job.")],
+    json_: JsonFlag = False,
+) -> None:
+    """Show what a run or a comparison came to, and how it was made.
+
+    Example: covey show runs/mine
+    """
+    from covey.job.run_index import RunIndex
+
+    line = RunIndex(folder).one(".")
+    if line is None:
+        raise Refusal(f"{folder} holds no run, comparison, on-demand job or fleet; covey runs FOLDER lists them.")
+    require(line.state != "damaged", f"{folder} is damaged: {line.fault}.")
+    if line.kind == "run":
+        _show_run(folder, line, json_)
+    elif line.kind == "comparison" and line.state == "finished":
+        _show_comparison(folder, json_)
+    elif json_:
+        print_json(line.as_mapping())
+    else:
+        display.console.print(_table([line, *_members(folder, line)], folder), highlight=False)
+        display.say(_next_step(folder, line))
+
+
+def _members(folder: Path, line: "RunSummary") -> "list[RunSummary]":
+    from covey.job.run_index import RunIndex
+
+    index = RunIndex(folder)
+    return [found for path in line.runs if (found := index.one(path)) is not None]
+
+
+def _show_run(folder: Path, line: "RunSummary", json_: bool) -> None:
+    from covey.cli.result_tables import show_run
+    from covey.core.records import made_by
+    from covey.job.result_text import run_summary
+    from covey.job.runs import Run
+
+    run = Run.open(folder)
+    config = run.config
+    if json_:
+        print_json(
+            {**run_summary(run), "state": line.state, "settings": config.as_mapping(), "command": made_by(folder)}
+        )
+        return
+    local = config.local
+    about = [
+        ("state", line.state),
+        ("data", f"{config.dataset.name}, split by {config.environment.name}, seed {config.seed}"),
+        ("clients", f"{config.clients:,}, {config.cohort:,} a round"),
+        ("model", config.model.name),
+        ("local training", f"{local.epochs} epochs, batches of {local.batch}, rate {local.rate:g}"),
+        ("runtime", config.runtime),
+    ]
+    display.console.print(display.table_of(about), highlight=False)
+    if run.metrics:
+        show_run(run)
+    if command := made_by(folder):
+        display.say(f"Made by: {command}")
+    display.say(_next_step(folder, line))
+
+
+def _show_comparison(folder: Path, json_: bool) -> None:
+    from covey import Comparison
+    from covey.cli.result_tables import show_comparison
+
+    comparison = Comparison.open(folder)
+    if json_:
+        print_json({"folder": str(folder), "target": comparison.target, "rows": comparison.rows})
+    else:
+        show_comparison(comparison)
+
+
+def _next_step(folder: Path, line: "RunSummary") -> str:
+    if line.kind == "fleet":
+        return f"See its sites with: covey fleet status {folder}"
+    if line.state == "running":
+        return "It is being written by another process."
+    if line.state == "stopped":
+        return f"Resume with: covey resume {folder}"
+    return f"See it in pictures with: covey report {folder}"
+
+
+def rm(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of runs or comparisons.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Remove runs, after a question.
+
+    Only folders that hold a run, a comparison or an on-demand job are removed, and none that is being written.
+
+    Example: covey rm runs/20260101-120000-fedavg
+    """
+    from covey.job.run_index import RunIndex
+
+    for folder in folders:
+        line = None if folder.is_symlink() else RunIndex(folder).one(".")
+        if line is None or line.kind == "fleet":
+            raise Refusal(f"{folder} holds no run, comparison or on-demand job of its own; nothing was removed.")
+        require(line.state != "running", f"{folder} is being written; stop it first. Nothing was removed.")
+    if not yes:
+        require(sys.stdin.isatty(), "Nothing was removed: say --yes where nobody can be asked.")
+        noun = "folder" if len(folders) == 1 else "folders"
+        typer.confirm(f"Remove {len(folders)} {noun} ({', '.join(map(str, folders))})?", abort=True, err=True)
+    for folder in folders:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise Refusal(f"{folder} cannot be removed: {error.strerror or error}.") from error
+    if json_:
+        print_json({"removed": [str(folder) for folder in folders]})
+    else:
+        display.say(f"Removed {len(folders)}.")

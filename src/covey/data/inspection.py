@@ -1,0 +1,233 @@
+"""What Covey understands of a user's file before anything runs: columns, label, task, classes, clients, oddities."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covey.config.values import ENDINGS
+from covey.data.arrow_table import ArrowFile, read_arrow_table
+from covey.data.labels import Guess, guessed_task
+from covey.data.own_arrays import CLIENT, read_arrays
+from covey.data.own_split import OwnSplit
+from covey.data.table import TableOptions, header_of, read_table
+from covey.errors import Refusal, require
+from covey.registries import datasets
+
+LABELS = ("label", "target", "class", "y", "outcome", "diagnosis")
+"""Names that a column of labels is looked for by, where none is given."""
+
+CLIENTS = (CLIENT, "site", "user", "hospital", "device", "institution", "center", "centre", "station")
+"""Names that a column of clients is looked for by, where none is given."""
+
+_SHOWN = 20
+"""Most classes and clients that are listed."""
+
+
+@dataclass(frozen=True)
+class ColumnSeen:
+    """A column, or an array of samples: what it is, and how many features it becomes."""
+
+    name: str
+    kind: str
+    features: int
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What was understood of a file."""
+
+    file: str
+    dataset: str
+    """The data set that reads it."""
+    columns: tuple[ColumnSeen, ...]
+    label: str
+    labels: NDArray[Any]
+    guess: Guess
+    client: str | None
+    clients: NDArray[Any] | None
+    rows: OwnSplit
+    notes: tuple[str, ...]
+    """What is odd, or was assumed."""
+
+    @property
+    def features(self) -> int:
+        """Number of features of a sample."""
+        return sum(column.features for column in self.columns)
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """Classes and how many samples have them, in order; empty for other tasks."""
+        return _counts(self.labels) if self.guess.task == "classification" else {}
+
+    @property
+    def holdings(self) -> dict[str, int]:
+        """Clients and how many samples they have, in order."""
+        return {} if self.clients is None else _counts(self.clients)
+
+    @property
+    def command(self) -> str:
+        """The command that runs on the file."""
+        options = [] if self.label == "label" or self.dataset in ("npz", "npy") else [f"dataset.label={self.label}"]
+        if self.client not in (None, CLIENT):
+            options.append(f"dataset.client={self.client}")
+        name = self.file if self.dataset != "npy" else f"npy --set dataset.path={self.file}"
+        natural = " --environment natural" if self.clients is not None else ""
+        return f"covey run --dataset {name}{natural}" + "".join(f" --set {option}" for option in options)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return what was understood, for JSON."""
+        return {
+            "file": self.file,
+            "dataset": self.dataset,
+            "samples": len(self.labels),
+            "training": len(self.rows.train),
+            "test": len(self.rows.test),
+            "features": self.features,
+            "columns": [vars(column) for column in self.columns],
+            "label": self.label,
+            "task": self.guess.task,
+            "task_because": self.guess.why,
+            "classes": self.classes,
+            "client": self.client,
+            "clients": self.holdings,
+            "notes": list(self.notes),
+            "command": self.command,
+        }
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return name and figure of what was understood."""
+        train, test = len(self.rows.train), len(self.rows.test)
+        rows = [
+            ("file", f"{self.file}, read as {self.dataset}"),
+            (
+                "samples",
+                f"{len(self.labels):,}: {train:,} for training, {test:,} for tests",
+            ),
+            ("features", f"{self.features:,} of {len(self.columns):,} column{'s' if len(self.columns) > 1 else ''}"),
+            ("label", f"'{self.label}'"),
+            ("task", f"{self.guess.task}: {self.guess.why}"),
+        ]
+        if self.classes:
+            rows.append(("classes", _listed(self.classes)))
+        elif self.labels.dtype.kind in "iuf" or self.guess.task == "regression":
+            numbers = self.labels.astype(np.float64)
+            rows.append(("range", f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"))
+        if self.clients is None:
+            rows.append(("clients", "no column names them; give one with --client, or let an environment deal samples"))
+        else:
+            rows.append(("clients", f"'{self.client}', {len(self.holdings):,}: {_listed(self.holdings)}"))
+        return rows
+
+
+def inspect(path: Path | str, **options: Any) -> Inspection:
+    """Return what Covey understands of a file: .csv, .parquet, .feather, .arrow, .npz, or a folder of .npy files.
+
+    `options` are those of the data set: `label`, `client`, `missing`, … Nothing is trained, nothing is written.
+    """
+    file = Path(path)
+    kind = "npy" if file.is_dir() else ENDINGS.get(file.suffix.lower())
+    if kind is None:
+        known = ", ".join(ENDINGS)
+        raise Refusal(
+            f"{file} has none of the endings that say what a file is: {known}; or give a folder of .npy files."
+        )
+    require(file.exists(), f"There is no file {file}.")
+    if kind in ("npz", "npy"):
+        return _of_arrays(file, kind, datasets.options(kind, {**options, "path": str(file)}))
+    return _of_table(file, kind, options)
+
+
+def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
+    header = header_of(file) if kind == "csv" else list(ArrowFile(file).schema.names)
+    assumed = []
+    found = dict(options)
+    for option, names in (("label", LABELS), ("client", CLIENTS)):
+        if option not in options:
+            name = _by_name(header, names)
+            if name is not None:
+                found[option] = name
+                if name != datasets[kind].options[option].default:
+                    assumed.append(f"'{name}' was taken for the {option} by its name: dataset.{option}={name}.")
+            elif option == "label":
+                found[option] = header[-1]
+                assumed.append(f"No column is called label; the last one, '{header[-1]}', was taken for it.")
+    values = datasets.options(kind, {**found, "path": str(file)})
+    if kind == "csv":
+        test_file = Path(values["test_file"]) if values["test_file"] else None
+        table: Any = read_table(file, test_file, _table_options(values))
+    else:
+        table = read_arrow_table(file, _table_options({**values, "categorical": ()}))
+    columns = [ColumnSeen(column.name, column.kind, column.width, column.sentence) for column in table.columns]
+    odd = [*assumed, *table.tested]
+    guess = guessed_task(table.labels)
+    client = None if table.clients is None else values["client"]
+    return Inspection(
+        str(file), kind, tuple(columns), values["label"], table.labels, guess, client, table.clients, table.rows,
+        (*odd, *_odd(table.labels, table.clients, table.rows, guess)),
+    )  # fmt: skip
+
+
+def _table_options(values: Mapping[str, Any]) -> TableOptions:
+    return TableOptions(**{name: values[name] for name in TableOptions.__dataclass_fields__})
+
+
+def _of_arrays(file: Path, kind: str, values: Mapping[str, Any]) -> Inspection:
+    made = read_arrays(file, kind, values["test"], values["split"])
+    shape = tuple(made.x.shape[1:])
+    what = f"samples of shape {' x '.join(map(str, shape))}, {str(made.x.dtype).removeprefix('torch.')}"
+    column = ColumnSeen("x", what, int(np.prod(shape)), f"'x': {what}.")
+    guess = guessed_task(made.labels)
+    return Inspection(
+        str(file), kind, (column,), "y", made.labels, guess, None if made.clients is None else CLIENT, made.clients,
+        made.rows, (*made.rows.notes, *_odd(made.labels, made.clients, made.rows, guess)),
+    )  # fmt: skip
+
+
+def _odd(labels: NDArray[Any], clients: NDArray[Any] | None, rows: OwnSplit, guess: Guess) -> tuple[str, ...]:
+    """Return what is odd about labels and clients."""
+    notes = []
+    train, test = rows.train.numpy(), rows.test.numpy()
+    if guess.task == "classification":
+        counts = _counts(labels)
+        if len(counts) == 1:
+            notes.append(f"There is only one class, '{next(iter(counts))}': a run is refused.")
+        few = [name for name, count in counts.items() if count < 5]
+        if few:
+            notes.append(
+                f"{len(few)} classes have fewer than 5 samples: {', '.join(few[:5])}{', …' if few[5:] else ''}."
+            )
+        alone = sorted(set(map(str, labels[test])) - set(map(str, labels[train])))
+        if alone:
+            notes.append(f"Classes in the test samples alone, which no model can learn: {', '.join(alone[:5])}.")
+    if clients is not None:
+        single = [name for name, count in _counts(clients).items() if count == 1]
+        if single:
+            named = ", ".join(single[:5]) + (", …" if single[5:] else "")
+            notes.append(f"{len(single)} client{'s have' if len(single) > 1 else ' has'} one sample alone: {named}.")
+        if len(_counts(clients)) == 1:
+            notes.append("There is one client alone: nothing is federated.")
+    return tuple(notes)
+
+
+def _by_name(header: list[str], names: tuple[str, ...]) -> str | None:
+    """Return the column with the first of these names, whatever its case."""
+    lower = {name.strip().lower(): name for name in reversed(header)}
+    return next((lower[name] for name in names if name in lower), None)
+
+
+def _counts(words: NDArray[Any]) -> dict[str, int]:
+    different, counts = np.unique(words, return_counts=True)
+    return dict(zip(map(str, different), counts.tolist(), strict=True))
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Return names and counts in a line; the largest alone where there are many."""
+    if len(counts) <= _SHOWN:
+        return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    sizes = np.array(list(counts.values()))
+    return f"{len(counts):,}, with {sizes.min():,} to {sizes.max():,} samples each, median {np.median(sizes):g}"

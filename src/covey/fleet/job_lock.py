@@ -1,0 +1,19 @@
+"""One job at a time on a fleet."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from covey.errors import Refusal
+from covey.fleet.fleet_folder import Fleet
+
+
+@contextmanager
+def alone(fleet: Fleet) -> Iterator[None]:
+    """Hold the fleet's lock; the system releases it however this process ends."""
+    with (fleet.server / "run.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refusal(f"Another job is running on the fleet in {fleet.folder}; wait for it, or stop it.") from None
+        yield

@@ -1,0 +1,219 @@
+"""A comparison: its runs, their curves, and one row of figures for each variant."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from covey.arrays import FloatArray
+from covey.core.round_record import privacy_of
+from covey.environment.federated_data import Federation
+from covey.errors import require
+from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
+from covey.job.comparison.row_figures import within
+from covey.job.notebook_table import notebook_table
+from covey.job.pandas_frame import data_frame
+from covey.job.runs import Run
+from covey.task.learning_task import ACCURACY, Metric
+from covey.task.run_metric import main_score, metric_of
+from covey.trust import Trust
+
+if TYPE_CHECKING:
+    import pandas
+from covey.job.comparison.statistics import (
+    REFERENCE,
+    Estimate,
+    best_accuracy,
+    first_evaluation_at,
+    share_of_gap,
+    terminal_accuracy,
+    terminal_window,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Accuracy of one run, and bytes and simulated seconds so far, at its evaluations."""
+
+    evaluations: FloatArray
+    accuracy: FloatArray
+    """Or the main metric of another task."""
+    bytes: FloatArray
+    clock: FloatArray
+    sign: float = 1.0
+    """-1 if a lower value is better."""
+
+    @classmethod
+    def of(cls, metrics: Sequence[Mapping[str, Any]]) -> "Curve":
+        """Return the curve of a run's round records."""
+        sent = np.cumsum([row["bytes_up"] + row["bytes_down"] for row in metrics], dtype=np.float64)
+        scored = [place for place, row in enumerate(metrics) if main_score(row) is not None]
+        return cls(
+            np.array([metrics[place]["round"] for place in scored], dtype=np.float64),
+            np.array([main_score(metrics[place]) for place in scored], dtype=np.float64),
+            sent[scored],
+            np.array([metrics[place].get("clock", 0.0) for place in scored], dtype=np.float64),
+            metric_of(metrics).sign,
+        )
+
+    @property
+    def terminal(self) -> float:
+        """Mean accuracy over the last 5 % of the rounds (at least the last evaluation)."""
+        return terminal_accuracy(self)
+
+    @property
+    def best(self) -> float:
+        """Best accuracy."""
+        return best_accuracy(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """The runs of a comparison and their statistics."""
+
+    folder: Path
+    contenders: tuple[Variant, ...]
+    runs: dict[str, tuple[Run, ...]]
+    """Label → one run per seed."""
+    wanted_target: float | None = None
+
+    @classmethod
+    def open(cls, folder: Path | str, federation: Federation | None = None, *, trust: Trust = False) -> "Comparison":
+        """Open the folder of a complete comparison; `trust` lets its runs name code of somebody's own to import."""
+        folder = Path(folder)
+        plan = read_plan(folder)
+        complete = all(recorded(place) for _, _, place in places_of(folder, plan))
+        require(complete, f"{folder} is not complete yet; resume with: covey resume {folder}")
+        runs: dict[str, tuple[Run, ...]] = {}
+        for label, _, place in places_of(folder, plan):
+            runs[label] = (*runs.get(label, ()), Run.open(place, federation, trust=trust))
+        contenders = tuple(
+            Variant(label, method, tuple(one.config for one in runs[label])) for label, method, _ in lines_of(plan)
+        )
+        return cls(folder, contenders, runs, plan.get("target"))
+
+    def __repr__(self) -> str:
+        seeds = max(len(runs) for runs in self.runs.values())
+        return f"Comparison({', '.join(self.runs)}; {seeds} seed{'s' * (seeds > 1)}; {self.folder})"
+
+    def _repr_html_(self) -> str:
+        def percent(value: float | None) -> str:
+            return "" if value is None else f"{value:.1%}"
+
+        rows = [
+            (
+                row["name"],
+                percent(row["terminal_accuracy"]),
+                f"{percent(row['terminal_low'])} to {percent(row['terminal_high'])}" if row["terminal_low"] else "",
+                "" if row["difference"] is None else f"{100 * row['difference']:+.1f}",
+            )
+            for row in self.rows
+        ]
+        header = ("method", "terminal accuracy", "95 % interval", f"points against {self.contenders[0].label}")
+        return notebook_table(repr(self), header, rows)
+
+    @cached_property
+    def curves(self) -> dict[str, list[Curve]]:
+        """Label → one curve per seed."""
+        return {label: [Curve.of(one.metrics) for one in runs] for label, runs in self.runs.items()}
+
+    @cached_property
+    def target(self) -> float:
+        """Accuracy to which rounds and bytes are counted: as asked, or the best that every run reached."""
+        if self.wanted_target is not None:
+            return self.wanted_target
+        sign = self.metric.sign
+        return sign * min(sign * curve.best for curves in self.curves.values() for curve in curves)
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The main metric of the runs' task."""
+        return metric_of(row for runs in self.runs.values() for one in runs for row in one.metrics)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """One mapping per variant; `pandas.DataFrame(comparison.rows)` is a table."""
+        return [self._row(variant) for variant in self.contenders]
+
+    def frame(self) -> "pandas.DataFrame":
+        """Return the table as a pandas data frame."""
+        return data_frame(self.rows)
+
+    def _row(self, variant: Variant) -> dict[str, Any]:
+        curves = self.curves[variant.label]
+        first = self.curves[self.contenders[0].label]
+        terminal = _terminals(curves)
+        own_terminal, own_rounds = Estimate.of(terminal.tolist()), self._to_target(curves, lambda one: one.evaluations)
+        first_rounds = self._to_target(first, lambda one: one.evaluations)
+        paired = Estimate.of((terminal - _terminals(first)).tolist())
+        is_first, metric = variant is self.contenders[0], self.metric
+        figure = "accuracy" if metric == ACCURACY else "score"
+        best = float(np.mean([curve.best for curve in curves]))
+        told = [final_privacy(run) for run in self.runs[variant.label]]
+        privacy = max(told, key=lambda one: one.get("epsilon", 0.0))
+        return {
+            "name": variant.label,
+            "method": variant.method,
+            "seeds": len(curves),
+            f"terminal_{figure}": own_terminal.mean,
+            "terminal_median": own_terminal.median,
+            "terminal_low": within(own_terminal.low, metric, max),
+            "terminal_high": within(own_terminal.high, metric, min),
+            f"best_{figure}": best,
+            **({} if metric == ACCURACY else {"metric": metric.name, "better": metric.better}),
+            "difference": None if is_first else paired.mean,
+            "difference_low": None if is_first else paired.low,
+            "difference_high": None if is_first else paired.high,
+            "target": self.target,
+            "reached": sum(first_evaluation_at(curve, self.target) is not None for curve in curves),
+            "rounds_to_target": own_rounds,
+            "bytes_to_target": self._to_target(curves, lambda one: one.bytes),
+            "seconds_to_target": self._to_target(curves, lambda one: one.clock),
+            "speed_up": first_rounds / own_rounds if own_rounds and first_rounds else None,
+            "gap_recovered": self._recovered(variant, terminal),
+            **{f"client_loss_{figure}": self._client_loss(variant, figure) for figure in ("mean", "variance", "gap")},
+            **privacy,
+        }
+
+    def _client_loss(self, variant: Variant, figure: str) -> float | None:
+        """Return the mean, variance or gap of clients' losses over the last 5 % of the rounds, mean over seeds.
+
+        None unless every seed has recorded it.
+        """
+        ends = []
+        for one in self.runs[variant.label]:
+            rounds = one.metrics[-1]["round"]
+            begin = rounds - terminal_window(rounds)
+            last = [row for row in one.metrics if row["round"] > begin and "client_loss" in row]
+            if not last:
+                return None
+            ends.append(np.mean([row["client_loss"][figure] for row in last]))
+        return float(np.mean(ends))
+
+    def _to_target(self, curves: Sequence[Curve], cost: Callable[[Curve], FloatArray]) -> float | None:
+        """Return the mean rounds, bytes or simulated seconds to the target over seeds; None unless all reach it."""
+        places = [first_evaluation_at(curve, self.target) for curve in curves]
+        found = [cost(curve)[place] for curve, place in zip(curves, places, strict=True) if place is not None]
+        return float(np.mean(found)) if len(found) == len(curves) else None
+
+    def _recovered(self, variant: Variant, terminal: FloatArray) -> float | None:
+        """Return the share of the gap between the first method and the IID reference that this one closes."""
+        reference = next((other for other in self.contenders if other.method == REFERENCE), None)
+        first = self.contenders[0]
+        if reference is None or variant is first or variant is reference:
+            return None
+        base, ceiling = (self.metric.sign * _terminals(self.curves[one.label]) for one in (first, reference))
+        return share_of_gap(self.metric.sign * terminal, base, ceiling)
+
+
+def final_privacy(run: Run) -> dict[str, Any]:
+    """Return ε and δ of a run's models after its last round, and whom they protect; empty if it has none."""
+    return privacy_of(run.metrics[-1] if run.metrics else {})
+
+
+def _terminals(curves: Sequence[Curve]) -> FloatArray:
+    """Return the terminal accuracy of every curve."""
+    return np.array([curve.terminal for curve in curves])

@@ -1,0 +1,91 @@
+"""The card of a model: what it was trained on and how, how well it does, and what protects the data, in Markdown."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import covey
+from covey.core.printable_text import printable
+from covey.core.records import made_by
+from covey.core.round_record import privacy_of
+from covey.core.scores import LISTED_CLASSES
+from covey.data.dataset import Dataset
+
+if TYPE_CHECKING:
+    from covey.job.runs import Run
+
+
+def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
+    """Return the card of a run's exported model, about which `exported` says file, format, size and round."""
+    config, local, done = run.config, run.config.local, exported["round"]
+    before = [row for row in run.metrics if row["round"] <= done]
+    scored = next((row for row in reversed(before) if "accuracy" in row), None)
+    method = config.method + (f" with {config.trainer.name}" if config.trainer and config.trainer.name != "sgd" else "")
+    lines = [
+        f"# {Path(exported['file']).name}",
+        "",
+        f"A model trained by federated learning with Covey {covey.__version__}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| file | {exported['format']}, {exported['parameters']:,} parameters, {exported['bytes']:,} bytes |",
+        f"| model | {_part(config.model.name, config.model.options)} |",
+        f"| input | {_input(exported['format'], dataset.shape)} |",
+        f"| data | {_part(config.dataset.name, config.dataset.options)} |",
+        f"| clients | {config.clients:,}, split by "
+        f"{_part(config.environment.name, config.environment.options)}; {config.cohort:,} a round |",
+        f"| method | {method} |",
+        f"| rounds | {done:,} of {config.rounds:,} |",
+        f"| local training | {local.epochs} epochs, batches of {local.batch}, rate {local.rate:g} |",
+        f"| seed | {config.seed} |",
+    ]
+    if config.altered or config.attack:
+        lines.append("| note | some clients' data or updates were altered on purpose in this run |")
+    lines += ["", "## How well it does", ""]
+    lines += _scores(scored, dataset.class_names)
+    lines += ["", "## Privacy", "", _privacy(privacy_of(before[-1] if before else {})), "", "## Made by", ""]
+    command = made_by(run.folder).replace("```", "'''")
+    lines += [f"```\n{command}\n```" if command else "A call in Python; the settings are in the run's config.json.", ""]
+    return "\n".join(lines)
+
+
+def _scores(scored: Mapping[str, Any] | None, class_names: Sequence[str]) -> list[str]:
+    if scored is None or scored.get("accuracy") is None:
+        return ["It was not scored: there is no test set, or no round was evaluated."]
+    lines = [f"Accuracy on the test set after round {scored['round']}: {_percent(scored['accuracy'])}."]
+    if scored.get("own_accuracy") is not None:
+        lines[0] += f" On the clients' own class mixes, on average: {_percent(scored['own_accuracy'])}."
+    by_class = scored.get("class_accuracy") or []
+    if 0 < len(by_class) <= LISTED_CLASSES:
+        names = class_names or [str(number) for number in range(len(by_class))]
+        lines += ["", "| class | accuracy |", "|---|---|"]
+        lines += [f"| {_cell(name)} | {_percent(value)} |" for name, value in zip(names, by_class, strict=True)]
+    return lines
+
+
+def _privacy(found: Mapping[str, Any]) -> str:
+    if not found:
+        return "No differential privacy: the model may reveal what it was trained on."
+    protects = f", which protects each {found['protects']}" if "protects" in found else ""
+    return f"Differentially private: ε = {found['epsilon']:.3g} at δ = {found['delta']:g}{protects}."
+
+
+def _input(kind: str, shape: Sequence[int]) -> str:
+    size = " x ".join(map(str, shape))
+    if kind in ("onnx", "torchscript"):
+        return f"samples of {size} as they are stored (normalised inside); output: a logit for each class"
+    return f"samples of {size}, normalised by the mean and deviation in the run's data"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _part(name: str, options: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{option} = {value}" for option, value in options.items() if value not in (None, ()))
+    return _cell(f"{name} ({given})" if given else name)
+
+
+def _cell(text: str) -> str:
+    """Return text for a cell of a table."""
+    return printable(text).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

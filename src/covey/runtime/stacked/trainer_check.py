@@ -1,0 +1,138 @@
+"""A trial of a trainer before its first round: two made-up clients at once, as a GPU would run them.
+
+What works for one client at a time may not work for many: a branch on a tensor's value, numbers of torch's generator.
+A trial finds it on every runtime, so that a trainer that runs on a CPU also runs on a GPU.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map
+
+from covey.client.learner import Learner
+from covey.core.trainer import Batch, LocalClient, Trainer, TrainerRef, Values, parameter_tree
+from covey.data.dataset import Samples
+from covey.errors import Refusal, require
+from covey.model.dropout import dropout_layers
+from covey.model.frozen import start_training
+from covey.model.trees import Tree
+from covey.runtime.stacked.lane_net import LaneNet, SplitModel
+from covey.runtime.stacked.stack_module import stack_module
+from covey.runtime.stacked.trainer_lanes import TrainerLanes
+from covey.task.learning_task import Task
+
+_CLIENTS, _SAMPLES = 2, 2
+
+
+def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
+    """Refuse a trainer whose three client functions do not do what they must; `samples` are a few of any client's."""
+    trainer, layout, device, dtype = ref.part, learner.layout, learner.device, learner.dtype
+    few = Samples(samples.x[:_SAMPLES].to(device), samples.y[:_SAMPLES].to(device))
+    count = len(few.y)
+    module = start_training(stack_module(copy.deepcopy(learner.module), {}).to(device, dtype))
+    state = layout.read(module).to(device, dtype).expand(_CLIENTS, -1).clone()
+    w = parameter_tree(state, layout)
+    with _explained(ref.name):
+        lanes = TrainerLanes.of(ref, layout, _CLIENTS, learner.classes, dtype, device)
+        lanes.received.copy_(state[:, : layout.trainable])
+        x = learner.inputs(few.x).contiguous()
+
+        def shared(value: Tensor) -> Tensor:
+            return value.expand(_CLIENTS, *value.shape)
+
+        batch = Batch(
+            x=shared(x),
+            y=shared(few.y),
+            weight=shared(torch.full((count,), 1 / count, dtype=dtype, device=device)),
+            rate=torch.full((_CLIENTS,), 0.1, dtype=dtype, device=device),
+            epoch=torch.zeros(_CLIENTS, dtype=torch.int64, device=device),
+            key=torch.zeros(_CLIENTS, dtype=torch.int64, device=device),
+        )
+        buffers = {slot.name: slot.of(state) for slot in layout.buffers}
+        drops = [f"{name}.key" for name in dropout_layers(module)]
+        before = {name: value.clone() for name, value in w.items()}
+        step = vmap(_step(trainer, ref.name, SplitModel(module), drops, dtype, learner.task), randomness="error")
+        begun = lanes.carry
+
+        def is_finite(length: float) -> bool:
+            """Have both clients do all there is to do, with steps of this length."""
+            lanes.numbers.fill_(1)
+            lanes.numbers[:, 2] = length
+            gradient, lanes.carry = step(w, buffers, batch, lanes.client(), begun)
+            ends = lanes.final(torch.arange(_CLIENTS, device=device), w, buffers)
+            found = [*gradient.values(), *(one for one in ends if one is not None)]
+            return all(bool(torch.isfinite(one).all()) for one in found)
+
+        require(
+            not is_finite(1.0) or trainer.needs_length or is_finite(torch.nan),
+            f"The trainer '{ref.name}' uses client.length, which only SGD without clipping has: say needs_length = "
+            "True.",
+        )
+    changed = [name for name, value in w.items() if not torch.equal(value, before[name])]
+    require(not changed, f"The trainer '{ref.name}' changes parameters in place ({changed[:1]}); return new tensors.")
+
+
+def _step(trainer: Trainer, name: str, model: SplitModel, drops: list[str], dtype: torch.dtype, task: Task) -> Any:
+    """Return a client's step, which checks what the trainer returns."""
+
+    def step(w: Tree, buffers: Tree, batch: Batch, client: LocalClient, carry: Values) -> tuple[Tree, Values]:
+        masks = dict.fromkeys(drops, batch.key)
+        net = LaneNet(model, w, w, buffers, masks, dtype, task, uses_features=trainer.uses_features)
+        found: Any = trainer.client_step(w, batch, client, carry, net)
+        require(
+            isinstance(found, tuple) and len(found) == 2,
+            f"client_step of the trainer '{name}' must return a pair: the gradient, and what it carries.",
+        )
+        gradient, carried = found
+        fits = isinstance(gradient, dict) and gradient.keys() == w.keys()
+        wrong = [one for one in w if fits and gradient[one].shape != w[one].shape]
+        require(
+            fits and not wrong,
+            f"client_step of the trainer '{name}' must return a gradient of every parameter, in its shape"
+            + (f"; that of {wrong[0]} is {tuple(gradient[wrong[0]].shape)}." if wrong else "."),
+        )
+        require(
+            _shapes(carried) == _shapes(carry),
+            f"client_step of the trainer '{name}' must carry on what client_init begins with, by the same names and in "
+            "the same shapes.",
+        )
+        require(net.loss is not None, f"client_step of the trainer '{name}' asks the net for no gradient.")
+        return gradient, carried
+
+    return step
+
+
+def _shapes(values: Any) -> Any:
+    flat, spec = tree_flatten(tree_map(lambda one: tuple(one.shape) if isinstance(one, Tensor) else None, values))
+    return flat, spec
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Say in a sentence what a trainer must not do; other errors are its own and keep their traceback."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "data-dependent control flow" in text or ".item()" in text:
+            raise Refusal(
+                f"The trainer '{name}' branches on a tensor's value, or reads it as a number, which many clients at "
+                "once cannot do: use torch.where."
+            ) from error
+        if "random" in text:
+            raise Refusal(
+                f"The trainer '{name}' draws from torch's generator: draw from batch.key (covey.randomness), so that "
+                "the same seed gives the same run."
+            ) from error
+        if "in-place" in text or "inplace" in text:
+            raise Refusal(f"The trainer '{name}' changes a tensor in place: return new ones.") from error
+        raise
+    except KeyError as error:
+        raise Refusal(
+            f"The trainer '{name}' uses {error}, which is not there: its fields sent, kept and replied declare names."
+        ) from error

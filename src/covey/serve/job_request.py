@@ -1,0 +1,337 @@
+"""Requests for jobs: checked, in one canonical form, with an identity and the command line that they stand for."""
+
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from covey.config.schema import Config
+from covey.config.values import PARTS, own_names
+from covey.core.checkpoint import FORMAT
+from covey.errors import require
+from covey.job.comparison.plan import own_names_of, variants_of
+from covey.job.run_index import kind_of
+from covey.job.settings import expand
+from covey.serve.served_folder import ServedFolder
+from covey.trust import is_own, paths_in
+
+JobKind = Literal["run", "comparison", "analysis", "ondemand", "resume", "report", "federation", "shares"]
+
+QUICK = ("report", "federation", "shares")
+"""Kinds that a page waits for: they do not queue behind runs, and are not listed."""
+
+_FLAGS = ("method", "clients", "cohort", "rounds", "seed", "runtime", "workers", "precision", "device")
+"""Settings with a flag of their name, beside those that choose a part."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
+
+_TYPED = re.compile(r"[^/\\~]*")
+"""Texts that cannot be a path."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What is asked for, as JSON values."""
+
+    kind: JobKind
+    content: Mapping[str, Any]
+
+    @cached_property
+    def identity(self) -> str:
+        """Name of the job: equal requests have equal ones."""
+        text = json.dumps([self.kind, self.content], sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    @cached_property
+    def place(self) -> str | None:
+        """Path of the run or job that it writes; None if it writes none."""
+        if self.kind == "resume":
+            return str(self.content["path"])
+        if self.kind not in ("run", "comparison", "ondemand"):
+            return None
+        if self.content.get("name"):
+            return str(self.content["name"])
+        return f"{_slug(self.kind, self.content)}-{self.identity[:8]}"
+
+    @property
+    def on_device(self) -> bool:
+        """True if it may compute on a GPU, where one job runs at a time."""
+        settings = self.content.get("settings") or {}
+        return settings.get("runtime") == "stacked" and settings.get("device", "auto") != "cpu"
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the request for JSON; `of` reads it."""
+        return {"kind": self.kind, **self.content}
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> "JobRequest":
+        """Read a request from `as_mapping`'s result."""
+        content = dict(mapping)
+        return cls(content.pop("kind"), content)
+
+    def arguments(self, folder: ServedFolder, work: Path) -> list[str]:
+        """Return the arguments of `covey` that do the job, or what is left of it. `work` is the job's own folder."""
+        place = None if self.place is None else folder.place(self.place)
+        if place is not None and kind_of(place) is not None:
+            return ["resume", str(place), *_fleet(place), "--json"]
+        return self._from_the_start(folder, work)
+
+    def _from_the_start(self, folder: ServedFolder, work: Path) -> list[str]:
+        content = self.content
+        place = None if self.place is None else folder.place(self.place)
+        if self.kind == "resume":
+            return ["resume", str(place), "--json"]
+        words: list[str] = [*_settings_words(content.get("settings") or {})]
+        if self.kind == "run":
+            return ["run", *words, "--out", str(place), "--json"]
+        if self.kind == "comparison":
+            return ["compare", *_comparison_words(content), *words, "--out", str(place), "--json"]
+        if self.kind == "ondemand":
+            base = folder.place(content["base"])
+            given = [str(base), *_fleet(base), *_ondemand_words(content)]
+            return ["ondemand", *given, *words, "--out", str(place), "--json"]
+        if self.kind == "analysis":
+            of = ["--from", str(folder.place(content["of"]))] if content.get("of") else []
+            return ["analyze", *of, *_analysis_words(content), *words, "--draw", str(work / "page.html"), "--json"]
+        assert self.kind == "report"
+        places = [str(folder.place(path)) for path in content["folders"]]
+        return ["report", *places, "--out", str(work / "page.html"), "--json"]
+
+    def command(self, folder: ServedFolder) -> str:
+        """Return the command line that does the same, for people."""
+        words = self._from_the_start(folder, Path())
+        shown = [word for word in words if word != "--json"]
+        return shlex.join(["covey", *shown])
+
+
+def run_request(settings: Mapping[str, Any], name: str | None = None) -> JobRequest:
+    """Return the request for a run with these settings."""
+    given = _plain(settings)
+    Config.of(given)
+    return JobRequest("run", {"settings": given, **_named(name)})
+
+
+def comparison_request(
+    methods: Sequence[str],
+    seeds: int | Sequence[int],
+    vary: Mapping[str, Sequence[Any]],
+    target: float | None,
+    fairness: bool,
+    settings: Mapping[str, Any],
+    name: str | None = None,
+) -> JobRequest:
+    """Return the request for a comparison; every variant is resolved once, so that impossible ones are refused."""
+    given = _plain(settings)
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    require(0 < len(numbers) <= 1000, f"seeds must be 1 to 1000, not {len(numbers)}.")
+    require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
+    require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
+    require("seed" not in given and "method" not in given, "A comparison takes methods and seeds, not one of each.")
+    require(all(values for values in vary.values()), "A setting that varies needs at least one value.")
+    plan = {"format": FORMAT, "methods": list(methods), "seeds": numbers[:1], "vary": dict(vary), "given": given}
+    _require_no_code(own_names_of(plan))
+    _require_no_paths({"vary": plan["vary"], "methods": plan["methods"]})
+    variants_of(plan)
+    content = {"methods": list(methods), "seeds": numbers, "vary": dict(vary), "settings": given}
+    return JobRequest("comparison", {**content, "target": target, "fairness": fairness, **_named(name)})
+
+
+def analysis_request(
+    of: str | None, insight: str, rounds: int | None, level: float, settings: Mapping[str, Any]
+) -> JobRequest:
+    """Return the request for an analysis of a federation, or of a run's (`of`)."""
+    given = _plain(settings)
+    require(not is_own(insight), f"'{insight[:80]}' is code; a request cannot name any.")
+    require(rounds is None or rounds >= 1, f"rounds must be at least 1, not {rounds}.")
+    Config.of(given)
+    return JobRequest("analysis", {"of": of, "insight": insight, "rounds": rounds, "level": level, "settings": given})
+
+
+def ondemand_request(folder: ServedFolder, base: str, target: Mapping[str, float] | str, **options: Any) -> JobRequest:
+    """Return the request for a model of a class mix. The base's rounds so far are part of it: more make another base.
+
+    `options` are those of `covey.ondemand`: estimator, rounds, pairing, survey, insight_dp, continued and settings.
+    """
+    place = base_run(folder, base)
+    given = _plain(options.pop("settings", None) or {})
+    asked = {key: value for key, value in options.items() if value not in (None, False)}
+    content = {"base": folder.path(place), "base_round": _base_round(place), "target": target_text(target), **asked}
+    return JobRequest("ondemand", {**content, "settings": given})
+
+
+def base_run(folder: ServedFolder, base: str) -> Path:
+    """Return the run folder of a base: a run, or the run of a live fleet."""
+    place = folder.place(base)
+    if kind_of(place) == "fleet":
+        place = folder.place(f"{base}/run")
+    require(kind_of(place) == "run", f"There is no run '{base[:80]}' to make models from.")
+    require(
+        (place / "checkpoint.safetensors").is_file(), f"The run '{base[:80]}' has no finished round to begin at yet."
+    )
+    return place
+
+
+def target_text(target: Mapping[str, float] | str) -> str:
+    """Return a class mix as the command line takes it; classes with shares above zero, in a fixed order."""
+    if isinstance(target, str):
+        require(
+            len(target) <= 20_000 and bool(_TYPED.fullmatch(target)),
+            "The target is a class mix such as 0=0.5,3=0.5; over HTTP it is no file.",
+        )
+        return target.strip()
+    require(len(target) > 0, 'The target is empty: say what share of which class, such as {"0": 0.5, "3": 0.5}.')
+    for label, share in target.items():
+        require("," not in label, f"The class '{label[:40]}' has a comma in its name: give its number instead.")
+        require(math.isfinite(share) and share >= 0, f"The share of '{label[:40]}' must be at least 0, not {share}.")
+    require(sum(target.values()) > 0, "The target is empty: all of its shares are zero.")
+    return ",".join(f"{label.strip()}={share!r}" for label, share in sorted(target.items()) if share > 0)
+
+
+def resume_request(path: str) -> JobRequest:
+    """Return the request to resume what was stopped."""
+    return JobRequest("resume", {"path": path})
+
+
+def report_request(folder: ServedFolder, paths: Sequence[str]) -> JobRequest:
+    """Return the request for a report, of the folders as they are now."""
+    require(0 < len(paths) <= 200, f"A report is about 1 to 200 runs, not {len(paths)}.")
+    stamps = []
+    for path in paths:
+        place = folder.place(path)
+        require(kind_of(place) not in (None, "fleet"), f"There is no run '{path[:80]}' to report on.")
+        files = sorted(place.glob("**/metrics.jsonl"))
+        stamps.append([[one.stat().st_mtime_ns, one.stat().st_size] for one in files if not one.is_symlink()])
+    return JobRequest("report", {"folders": list(paths), "stamps": stamps})
+
+
+def federation_request(folder: ServedFolder, path: str) -> JobRequest:
+    """Return the request for the clients' true class mixes of a simulated run."""
+    place = folder.place(path)
+    require(kind_of(place) == "run", f"There is no run '{path[:80]}'.")
+    text = (place / "config.json").read_bytes()
+    return JobRequest("federation", {"path": path, "config": hashlib.sha256(text).hexdigest()})
+
+
+def shares_request(folder: ServedFolder, base: str) -> JobRequest:
+    """Return the request for the clients' class shares by one gradient each, at the base's last round."""
+    place = base_run(folder, base)
+    return JobRequest("shares", {"base": folder.path(place), "base_round": _base_round(place)})
+
+
+def _base_round(place: Path) -> int:
+    # Imported late: it needs torch, which reading requests does not.
+    from covey.core.checkpoint import checkpoint_round
+
+    return checkpoint_round(place)
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, nested, without code and without paths."""
+    given = expand(settings)
+    _require_no_code(own_names(given) | {f"setting {number}": name for number, name in enumerate(paths_in(given), 1)})
+    require("data_dir" not in given, "data_dir is the server's own: COVEY_DATA, in the environment that it starts in.")
+    _require_no_paths(given)
+    return given
+
+
+def _require_no_code(found: Mapping[str, str]) -> None:
+    named = ", ".join(f"{where} {name}"[:120] for where, name in found.items())
+    require(not found, f"A request cannot name code to import: {named}. Install it as a plugin of Covey's.")
+
+
+def _require_no_paths(given: Any) -> None:
+    for text in _texts(given):
+        require(
+            len(text) <= 2000 and ".." not in text and bool(_TYPED.fullmatch(text)) and text.isprintable(),
+            f"'{text[:80]}' is or may be a path: settings over HTTP name no files.",
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+
+
+def _named(name: str | None) -> dict[str, str]:
+    require(
+        name is None or bool(_NAME.fullmatch(name)),
+        f"'{str(name)[:80]}' cannot name a folder: letters, digits and . _ + - alone.",
+    )
+    return {"name": name} if name else {}
+
+
+def _slug(kind: str, content: Mapping[str, Any]) -> str:
+    settings = content.get("settings") or {}
+    if kind == "comparison":
+        text = "-".join(["compare", *content["methods"]])
+    elif kind == "ondemand":
+        text = f"ondemand-{content['base'].rpartition('/')[2]}"
+    else:
+        environment = settings.get("environment", "uniform")
+        environment = environment.get("name", "uniform") if isinstance(environment, Mapping) else environment
+        text = f"{settings.get('method', 'run')}-{environment}"
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")[:60] or kind
+
+
+def _pair(flag: str, value: str) -> list[str]:
+    return [f"{flag}={value}"] if value.startswith("-") else [flag, value]
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_spelled, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _settings_words(settings: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            rest = dict(value)
+            if key in PARTS and key != "many" and "name" in rest:
+                yield from _pair(f"--{key}", _spelled(rest.pop("name")))
+            for option, one in rest.items():
+                yield from _pair("--set", f"{key}.{option}={_spelled(one)}")
+        elif value is not None:
+            plain = key in _FLAGS or (key in PARTS and key != "many")
+            yield from _pair(f"--{key}", _spelled(value)) if plain else _pair("--set", f"{key}={_spelled(value)}")
+
+
+def _comparison_words(content: Mapping[str, Any]) -> list[str]:
+    seeds = content["seeds"]
+    counted = seeds == list(range(len(seeds)))
+    words = ["--methods", ",".join(content["methods"])]
+    words += ["--seeds", str(len(seeds)) if counted else ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")]
+    for key, values in content["vary"].items():
+        words += ["--vary", f"{key}={','.join(map(_spelled, values))}"]
+    words += [] if content["target"] is None else ["--target", str(content["target"])]
+    return [*words, *(["--fairness"] if content["fairness"] else [])]
+
+
+def _ondemand_words(content: Mapping[str, Any]) -> list[str]:
+    words = _pair("--target", content["target"])
+    for key in ("estimator", "rounds", "pairing", "insight_dp"):
+        words += _pair(f"--{key.replace('_', '-')}", str(content[key])) if key in content else []
+    return [*words, *(f"--{key}" for key in ("survey", "continued") if content.get(key))]
+
+
+def _analysis_words(content: Mapping[str, Any]) -> list[str]:
+    words = ["--insight", content["insight"], "--level", str(content["level"])]
+    return [*words, *([] if content["rounds"] is None else ["--rounds", str(content["rounds"])])]
+
+
+def _fleet(place: Path) -> list[str]:
+    """Return the flag that names the fleet of a run that lies in a fleet's folder."""
+    return ["--fleet", str(place.parent)] if (place.parent / "fleet.toml").is_file() else []

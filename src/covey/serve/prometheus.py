@@ -1,0 +1,79 @@
+"""Figures for Prometheus, in its text format: training and the server itself."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from covey.job.run_index import STATES, RunSummary
+from covey.serve.job_queue import Job
+from covey.serve.round_stream import Counters
+
+_MOST = 200
+"""Runs that have figures of their own: those that run, and those that changed last."""
+
+BEGUN = time.time()
+
+
+def exposition(lines: Sequence[RunSummary], jobs: Sequence[Job], counters: Counters) -> str:
+    """Return all figures."""
+    states = Counter(line.state for line in lines)
+    queue = Counter(job.state for job in jobs)
+    used = os.times()
+    text = [
+        _head("covey_runs", "gauge", "Runs and jobs of runs under the folder, by state."),
+        *(_line("covey_runs", states[state], state=state) for state in STATES),
+        _head("covey_jobs", "gauge", "Jobs of the queue, by state."),
+        *(_line("covey_jobs", queue[state], state=state) for state in _JOB_STATES),
+        _head("covey_job_crashes_total", "counter", "Processes of jobs that ended without a result."),
+        _line("covey_job_crashes_total", sum(job.crashes for job in jobs)),
+    ]
+    shown = sorted(lines, key=lambda line: (line.state != "running", -line.changed))[:_MOST]
+    for name, help_, value in _OF_RUNS:
+        text.append(_head(f"covey_run_{name}", "gauge", help_))
+        for line in shown:
+            if (figure := value(line)) is not None:
+                text.append(_line(f"covey_run_{name}", figure, run=line.path, kind=line.kind, name=line.name))
+    for name, kind, help_, figure in (
+        ("covey_http_requests_total", "counter", "Requests.", counters.requests),
+        ("covey_events_total", "counter", "Events that were sent.", counters.events),
+        ("covey_watching", "gauge", "Readers of live runs.", counters.watching),
+        ("process_cpu_seconds_total", "counter", "Processor time of the server.", used.user + used.system),
+        ("process_resident_memory_bytes", "gauge", "Memory of the server.", _resident()),
+        ("process_start_time_seconds", "gauge", "Start of the server.", BEGUN),
+    ):
+        if figure is not None:
+            text += [_head(name, kind, help_), _line(name, figure)]
+    return "\n".join(text) + "\n"
+
+
+_OF_RUNS: Sequence[tuple[str, str, Callable[[RunSummary], float | None]]] = (
+    ("round", "Rounds done.", lambda line: line.done),
+    ("rounds", "Rounds planned.", lambda line: line.rounds),
+    ("accuracy", "Last accuracy on the test set.", lambda line: line.accuracy),
+    ("loss", "Last loss on the test set.", lambda line: line.loss),
+    ("last_change_seconds", "Time of the last round.", lambda line: line.changed),
+)
+
+_JOB_STATES = ("waiting", "running", "done", "failed", "cancelled", "stopped")
+
+
+def _head(name: str, kind: str, help_: str) -> str:
+    return f"# HELP {name} {help_}\n# TYPE {name} {kind}"
+
+
+def _line(metric: str, value: float, **labels: str) -> str:
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{metric}{{{inside}}} {value}" if labels else f"{metric} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _resident() -> float | None:
+    try:
+        return float(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return None

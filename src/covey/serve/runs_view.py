@@ -1,0 +1,222 @@
+"""The pages with all runs, and with all jobs."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from urllib.parse import quote, urlencode
+
+from covey.job.run_index import KINDS, STATES, RunSummary
+from covey.page.html_page import escape
+from covey.serve.job_queue import Job
+from covey.serve.page_shell import badge, button, facts, link, percent, shell
+from covey.serve.served_folder import ServedFolder
+
+PAGE = 250
+"""Runs on one page."""
+
+_COLUMNS = (
+    ("path", "run"),
+    ("name", "method"),
+    ("dataset", "data"),
+    ("state", "state"),
+    ("done", "rounds"),
+    ("accuracy", "accuracy"),
+    ("changed", "changed"),
+)
+ORDERS = tuple(name for name, _ in _COLUMNS)
+
+
+def runs_page(lines: Sequence[RunSummary], jobs: Sequence[Job], asked: Mapping[str, str], word: str, total: int) -> str:
+    """Return the list of what is under the folder, with the jobs that are not over."""
+    waiting = [job for job in jobs if not job.over]
+    queue = (
+        f'<section aria-labelledby="waiting"><h2 id="waiting">Not done yet</h2>{jobs_table(waiting, word)}</section>'
+    )
+    begin = (int(asked.get("page") or "1") - 1) * PAGE
+    shown = lines[begin : begin + PAGE]
+    live = {"page": "runs", "running": str(any(line.state == "running" for line in shown) or bool(waiting)).lower()}
+    body = (queue if waiting else "") + _filter(asked) + _table(shown, asked) + _pages(len(lines), begin, asked)
+    lead = f"{total:,} under this folder" + (f", {len(lines):,} shown." if len(lines) != total else ".")
+    return shell("Runs", body, current="/", lead=lead, live=live)
+
+
+def _filter(asked: Mapping[str, str]) -> str:
+    def options(name: str, values: Sequence[str]) -> str:
+        inside = "".join(
+            f"<option{' selected' if asked.get(name) == value else ''}>{value}</option>" for value in values
+        )
+        return f'<select name="{name}" id="{name}"><option value="">all</option>{inside}</select>'
+
+    return (
+        '<form class="filter" method="get" action="/" role="search">'
+        '<label for="text">Words</label>'
+        f'<input id="text" name="text" type="search" value="{escape(asked.get("text", ""))}">'
+        f'<label for="kind">Kind</label>{options("kind", KINDS)}'
+        f'<label for="state">State</label>{options("state", STATES)}'
+        f'<input type="hidden" name="order" value="{escape(asked.get("order", "changed"))}">'
+        "<button>Show</button></form>"
+    )
+
+
+def _table(lines: Sequence[RunSummary], asked: Mapping[str, str]) -> str:
+    if not lines:
+        return '<p>There is nothing here yet. <a href="/new/run">Begin a run</a>, or show fewer words.</p>'
+    order, descending = asked.get("order", "changed"), asked.get("descending", "1") != "0"
+    heads = []
+    for name, label in _COLUMNS:
+        turned = "0" if name == order and descending else "1"
+        query = urlencode({**asked, "order": name, "descending": turned, "page": "1"})
+        sorted_ = f' aria-sort="{"descending" if descending else "ascending"}"' if name == order else ""
+        heads.append(f'<th scope="col"{sorted_}><a href="/?{escape(query)}">{label}</a></th>')
+    rows = "".join(map(_row, lines))
+    return (
+        '<form method="get" action="/report" id="compare"><p class="tools"><button id="compare-button">'
+        'Compare the ticked ones</button> <span class="quiet" id="ticked" aria-live="polite"></span></p>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Runs"><table class="runs">'
+        "<caption>Tick two or more to compare them; a name leads to the live page.</caption>"
+        f'<thead><tr><th scope="col"><span class="hidden">tick</span></th>{"".join(heads)}'
+        '<th scope="col">report</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></form>"
+    )
+
+
+def _row(line: RunSummary) -> str:
+    name = escape(line.path)
+    tick = (
+        ""
+        if line.kind == "fleet" or line.state == "damaged"
+        else f'<input type="checkbox" name="run" value="{name}" aria-label="tick {name}">'
+    )
+    about = f'<span class="quiet">{escape(line.kind)}</span>' if line.kind != "run" else ""
+    kept = line.kind != "fleet" and line.state != "damaged"
+    page = (
+        f'<a href="/report?run={escape(quote(line.path))}" aria-label="report on {name}">report</a>'
+        if kept and line.done
+        else ""
+    )
+    changed = datetime.fromtimestamp(line.changed).strftime("%Y-%m-%d %H:%M") if line.changed else "-"
+    data = " ".join(part for part in (line.dataset, line.environment) if part)
+    return (
+        f'<tr data-run="{name}"><td>{tick}</td><th scope="row">{link(line.path, line.path)} {about}</th>'
+        f"<td>{escape(line.name)}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
+        f'{f" {escape(line.fault)}" if line.fault else ""}</td><td class="number">{line.done:,} of {line.rounds:,}</td>'
+        f'<td class="number">{percent(line.accuracy)}</td><td class="time">{changed}</td><td>{page}</td></tr>'
+    )
+
+
+def _pages(count: int, begin: int, asked: Mapping[str, str]) -> str:
+    if count <= PAGE:
+        return ""
+    last = (count - 1) // PAGE + 1
+    links = " ".join(
+        f"<b>{number}</b>"
+        if (number - 1) * PAGE == begin
+        else f'<a href="/?{escape(urlencode({**asked, "page": number}))}">{number}</a>'
+        for number in range(1, last + 1)
+    )
+    return f'<nav aria-label="More runs"><p>Page {links}</p></nav>'
+
+
+def jobs_page(jobs: Sequence[Job], word: str) -> str:
+    """Return the list of all jobs."""
+    running = str(any(not job.over for job in jobs)).lower()
+    body = jobs_table(jobs, word) if jobs else '<p>No job yet. <a href="/new/run">Begin a run</a>.</p>'
+    return shell(
+        "Jobs",
+        body,
+        current="/queue",
+        lead="What was asked for, the last first.",
+        live={"page": "runs", "running": running},
+    )
+
+
+def jobs_table(jobs: Sequence[Job], word: str) -> str:
+    """Return a table of jobs with their buttons."""
+    rows = []
+    for job in jobs[:PAGE]:
+        acts = button(f"/job/{job.id}/cancel", "Cancel", word, quiet=True) if not job.over else ""
+        where = job.meaning.place
+        rows.append(
+            f'<tr data-run="job {job.id}"><th scope="row"><a href="/job/{job.id}">{escape(title_of(job))}</a></th>'
+            f"<td>{badge(job.state)}</td><td>{link(where, where) if where else '-'}</td><td>{acts}</td></tr>"
+        )
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Jobs"><table><thead><tr><th scope="col">job</th>'
+        '<th scope="col">state</th><th scope="col">folder</th><th scope="col"><span class="hidden">cancel</span></th>'
+        "</tr>"
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def title_of(job: Job) -> str:
+    """Return a job in a few words."""
+    asked = job.request
+    settings = asked.get("settings") or {}
+    return {
+        "run": lambda: f"run {settings.get('method', '')} {_named(settings.get('environment'))}".strip(),
+        "comparison": lambda: f"compare {', '.join(asked['methods'])}",
+        "analysis": lambda: f"analyze {asked['of'] or _named(settings.get('environment')) or 'a federation'}",
+        "ondemand": lambda: f"model of {asked['base']} for {asked['target']}",
+        "resume": lambda: f"resume {asked['path']}",
+    }.get(asked["kind"], lambda: str(asked["kind"]))()[:120]
+
+
+def _named(part: object) -> str:
+    return str(part.get("name", "")) if isinstance(part, Mapping) else str(part or "")
+
+
+def job_page(job: Job, view: Mapping[str, object], log: str, word: str, folder: ServedFolder) -> str:
+    """Return the page of one job: its state, its command, its result."""
+    where = job.meaning.place
+    rows = [("state", badge(job.state)), ("processes", f"{job.starts} begun, {job.crashes} crashed")]
+    rows += [("folder", link(where, where))] if where else []
+    parts = [facts(rows)]
+    if not job.over:
+        parts.append(button(f"/job/{job.id}/cancel", "Cancel", word))
+    elif job.state != "done":
+        parts.append(button(f"/job/{job.id}/retry", "Go on", word))
+    if job.error:
+        parts.append(f'<p class="notice" role="alert">{escape(job.error)}</p>')
+    if view.get("command"):
+        parts.append(f"<h2>As a command</h2><pre><code>{escape(view['command'])}</code></pre>")
+    if isinstance(view.get("model"), dict):
+        parts.append(_model(job, view["model"]))  # type: ignore[arg-type]
+    if job.request["kind"] == "analysis" and job.state == "done":
+        parts.append(f'<p><a href="/job/{job.id}/page">See the analysis</a></p>')
+    parts.append('<h2>Events</h2><ol id="events" class="events"></ol>')
+    if log:
+        parts.append(f"<details><summary>What it said</summary><pre>{escape(log)}</pre></details>")
+    live = {"page": "job", "job": job.id, "over": str(job.over).lower()}
+    return shell(title_of(job), "\n".join(parts), live=live)
+
+
+def _model(job: Job, model: Mapping[str, object]) -> str:
+    names, wanted, mix = model["class_names"], model["target"], model["mix"]
+    assert isinstance(names, list) and isinstance(wanted, list) and isinstance(mix, list)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td class="number">{percent(one)}</td>'
+        f'<td class="number">{percent(other)}</td></tr>'
+        for name, one, other in zip(names, wanted, mix, strict=True)
+        if one or other > 0.001
+    )
+    clients = model["clients"]
+    assert isinstance(clients, list)
+    accuracy, before = model["accuracy"], model["base_accuracy"]
+    shown = [
+        ("accuracy on the mix", percent(accuracy if isinstance(accuracy, float) else None)),
+        ("of the base model", percent(before if isinstance(before, float) else None)),
+        ("clients used", escape(f"{len(clients)}: {', '.join(map(str, clients[:40]))}")),
+        (
+            "ε spent",
+            escape(f"{model['epsilon']:g} by this model, {model['epsilon_of_all_models']:g} by all of this base"),
+        ),
+    ]
+    notes = model["notes"]
+    assert isinstance(notes, list)
+    said = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return (
+        "<h2>The model</h2>"
+        f'<p><a class="button" href="/models/{job.id}.safetensors" download>Download the model</a></p>'
+        f"{facts(shown)}<table><caption>Class mix</caption><thead><tr><th scope=col>class</th>"
+        f"<th scope=col>asked for</th>"
+        f"<th scope=col>achieved</th></tr></thead><tbody>{rows}</tbody></table>{f'<ul>{said}</ul>' if said else ''}"
+    )

@@ -1,0 +1,90 @@
+"""Listing, showing and removing the runs under a folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import covey
+
+QUICK = ["--clients", "6", "--cohort", "3", "--rounds", "2", "--workers", "1", "--set", "local.epochs=1"]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, covey_command) -> Path:
+    """A finished run, one that was stopped after a round, and a comparison."""
+    shelf = tmp_path / "shelf"
+    assert covey_command("run", *QUICK, "--out", shelf / "whole", "--json").code == 0
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        covey.run(method="fedprox", clients=6, cohort=3, rounds=2, workers=1, out=shelf / "cut", on_round=stop)
+    flags = ["--methods", "fedavg,iid", "--seeds", "1", *QUICK, "--out", shelf / "both", "--json"]
+    assert covey_command("compare", *flags).code == 0
+    return shelf
+
+
+def test_runs_are_listed_filtered_and_sorted(shelf: Path, covey_command) -> None:
+    lines = covey_command("runs", shelf, "--json").json
+    assert {(line["path"], line["kind"], line["state"]) for line in lines} == {
+        ("whole", "run", "finished"),
+        ("cut", "run", "stopped"),
+        ("both", "comparison", "finished"),
+    }
+    assert [line["path"] for line in covey_command("runs", shelf, "--state", "stopped", "--json").json] == ["cut"]
+    assert [line["path"] for line in covey_command("runs", shelf, "--filter", "FEDPROX", "--json").json] == ["cut"]
+    assert "1 of 3" in covey_command("runs", shelf, "--kind", "comparison").out
+    assert [line["path"] for line in covey_command("runs", shelf, "--sort", "path", "--json").json] == [
+        "both",
+        "cut",
+        "whole",
+    ]
+
+
+def test_what_cannot_be_listed_is_said(tmp_path: Path, covey_command) -> None:
+    for arguments, sentence in (
+        (["runs", tmp_path / "none"], "There is no folder"),
+        (["runs", tmp_path, "--state", "lost"], "--state is running, finished, stopped, damaged, not 'lost'"),
+        (["runs", tmp_path, "--sort", "size"], "--sort is"),
+        (["show", tmp_path], "holds no run"),
+    ):
+        said = covey_command(*arguments)
+        assert said.code == 2 and sentence in said.err
+
+
+def test_a_run_is_shown_with_the_command_that_made_it(shelf: Path, covey_command, monkeypatch) -> None:
+    described = json.loads((shelf / "whole" / "environment.json").read_text())
+    described["command"] = ["/bin/covey", "run", "--set", "a b"]
+    (shelf / "whole" / "environment.json").write_text(json.dumps(described))
+    said = covey_command("show", shelf / "whole").out
+    assert "Made by: covey run --set 'a b'" in said and "test accuracy" in said and "covey report" in said
+    shown = covey_command("show", shelf / "whole", "--json").json
+    assert shown["settings"]["clients"] == 6 and shown["state"] == "finished"
+    assert f"covey resume {shelf / 'cut'}" in covey_command("show", shelf / "cut").out.replace("\n", "")
+    assert "terminal accuracy" in covey_command("show", shelf / "both").out
+
+
+def test_runs_are_removed_after_a_question_and_nothing_else_is(shelf: Path, covey_command) -> None:
+    assert "--yes" in covey_command("rm", shelf / "cut").err and (shelf / "cut").exists()
+    (shelf / "notes").mkdir()
+    (shelf / "link").symlink_to(shelf / "whole")
+    for other in ("notes", "link", "."):
+        refused = covey_command("rm", shelf / "cut", shelf / other, "--yes")
+        assert refused.code == 2 and (shelf / "cut").exists() and (shelf / "whole").exists()
+    assert covey_command("rm", shelf / "cut", shelf / "both", "--yes").code == 0
+    assert sorted(path.name for path in shelf.iterdir()) == ["link", "notes", "whole"]
+
+
+def test_a_run_that_is_being_written_is_not_removed(shelf: Path, covey_command) -> None:
+    from covey.storage import FolderLock
+
+    with FolderLock(shelf / "cut"):
+        said = covey_command("rm", shelf / "cut", "--yes")
+    assert said.code == 2 and "is being written" in said.err and (shelf / "cut").exists()
+
+
+def test_resume_extends_a_run(shelf: Path, covey_command) -> None:
+    assert covey_command("resume", shelf / "whole", "--rounds", "4", "--json").json["rounds"] == 4
+    assert covey_command("resume", shelf / "both", "--rounds", "4").code == 2

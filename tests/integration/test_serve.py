@@ -1,0 +1,273 @@
+"""The server as a program: jobs, kills, events, and folders of strangers."""
+
+import http.client
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import covey
+from covey.storage import lock_holder
+from tests.conftest import without_timings
+from tests.integration.served import SMALL_RUN, Server
+from tests.programs import start_covey, wait_for_rounds, wait_until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    one = Server(tmp_path_factory.mktemp("served") / "runs", "--workers", 2)
+    yield one
+    assert "Traceback" not in one.close()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return covey.Client(server.address)
+
+
+@pytest.fixture(scope="module")
+def base(server, client):
+    """The path of a base run that the server has made."""
+    client.wait(client.run(name="base", **SMALL_RUN, rounds=4)["id"])
+    return "base"
+
+
+def targets(count):
+    """Return so many different class mixes."""
+    return [{str(n % 10): 0.5 + n / 1000, str((n + 3) % 10): 0.5 - n / 1000} for n in range(count)]
+
+
+def direct(folder, base, target, rounds=2):
+    """Return what a direct call answers: clients, accuracy, and the model."""
+    text = ",".join(f"{label}={share!r}" for label, share in sorted(target.items()))
+    job = covey.ondemand(base, text, estimator="analytic", rounds=rounds, out=folder)
+    one = job.as_mapping()["targets"][0]
+    return (one["clients"], one["composed_mix"], one["accuracy"]), load_file(folder / "target-1" / "model.safetensors")
+
+
+def same(one, other):
+    """True if two models have the same tensors to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def done_once(server, job):
+    """Assert that a job was done, and once."""
+    place = server.folder / ".serve" / "jobs" / job["id"]
+    events = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
+    assert [one["state"] for one in events if one["event"] == "state"].count("done") == 1
+    rounds = [(one["run"], one["round"]) for one in events if one["event"] == "round"]
+    assert len(rounds) == len(set(rounds))
+    assert json.loads((place / "job.json").read_text())["state"] == "done"
+
+
+def test_a_run_through_the_server_equals_a_direct_one(server, client, base, tmp_path):
+    whole = covey.run(SMALL_RUN, rounds=4, out=tmp_path / "direct")
+    made = covey.Run.open(server.folder / base)
+    assert without_timings(made.metrics) == without_timings(whole.metrics)
+    assert client.run_of(base)["state"] == "finished"
+
+
+def test_a_model_is_ordered_once_downloaded_and_loaded(server, client, base, tmp_path):
+    target = {"0": 0.5, "3": 0.5}
+    job = client.order(base, target, rounds=2)
+    assert client.order(base, {"3": 0.5, "0": 0.5}, rounds=2)["id"] == job["id"]
+    assert client.wait(job["id"])["state"] == "done"
+    about = client.download(job["id"], tmp_path / "model.safetensors")
+    found, model = direct(tmp_path / "direct", server.folder / base, target)
+    assert (about["clients"], about["mix"], about["accuracy"]) == found
+    assert same(load_file(tmp_path / "model.safetensors"), model)
+    assert about["epsilon"] == 0 and about["base_round"] == 4
+    # The sliders' answer is the composition that the job then uses.
+    assert client.nearest(base, target)["clients"] == about["clients"]
+    noisy = client.wait(client.order(base, target, rounds=1, insight_dp="2,1e-5")["id"])
+    assert noisy["model"]["epsilon"] == 2
+
+
+def test_jobs_survive_kills_and_ends_of_the_server_and_are_done_once(tmp_path):
+    server = Server(tmp_path / "runs", "--workers", 2)
+    client = covey.Client(server.address)
+    client.wait(client.run(name="base", **SMALL_RUN, rounds=4)["id"])
+    wanted = targets(20)
+    with ThreadPoolExecutor(4) as clients:
+        jobs = list(clients.map(lambda target: client.order("base", target, rounds=2), [*wanted, *wanted[:5]]))
+    ids = [job["id"] for job in jobs]
+    assert ids[:5] == ids[20:] and len(set(ids)) == 20
+    wait_until(lambda: any(job["state"] == "done" for job in client.jobs()[:-1]), "the first job")
+    server.kill()
+    server.start()
+    for job in jobs[:20]:
+        assert client.wait(job["id"])["state"] == "done"
+        done_once(server, job)
+    for number in (0, 17):
+        found, model = direct(tmp_path / f"direct-{number}", server.folder / "base", wanted[number])
+        about = client.download(ids[number], tmp_path / "model.safetensors")
+        assert (about["clients"], about["mix"], about["accuracy"]) == found
+        assert same(load_file(tmp_path / "model.safetensors"), model)
+
+    # A server that is interrupted lets its jobs end their round; the next one goes on, here for those with its token.
+    long = client.run(name="long", **SMALL_RUN, rounds=60)
+    wait_for_rounds(server.folder / "long", 2)
+    assert "Traceback" not in server.close()
+    assert lock_holder(server.folder / "long") is None
+    assert len(covey.Run.open(server.folder / "long").metrics) < 60
+    server.arguments = ("--host", "0.0.0.0")
+    server.start()
+    with pytest.raises(covey.Refusal, match="token"):
+        client.runs()
+    path = server.folder / ".serve" / "token"
+    assert path.stat().st_mode & 0o77 == 0
+    token = path.read_text().strip()
+    admitted = covey.Client(f"http://127.0.0.1:{server.port}", token=token)
+    assert admitted.wait(long["id"])["state"] == "done"
+    second = start_covey("serve", server.folder, "--port", 0)
+    assert "is being written by" in second.communicate()[1]
+    assert second.returncode == 2
+    assert token not in server.close()
+
+
+def test_a_job_whose_process_is_killed_goes_on_to_the_same_records(server, client, tmp_path):
+    job = client.run(name="crashing", **SMALL_RUN, rounds=30)
+    wait_for_rounds(server.folder / "crashing", 3)
+    holder = lock_holder(server.folder / ".serve" / "jobs" / job["id"])
+    assert holder
+    os.kill(holder, signal.SIGKILL)
+    job = client.wait(job["id"])
+    assert (job["starts"], job["crashes"]) == (2, 1)
+    whole = covey.run(SMALL_RUN, rounds=30, out=tmp_path / "whole")
+    assert without_timings(covey.Run.open(server.folder / "crashing").metrics) == without_timings(whole.metrics)
+    done_once(server, job)
+
+
+def test_a_run_is_stopped_after_its_round_and_resumed(server, client):
+    job = client.run(name="halted", **SMALL_RUN, rounds=400)
+    wait_for_rounds(server.folder / "halted", 2)
+    client.stop("halted")
+    wait_until(lambda: client.job(job["id"])["state"] == "stopped", "the stop")
+    done = client.run_of("halted")["done"]
+    assert 2 <= done < 400
+    again = client.resume("halted")
+    assert again["id"] == job["id"]
+    wait_for_rounds(server.folder / "halted", done + 2)
+    client.cancel(job["id"])
+    wait_until(lambda: client.job(job["id"])["state"] == "cancelled", "the cancel")
+    assert client.run_of("halted")["state"] == "stopped"
+
+
+def test_a_run_in_another_process_is_followed_and_stopped(server, client):
+    flags = ["--clients", 8, "--cohort", 4, "--workers", 1, "--rounds", 400, "--set", "environment.samples=20"]
+    program = start_covey("run", *flags, "--out", server.folder / "elsewhere")
+    wait_for_rounds(server.folder / "elsewhere", 1)
+    seen, ids = [], []
+    for id_, kind, data in client.events("/runs/elsewhere/events"):
+        if kind == "round":
+            seen.append(data["round"])
+            ids.append(id_)
+        if len(seen) == 4:
+            break
+    assert seen == [1, 2, 3, 4] and ids == ["1", "2", "3", "4"]
+    resumed = client.events("/runs/elsewhere/events", after="2")
+    assert next(data["round"] for _, kind, data in resumed if kind == "round") == 3
+    assert client.run_of("elsewhere")["state"] == "running"
+    client.stop("elsewhere")
+    assert program.wait(timeout=120) == 130
+    program.communicate()
+    assert client.run_of("elsewhere")["state"] == "stopped"
+
+
+def test_the_events_of_a_job_are_resumed_by_their_numbers(client, base):
+    job = client.wait(client.order(base, {"1": 1.0}, rounds=3)["id"])
+    whole = list(client.events(f"/jobs/{job['id']}/events"))
+    assert [kind for _, kind, _ in whole] == ["state", "state", "round", "round", "round", "state", "end"]
+    rest = list(client.events(f"/jobs/{job['id']}/events", after="3"))
+    assert rest[:-1] == whole[3:-1]
+
+
+def test_an_event_arrives_soon_after_its_round(server, client, base):
+    """Lines are written here, so that the time of writing is known."""
+    place = server.folder / "written"
+    place.mkdir()
+    (place / "config.json").write_bytes((server.folder / base / "config.json").read_bytes())
+    line = json.loads((server.folder / base / "metrics.jsonl").read_text().splitlines()[0])
+    waits, stream = [], client.events("/runs/written/events")
+    assert next(stream)[1] in ("member", "state")
+    with (place / "metrics.jsonl").open("a") as file:
+        for number in range(1, 21):
+            begin = time.monotonic()
+            file.write(json.dumps({**line, "round": number}) + "\n")
+            file.flush()
+            while next(stream)[2].get("round") != number:
+                pass
+            waits.append(time.monotonic() - begin)
+    print(f"an event arrives after {sorted(waits)[len(waits) // 2]:.3f} s (median), {max(waits):.3f} s (latest)")
+    # The machine may be busy, so the quicker half counts.
+    assert sorted(waits)[len(waits) // 2] < 0.2
+
+
+def test_code_that_a_folder_names_is_not_run(server, client, base, tmp_path):
+    evil = server.folder / "evil"
+    evil.mkdir()
+    config = json.loads((server.folder / base / "config.json").read_text())
+    config["config"] |= {"method": "evil_part:Evil+average", "selector": {"name": "evil_part:Evil"}, "rounds": 9}
+    (evil / "config.json").write_text(json.dumps(config))
+    for name in ("metrics.jsonl", "checkpoint.safetensors"):
+        (evil / name).write_bytes((server.folder / base / name).read_bytes())
+    mark = tmp_path / "ran"
+    for place in (evil, server.folder):
+        (place / "evil_part.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    (evil / "report.html").write_text("<script>alert(1)</script>")
+    job = client.resume("evil")
+    wait_until(lambda: client.job(job["id"])["state"] == "failed", "the refusal")
+    assert "evil_part:Evil" in client.job(job["id"])["error"]
+    order = client.order("evil", {"0": 1.0}, rounds=1)
+    wait_until(lambda: client.job(order["id"])["state"] in ("failed", "done"), "the refusal")
+    with pytest.raises(covey.Refusal):
+        client.nearest("evil", {"0": 1.0})
+    page = client._open("/report?run=evil").read().decode()
+    assert "<script>alert(1)" not in page
+    assert not mark.exists()
+
+
+def test_a_gigabyte_is_refused_while_it_is_sent(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.putrequest("POST", "/runs")
+    for name, value in (("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")):
+        connection.putheader(name, value)
+    connection.endheaders()
+    sent = 0
+    with suppress(OSError):
+        for _ in range(1024):
+            connection.send(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+            sent += 1
+    assert sent < 100
+    # The answer may be lost with the connection that was closed.
+    with suppress(OSError):
+        assert connection.getresponse().status == 413
+
+
+def test_watching_costs_next_to_nothing(server, client):
+    """Processor time of the server while a run is watched, by that of the run and by the time that passes."""
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def used(process):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / ticks
+
+    client.run(name="watched", **{**SMALL_RUN, "local": {"epochs": 20, "batch": 4}}, rounds=300)
+    wait_for_rounds(server.folder / "watched", 1)
+    runner, own, begin = lock_holder(server.folder / "watched"), used(server.process.pid), time.monotonic()
+    theirs = used(runner)
+    for _, kind, data in client.events("/runs/watched/events"):
+        if kind == "round" and data["round"] >= 25:
+            break
+    spent, passed = used(server.process.pid) - own, time.monotonic() - begin
+    client.stop("watched")
+    print(f"watching took {spent:.2f} s beside {used(runner) - theirs:.2f} s of the run, in {passed:.1f} s")
+    # Looking for rounds costs by the time that passes, and on a machine of its own a run computes all the time.
+    assert spent < 0.02 * passed + 0.05

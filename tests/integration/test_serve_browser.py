@@ -1,0 +1,321 @@
+"""The pages of the server in a real browser: the whole story, with the mouse and with the keyboard alone."""
+
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
+from safetensors.torch import load_file
+
+import covey
+from tests.integration.served import SMALL_RUN, Server
+from tests.programs import wait_until
+
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1280, "height": 900}
+
+CONTRAST = """() => {
+  const channel = (value) => {
+    const v = value / 255;
+    return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  };
+  const parse = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const ground = (node) => {
+    for (let one = node; one; one = one.parentElement) {
+      const colour = parse(getComputedStyle(one).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0.99) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const spoken = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
+    if (!spoken || !node.getClientRects().length || node.closest(":disabled, datalist, noscript")) continue;
+    const style = getComputedStyle(node);
+    const ink = light(parse(node.closest("svg") ? style.fill : style.color));
+    const [one, other] = [ink, light(ground(node))].sort((a, b) => b - a);
+    const large = parseFloat(style.fontSize) >= 24;
+    const ratio = (one + 0.05) / (other + 0.05);
+    if (ratio < (large ? 3 : 4.5))
+      poor.push(`${node.tagName} "${node.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+"""Text whose contrast with what is behind it is too low (WCAG 2.2, 1.4.3)."""
+
+UNNAMED = """() => {
+  const named = (node) =>
+    node.getAttribute("aria-label") || (node.labels && node.labels.length) || node.textContent.trim() ||
+    (node.getAttribute("aria-labelledby") || "").split(" ").some((id) => document.getElementById(id));
+  const controls = "a, button, input:not([type=hidden]), select, textarea, [role=img], [role=region]";
+  const bad = [...document.querySelectorAll(controls)]
+    .filter((node) => !named(node)).map((node) => node.outerHTML.slice(0, 80));
+  const ids = [...document.querySelectorAll("[id]")].map((node) => node.id);
+  const twice = ids.filter((id, place) => ids.indexOf(id) !== place);
+  const width = document.documentElement.scrollWidth;
+  const wide = width > innerWidth + 1 ? [`wider than the window: ${width}`] : [];
+  const titled = document.querySelectorAll("h1").length === 1 && document.documentElement.lang && document.title;
+  return [...bad, ...twice.map((id) => `twice: ${id}`), ...wide, ...(titled ? [] : ["no title"])];
+}"""
+"""Controls without a name, identities that are there twice, pages wider than the window."""
+
+
+def chromium():
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def axe():
+    """Return axe-core's script, if it is somewhere: AXE_CORE names it, or it is among the node modules here."""
+    places = [os.environ.get("AXE_CORE", ""), "node_modules/axe-core/axe.min.js"]
+    return next((Path(place).read_text() for place in places if place and Path(place).is_file()), None)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    if chromium() is None:
+        pytest.skip("there is no Chromium to open the pages in")
+    one = Server(tmp_path_factory.mktemp("served") / "runs")
+    covey.Client(one.address).run(name="base", **SMALL_RUN, rounds=4)
+    yield one
+    assert "Traceback" not in one.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if chromium() is None:
+        pytest.skip("there is no Chromium to open the pages in")
+    with sync_playwright() as play:
+        one = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield one
+        one.close()
+
+
+@pytest.fixture
+def page(server, browser):
+    """A page whose console and requests are kept; both must be clean in the end."""
+    context = browser.new_context(viewport=DESK, base_url=server.address, accept_downloads=True)
+    one = context.new_page()
+    spoken, asked = [], []
+    one.on("console", lambda message: spoken.append(message.text) if message.type in ("error", "warning") else None)
+    one.on("pageerror", lambda error: spoken.append(str(error)))
+    one.on("request", lambda request: asked.append(request.url))
+    one.set_default_timeout(120_000)
+    expect.set_options(timeout=120_000)
+    yield one
+    context.close()
+    assert spoken == []
+    assert {url for url in asked if not url.startswith((server.address, "data:", "blob:"))} == set()
+
+
+def computing() -> float:
+    """Return the processor time of all processes that this one has started, and those that they have."""
+    parents, spent = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            number, rest = path.parent.name, path.read_text().rpartition(")")[2].split()
+            parents[number], spent[number] = rest[1], int(rest[11]) + int(rest[12])
+    mine = {str(os.getpid())}
+    while more := {number for number, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    return sum(spent[number] for number in mine) / os.sysconf("SC_CLK_TCK")
+
+
+def until(page: Page, expression: str) -> None:
+    """Wait until an expression holds; Playwright's own wait would need `eval`, which the page forbids."""
+    wait_until(lambda: bool(page.evaluate(expression)), expression, pause=0.1)
+
+
+def look(page: Page, name: str) -> None:
+    """Keep a picture if somebody asked for them."""
+    if folder := os.environ.get("COVEY_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+
+def sound(page: Page, name: str) -> None:
+    """Assert that a page is readable, named and not too wide: light and dark, on a desk and on a phone."""
+    found: list[tuple[Any, ...]] = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for width, size in (("desk", DESK), ("phone", PHONE)):
+            page.set_viewport_size(size)
+            page.wait_for_timeout(80)
+            look(page, f"{name}-{scheme}-{width}")
+            found += [(scheme, width, fault) for fault in page.evaluate(CONTRAST) + page.evaluate(UNNAMED)]
+            if script := axe():
+                # Run in the page's own world by the debugger, which its policy does not concern.
+                page.evaluate(script)
+                faults = page.evaluate("async () => (await axe.run()).violations")
+                found += [(scheme, width, one["id"], [node["html"][:90] for node in one["nodes"]]) for one in faults]
+    assert found == [], name
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(DESK)
+
+
+def test_the_whole_story(server, page, tmp_path):
+    covey.Client(server.address).wait(covey.Client(server.address).jobs()[-1]["id"])
+
+    # A run from the form, with the command that it stands for.
+    page.goto("/new/run")
+    sound(page, "new")
+    page.get_by_label("method", exact=True).fill("fedprox")
+    page.get_by_label("clients", exact=True).fill("20")
+    page.get_by_label("rounds", exact=True).fill("400")
+    page.get_by_label("set", exact=True).fill("environment.samples=40\nlocal.epochs=3")
+    command = "covey run --method fedprox --clients 20 --rounds 400 --set environment.samples=40 --set local.epochs=3"
+    expect(page.locator("#command")).to_have_text(command)
+    page.get_by_role("button", name="Begin").click()
+
+    # The curve grows while one looks.
+    page.wait_for_url("**/live/fedprox-uniform-*")
+    path = page.url.rpartition("/live/")[2]
+    rounds = "Number(document.getElementById('main').dataset.round || 0)"
+    until(page, f"{rounds} >= 3")
+    points = "document.querySelector('#accuracy-chart polyline').getAttribute('points').split(' ').length"
+    first = page.evaluate(points)
+    until(page, f"{points} > {first}")
+    until(page, "document.querySelectorAll('#mix-chart rect').length >= 20")
+    until(page, "document.querySelectorAll('#class-chart rect').length === 10")
+    assert page.evaluate("document.querySelectorAll('#part-chart rect').length") == 20
+    expect(page.locator("#accuracy")).to_have_text(re.compile(r"\d+\.\d %"))
+    expect(page.locator("#left")).to_have_text(re.compile(r"\d"))
+
+    # Stop after the round, and resume.
+    page.get_by_role("button", name="Stop after this round").click()
+    expect(page.locator("#state")).to_contain_text("stopped")
+    stopped = covey.Client(server.address).run_of(path)["done"]
+    assert 3 <= stopped < 400
+    until(page, f"{rounds} === {stopped}")
+    sound(page, "live")
+    page.get_by_role("button", name="Resume").click()
+    until(page, f"{rounds} > {stopped}")
+    page.get_by_role("button", name="Stop after this round").click()
+    expect(page.locator("#state")).to_contain_text("stopped")
+
+    # Compare two.
+    page.goto("/")
+    sound(page, "runs")
+    page.get_by_label("tick base").check()
+    page.get_by_label(f"tick {path}").check()
+    expect(page.locator("#ticked")).to_have_text("2 ticked")
+    page.get_by_role("button", name="Compare the ticked ones").click()
+    until(page, "document.querySelectorAll('.js-line').length >= 2")
+    expect(page.locator("h1")).to_contain_text("fedprox")
+    look(page, "report")
+
+    # A model by sliders, downloaded and loaded.
+    page.goto("/mix")
+    page.get_by_label("Base run").select_option("base")
+    page.get_by_role("button", name="Take it").click()
+    page.get_by_label("0", exact=True).fill("60")
+    page.get_by_label("3", exact=True).fill("40")
+    expect(page.locator("#nearest")).to_contain_text("clients together come within")
+    expect(page.locator("#share-0")).to_have_text("60 %")
+    sound(page, "mix")
+    page.get_by_label("Rounds of fine-tuning").fill("3")
+    page.get_by_role("button", name="Order this model").click()
+    page.wait_for_url("**/job/*")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download the model").click()
+    sound(page, "job")
+    download.value.save_as(tmp_path / "model.safetensors")
+    about = covey.Client(server.address).job(page.url.rpartition("/")[2])["model"]
+    assert about["target"][:4] == [0.6, 0, 0, 0.4]
+    made = covey.Run.open(server.folder / f"ondemand-base-{about['job'][:8]}" / "target-1").model()
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert all((tensors[name] == value).all() for name, value in made.state_dict().items())
+
+
+def test_the_keyboard_alone_begins_a_run_ticks_and_moves_a_slider(server, page):
+    covey.Client(server.address).wait(covey.Client(server.address).jobs()[-1]["id"])
+    page.goto("/")
+
+    def tab_to(selector, most=120):
+        for _ in range(most):
+            page.keyboard.press("Tab")
+            if page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+                outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                assert outline != "none", f"nobody sees that {selector} has the focus"
+                return
+        raise AssertionError(f"the keyboard does not reach {selector}")
+
+    tab_to("a.skip", 1)
+    tab_to("input[name=run]")
+    page.keyboard.press("Space")
+    assert page.locator("input[name=run]:checked").count() == 1
+    page.keyboard.press("Space")
+    tab_to("#compare-button, a[href^='/live/']")
+    page.goto("/new/run")
+    tab_to("[name=method]")
+    page.keyboard.type("fedavg")
+    tab_to("[name=rounds]")
+    page.keyboard.type("2")
+    tab_to("button.main")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/live/*")
+    expect(page.locator("#state")).to_contain_text("finished")
+    page.goto("/mix?base=base")
+    tab_to("#class-2")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#share-2")).to_have_text("100 %")
+    expect(page.locator("#nearest")).to_contain_text("clients")
+    tab_to("#order")
+    page.goto("/")
+    tab_to("#theme")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.goto("/queue")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_comparison_and_other_pages_are_sound(server, page):
+    client = covey.Client(server.address)
+    job = client.compare(["fedavg", "iid"], 1, settings={**SMALL_RUN, "rounds": 3}, name="both")
+    analysis = client.analyze(settings={key: SMALL_RUN[key] for key in ("clients", "environment")}, rounds=1)
+    client.wait(job["id"])
+    client.wait(analysis["id"])
+    page.goto("/live/both")
+    until(page, "document.querySelectorAll('#accuracy-chart polyline').length === 2")
+    page.get_by_label("Details of").select_option("iid/seed-0")
+    until(page, "document.querySelectorAll('#mix-chart rect').length >= 10")
+    sound(page, "comparison")
+    for name in ("comparison", "analysis", "ondemand"):
+        page.goto(f"/new/{name}")
+        sound(page, f"new-{name}")
+    page.goto("/queue")
+    sound(page, "queue")
+    page.goto(f"/job/{analysis['id']}")
+    sound(page, "analysis")
+
+
+def test_the_page_about_a_thousand_runs_opens_in_under_a_second(server, page, tmp_path):
+    covey.Client(server.address).wait(covey.Client(server.address).jobs()[-1]["id"])
+    base = server.folder / "base"
+    for number in range(1000):
+        place = server.folder / "many" / f"{number:04}"
+        place.mkdir(parents=True)
+        for name in ("config.json", "metrics.jsonl"):
+            (place / name).write_bytes((base / name).read_bytes())
+    took, computed = [], []
+    for _ in range(3):
+        begin = computing()
+        page.goto("/?text=many")
+        took.append(page.evaluate("performance.getEntriesByType('navigation')[0].domComplete"))
+        computed.append(computing() - begin)
+        assert page.locator("tr[data-run]").count() == 250
+        expect(page.locator(".lead")).to_contain_text("1,000 shown")
+        assert page.get_by_role("link", name="4", exact=True).count() == 1
+    look(page, "thousand")
+    shutil.rmtree(server.folder / "many")
+    print("milliseconds", json.dumps(took), "seconds computed", json.dumps(computed))
+    # Processor time of server, browser and driver together: what else the machine does changes nothing.
+    assert min(computed) < 1

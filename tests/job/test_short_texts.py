@@ -1,0 +1,36 @@
+"""Objects print as a line, and as a table in a notebook."""
+
+from pathlib import Path
+
+import numpy as np
+
+import covey
+
+QUICK = {"clients": 6, "cohort": 3, "rounds": 2, "workers": 1, "local": {"epochs": 1}}
+
+
+def test_a_run_says_in_a_line_how_far_it_came(tmp_path: Path) -> None:
+    run = covey.run(QUICK, out=tmp_path / "run<b>")
+    text = repr(run)
+    assert text.startswith("Run(fedavg on digits, round 2 of 2, accuracy ") and len(text) < 300
+    assert "&lt;b&gt;" in run._repr_html_() and "<b>/" not in run._repr_html_()
+    (tmp_path / "run<b>" / "metrics.jsonl").write_text("3\n")
+    assert "round 0 of 2" in repr(covey.Run.open(run.folder))
+
+
+def test_a_comparison_and_an_analysis_do_too(tmp_path: Path) -> None:
+    comparison = covey.compare(["fedavg", "iid"], seeds=2, given=QUICK, out=tmp_path / "both")
+    assert repr(comparison) == f"Comparison(fedavg, iid; 2 seeds; {tmp_path / 'both'})"
+    table = comparison._repr_html_()
+    assert f"{comparison.rows[1]['terminal_accuracy']:.1%}" in table and "points against fedavg" in table
+    analysis = covey.analyze(clients=20, altered={"poison": 0.1})
+    assert repr(analysis).startswith("Analysis(20 clients; ") and len(repr(analysis)) < 500
+    assert analysis._repr_html_().count("<tr>") <= 22
+
+
+def test_a_federation_and_its_data_say_how_large_they_are() -> None:
+    x, y = np.random.default_rng(1).normal(size=(40, 3)), np.arange(40) % 2
+    federation = covey.federation(x, y, ["<a>"] * 30 + ["b"] * 10, name="pumps <i>")
+    assert repr(federation) == "Federation(pumps <i>: 2 clients of 8 to 24 samples)"
+    assert repr(federation.dataset) == "Dataset(pumps <i>: 32 samples of 3, 8 for tests)"
+    assert federation._repr_html_() == "Federation(pumps &lt;i&gt;: 2 clients of 8 to 24 samples)"

@@ -1,0 +1,175 @@
+"""Models of users' own: what they return, which layer is their last, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covey
+from covey import Refusal
+from covey.model.factory import build_model
+from covey.model.layout import Layout
+from covey.registries import models
+from tests.model import own_models
+from tests.model.own_models import Alone, Counting, Headless, Plain, Random, Tied, Unclear, frozen_whole
+
+GIVEN: dict[str, Any] = {"clients": 4, "cohort": 2, "rounds": 2, "workers": 1, "environment.samples": 20}
+SHAPE = (1, 8, 8)
+
+
+def own(name: str) -> str:
+    return f"{own_models.__name__}:{name}"
+
+
+def built(name: str, **options: Any) -> nn.Module:
+    return build_model(own(name), options, SHAPE, 10, seed=0)
+
+
+@pytest.mark.parametrize("name", ["InDict", "OnlyTensor", "InTuple", "InObject"])
+def test_an_output_of_any_kind_trains_as_a_tensor_does(name: str, tmp_path: Path) -> None:
+    plain = covey.run(GIVEN, model=Plain, out=tmp_path / "plain")
+    other = covey.run(GIVEN, model=getattr(own_models, name), out=tmp_path / "other")
+    assert [row["loss"] for row in plain.metrics] == [row["loss"] for row in other.metrics]
+    # Users get their own model back, and what it returns.
+    assert not isinstance(other.model()(torch.rand(2, *SHAPE)), Tensor)
+
+
+def test_an_output_without_logits_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"The model Unclear returns a dict with one, other: return the logits as a ten"):
+        built("Unclear")
+    assert issubclass(Unclear, Plain)
+
+
+def test_the_last_linear_layer_is_found_where_its_output_is_the_models() -> None:
+    for name, head in (("Plain", "last"), ("InDict", "last"), ("Alone", "layers.3"), ("Transfer", "fc")):
+        layout = Layout.of(built(name))
+        assert [slot.name for slot in layout.head] == [f"{head}.weight", f"{head}.bias"]
+    assert Layout.of(built("Headless")).head == ()
+
+
+def test_a_layer_called_head_is_found_too() -> None:
+    class Vision(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.body = nn.Linear(4, 10), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.body(x.flatten(1)))
+            return out
+
+    models.add("vision")(Vision)
+    try:
+        assert Layout.of(build_model("vision", {}, SHAPE, 10, seed=0)).head[0].name == "head.weight"
+    finally:
+        del models._entries["vision"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "oort", "cmfl", "scaffold", "feddrl", "cfl", "nccb", "krum"])
+def test_methods_that_read_no_last_layer_need_none(method: str, tmp_path: Path) -> None:
+    parts = {"aggregator": "krum", "cohort": 4} if method == "krum" else {"method": method}
+    run = covey.run({**GIVEN, **parts}, model=Headless, out=tmp_path / "run")
+    assert run.finished
+
+
+@pytest.mark.parametrize(
+    ("settings", "reader"),
+    [
+        ({"method": "fedacs"}, r"The selector 'fedacs' \(insight=head; full takes any model\)"),
+        ({"selector": "rexp3"}, r"The selector 'rexp3' \(insight=head; full takes any model\)"),
+        ({"method": "fedper"}, "The method 'fedper'"),
+        ({"method": "fedrep", "local.epochs": 2}, "The method 'fedrep'"),
+        ({"method": "moon"}, "The loss of the trainer Moon"),
+        ({"method": "mocha"}, "The method 'mocha'"),
+        ({"aggregator": "ondemand"}, "The aggregator 'ondemand'"),
+    ],
+)
+def test_methods_that_read_the_last_layer_say_so(settings: dict[str, Any], reader: str, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=rf"{reader} reads the model's last layer, and that of the model Headless is not"):
+        covey.run({**GIVEN, **settings}, model=Headless, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_insight_of_all_layers_needs_no_last_one(tmp_path: Path) -> None:
+    assert covey.run(
+        GIVEN, model=Headless, selector={"name": "fedacs", "insight": "full"}, out=tmp_path / "run"
+    ).finished
+    with pytest.raises(Refusal, match=r"The analysis .* reads the model's last layer"):
+        covey.analyze(GIVEN, model=Headless)
+
+
+def test_a_last_layer_that_shares_its_weight_is_not_read(tmp_path: Path) -> None:
+    layout = Layout.of(build_model(own("Tied"), {}, SHAPE, 10, seed=0))
+    assert [slot.name for slot in layout.parameters] == ["encoder.weight", "back.weight", "back.bias"]
+    with pytest.raises(Refusal, match=r"that of the model Tied \(decoder\) shares its weight with encoder.weight"):
+        covey.run(GIVEN, model=Tied, method="fedacs", out=tmp_path / "run")
+    run = covey.run(GIVEN, model=Tied, method="scaffold", out=tmp_path / "run")
+    trained = run.model()
+    assert trained.get_parameter("encoder.weight") is trained.get_parameter("decoder.weight")
+
+
+def test_the_signature_says_how_a_model_is_called() -> None:
+    assert built("Alone").get_parameter("layers.1.weight").shape == (8, 64)
+    assert built("Plain", hidden=5).get_parameter("body.weight").shape == (5, 64)
+
+    def two(shape: tuple[int, ...] = (3,), num_classes: int = 2) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), num_classes))
+
+    models.add("two")(two)
+    try:
+        assert Layout.of(build_model("two", {}, SHAPE, 10, seed=0)).size == 650
+    finally:
+        del models._entries["two"]
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def wrong_width() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(32, 10))
+
+
+def not_flat() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 10, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (dict, "model=dict is a class, but no torch.nn.Module"),
+        (3, "model must be a name, or a section with a name and options, not 3"),
+        (object(), "model must be a name, a torch.nn.Module, or a class or function that makes one, not a object"),
+        (lazy(), r"The model Sequential has lazy parameters \(1.weight\)"),
+        (lazy, r"The model Sequential has lazy parameters \(1.weight\)"),
+        (Alone().double(), r"has tensors of the type float64 \(layers.1.weight\), and models are given in float32"),
+        (Alone().to(torch.bfloat16), "has tensors of the type bfloat16"),
+        (Alone().to("meta"), r"is on the device meta \(layers.1.weight\): give it on the CPU"),
+        (frozen_whole, "All parameters of the model Alone are frozen"),
+        (nn.Flatten(), "The model Flatten has no parameters to train"),
+        (Counting, "The model Counting changes the buffer count of whole numbers as it trains"),
+        (Random, "The model Random draws from torch's generator as it trains"),
+        (narrow, "The model Sequential returns 3 numbers for a sample, and the data has 10 classes"),
+        (wrong_width, r"The model Sequential fails on samples of the shape \(1, 8, 8\): RuntimeError: mat1 and mat2"),
+        (not_flat, r"returns a tensor \(2, 10, 6, 6\) for 2 samples, not logits \(2, classes\)"),
+        (lambda size, depth, width: Alone(), "is not called as name.shape, classes"),
+    ],
+)
+def test_wrong_models_are_refused_in_a_sentence(model: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=sentence) as refused:
+        covey.run(GIVEN, model=model, out=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_single_layer_is_a_model(tmp_path: Path) -> None:
+    x, y = torch.arange(240.0).view(60, 4) % 7, torch.arange(60) % 3
+    federation = covey.federation(x, y, torch.arange(60) % 3)
+    given = {"rounds": 1, "cohort": 1, "workers": 1, "method": "fedacs"}
+    run = covey.run(given, federation=federation, model=nn.Linear(4, 3), out=tmp_path / "run")
+    assert [name for name, _ in run.model().named_parameters()] == ["0.weight", "0.bias"]

@@ -1,0 +1,199 @@
+"""Requests as jobs: their identity, their command line, and what forms mean."""
+
+import ast
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import covey
+from covey.cli.serve_command import forms
+from covey.errors import Refusal
+from covey.job.run_index import RunIndex
+from covey.serve.form_fields import filled_request
+from covey.serve.job_request import (
+    JobRequest,
+    comparison_request,
+    ondemand_request,
+    report_request,
+    resume_request,
+    run_request,
+    target_text,
+)
+from covey.serve.round_stream import positions
+from covey.serve.round_tail import RoundTail
+from covey.serve.served_folder import ServedFolder
+
+
+@pytest.fixture
+def folder(served_runs):
+    return ServedFolder(served_runs)
+
+
+def command(request, folder):
+    return request.command(folder)
+
+
+def test_equal_requests_are_one_job_however_they_are_written(folder):
+    one = run_request({"method": "fedprox", "local": {"rate": 0.1, "epochs": 2}})
+    other = run_request({"local.epochs": 2, "local.rate": 0.1, "method": "fedprox"})
+    assert one.identity == other.identity and one.place == other.place
+    assert one.identity != run_request({"method": "fedprox", "local": {"rate": 0.2, "epochs": 2}}).identity
+    first = ondemand_request(folder, "first", {"0": 0.5, "3": 0.5}, rounds=2)
+    assert first == ondemand_request(folder, "first", {"3": 0.5, "0": 0.5, "1": 0.0}, rounds=2, survey=False)
+    assert JobRequest.of(first.as_mapping()).identity == first.identity
+
+
+def test_a_base_that_has_gone_on_is_another_one(served_runs, tmp_path):
+    shutil.copytree(served_runs / "first", tmp_path / "runs" / "first")
+    folder = ServedFolder(tmp_path / "runs")
+    before = ondemand_request(folder, "first", {"0": 1.0})
+    covey.run(covey.Run.open(tmp_path / "runs" / "first").config, out=tmp_path / "longer", rounds=4)
+    shutil.rmtree(tmp_path / "runs" / "first")
+    shutil.move(tmp_path / "longer", tmp_path / "runs" / "first")
+    assert ondemand_request(folder, "first", {"0": 1.0}).identity != before.identity
+
+
+def test_requests_stand_for_the_commands_that_one_would_type(folder):
+    run = run_request({"method": "fedavg", "rounds": 5, "environment": {"name": "dirichlet", "alpha": 0.1}}, "mine")
+    assert command(run, folder) == (
+        "covey run --method fedavg --rounds 5 --environment dirichlet --set environment.alpha=0.1 "
+        f"--out {folder.root}/mine"
+    )
+    compared = comparison_request(["fedavg", "iid"], 2, {"local.rate": [0.1, 0.01]}, 0.9, True, {"rounds": 3}, "both")
+    assert command(compared, folder) == (
+        "covey compare --methods fedavg,iid --seeds 2 --vary local.rate=0.1,0.01 --target 0.9 --fairness --rounds 3 "
+        f"--out {folder.root}/both"
+    )
+    assert command(resume_request("first"), folder) == f"covey resume {folder.root}/first"
+    assert "--seeds 7," in command(comparison_request(["fedavg"], [7], {}, None, False, {}), folder)
+
+
+def test_a_fleets_run_is_a_base_and_its_sites_are_asked(served_runs, tmp_path):
+    shutil.copytree(served_runs / "first", tmp_path / "runs" / "plant" / "run")
+    (tmp_path / "runs" / "plant" / "fleet.toml").write_text('address = "127.0.0.1:8443"\nsites = ["a", "b"]\n')
+    folder = ServedFolder(tmp_path / "runs")
+    (line,) = RunIndex(folder.root).all()
+    assert (line.kind, line.path, line.done, line.runs) == ("fleet", "plant", 3, ("plant/run",))
+    for base in ("plant", "plant/run"):
+        request = ondemand_request(folder, base, {"0": 1.0})
+        assert request.content["base"] == "plant/run"
+        words = request.arguments(folder, Path())
+        assert words[words.index("--fleet") + 1] == str(folder.root / "plant")
+        assert "--trust" not in words
+
+
+def test_values_that_look_like_flags_stay_values(folder):
+    words = run_request({"clients": 8, "dataset": "digits", "local": {"rate": 0.1}}).arguments(folder, Path())
+    assert "--trust" not in words
+    with pytest.raises(Refusal):
+        run_request({"dataset": "--trust"})
+    assert target_text("--trust") == "--trust"
+    words = ondemand_request(folder, "first", "--trust").arguments(folder, Path())
+    assert "--target=--trust" in words and "--trust" not in words
+
+
+def test_a_form_means_what_its_command_does(folder):
+    fields = forms()
+    form = {"method": "fedavg", "poison": "0.2", "attack": "flip", "attackers": "0.3", "set_": "local.rate=0.2"}
+    request = filled_request("run", fields["run"], form, folder)
+    assert request.content["settings"] == {
+        "method": "fedavg",
+        "altered": {"poison": "0.2"},
+        "attack": {"kind": "flip", "attackers": "0.3"},
+        "local": {"rate": "0.2"},
+    }
+    compared = filled_request("comparison", fields["comparison"], {"methods": "fedavg, iid", "seeds": "1,4"}, folder)
+    assert (compared.content["methods"], compared.content["seeds"]) == (["fedavg", "iid"], [1, 4])
+    model = filled_request("ondemand", fields["ondemand"], {"base": "first", "target": "0=1", "survey": "yes"}, folder)
+    assert (model.content["target"], model.content["estimator"], model.content["survey"]) == ("0=1", "learned", True)
+    for kind, wrong in (
+        ("run", {"rounds": "many"}),
+        ("run", {"attackers": "0.1"}),
+        ("comparison", {"methods": "fedavg", "seeds": "few"}),
+        ("comparison", {"methods": ""}),
+        ("analysis", {"rounds": "x"}),
+        ("ondemand", {"base": "first"}),
+        ("ondemand", {"target": "0=1"}),
+    ):
+        with pytest.raises(Refusal):
+            filled_request(kind, fields[kind], wrong, folder)
+
+
+def test_every_field_of_a_form_has_its_flag_and_its_help():
+    for fields in forms().values():
+        assert all(field.help and (field.flag.startswith("--") or field.name == "base") for field in fields)
+    methods = next(field for field in forms()["run"] if field.name == "method")
+    assert "fedacs" in methods.suggestions and "default: fedavg" in methods.help
+
+
+def test_a_report_is_made_anew_once_its_runs_have_changed(folder):
+    one = report_request(folder, ["first"])
+    assert one == report_request(folder, ["first"])
+    metrics = folder.root / "first" / "metrics.jsonl"
+    text = metrics.read_bytes()
+    metrics.write_bytes(text + b"{")
+    assert report_request(folder, ["first"]).identity != one.identity
+    metrics.write_bytes(text)
+
+
+def test_a_tail_returns_every_round_once_even_if_the_run_is_resumed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tail = RoundTail(path)
+    assert tail.read() == []
+    path.write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert [row["round"] for row in tail.read()] == [1, 2]
+    with path.open("a") as file:
+        file.write('nd": 3}\n')
+    assert [row["round"] for row in tail.read()] == [3]
+    assert tail.read() == []
+    # A resume replaces the file: round 3 is cut off, and computed again.
+    beside = tmp_path / "beside"
+    beside.write_text('{"round": 1}\n{"round": 2}\n')
+    beside.replace(path)
+    assert tail.read() == []
+    with path.open("a") as file:
+        file.write('{"round": 3}\nnonsense\n{"round": 4}\n')
+    assert [row["round"] for row in tail.read()] == [4]
+    assert [row["round"] for row in RoundTail(path, after=2).read()] == [3, 4]
+
+
+def test_identities_of_events_are_read_with_care():
+    assert positions("12") == {"": 12}
+    assert positions("fedavg/seed-0:3;iid/seed-0:7") == {"fedavg/seed-0": 3, "iid/seed-0": 7}
+    assert positions("") == positions("x") == positions("-1") == positions("9" * 30) == {}
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(monkeypatch, covey_command, tmp_path):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    answer = covey_command("serve", tmp_path)
+    assert answer.code == 2
+    assert answer.err == "covey: The server needs FastAPI and uvicorn: pip install 'covey[serve]'\n"
+
+
+def test_wrong_flags_of_the_server_are_refused(covey_command, tmp_path, served_runs):
+    for flags, word in (
+        (("--workers", 0), "--workers"),
+        (("--port", 70000), "--port"),
+        (("--retries", -1), "--retries"),
+        (("--host", "no.such.host.invalid", "--token-file", tmp_path / "token"), "Choose another --port"),
+    ):
+        answer = covey_command("serve", tmp_path / "runs", *flags)
+        assert (answer.code, word in answer.err) == (2, True), answer.err
+    answer = covey_command("serve", served_runs / "first")
+    assert answer.code == 2 and "is a run itself" in answer.err
+
+
+def test_only_the_server_imports_what_it_is_made_of():
+    package = Path(covey.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] in ("fastapi", "uvicorn", "starlette", "pydantic") for name in names):
+                found.add(path.relative_to(package).as_posix())
+    # The fleet's gate stands before Flower's own server, which is made of the same.
+    assert {path for path in found if not path.startswith(("serve/", "fleet/"))} == {"cli/serve_command.py"}
+    assert "serve/service_client.py" not in found
