@@ -22,9 +22,10 @@ from covey.job.comparison.statistics import Estimate
 from covey.job.federation_summary import describe
 from covey.job.result_text import comparison_columns
 from covey.job.trackers import scalars
-from covey.page import palette
+from covey.page import packed_script, palette
 from covey.page.federation_page import participation_figure
 from covey.page.figures import Figure, spread
+from covey.page.packed_script import unpacked
 from covey.page.run_data import read_report_data
 from covey.page.run_report import page_of, report
 from covey.page.tables import made_by, reproduced_by
@@ -510,6 +511,12 @@ def test_event_files_hold_the_metrics(compared, tmp_path):
     assert 0 < found < written
 
 
+DRAWN_OR_NOT = """(async () => {
+  if (!document.getElementById("charts")) return;
+  while (!document.documentElement.dataset.charts) await new Promise((done) => setTimeout(done, 10));
+})()"""
+
+
 class Browser:
     """Chromium without a window, spoken to over a pipe in the DevTools protocol."""
 
@@ -559,6 +566,7 @@ class Browser:
         self.call("Page.navigate", url=path.as_uri())
         while not self.named("Page.loadEventFired"):
             self.events.append(self._next())
+        self.ask(DRAWN_OR_NOT)
 
     def ask(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -630,6 +638,31 @@ def test_a_browser_draws_every_chart_and_has_nothing_to_complain_about(browser, 
     assert set(offered) == {"Download plot as a PNG", "Zoom", "Pan", "Reset axes"}
     ground = browser.ask("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
+
+
+def test_a_page_has_all_of_plotly_in_less_than_two_megabytes(compared, tmp_path):
+    path = report([compared], tmp_path / "page.html")
+    assert path.stat().st_size < 2_000_000
+    found = re.search(r'id="plotly" data-bytes="(\d+)">([^<]*)</script>', path.read_text(encoding="utf-8"))
+    assert found is not None
+    assert unpacked(int(found[1]), found[2]) == packed_script.plotly()
+
+
+def test_a_browser_that_cannot_unpack_the_charts_says_so_and_shows_the_tables(browser, compared, tmp_path):
+    path = report([compared], tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("<head>", "<head><script>delete window.DecompressionStream</script>", 1))
+    browser.open(path)
+    assert "cannot draw the charts" in browser.ask("document.getElementById('undrawn').innerText")
+    assert browser.ask("document.querySelectorAll('main table').length") > 0
+    browser.ask("document.getElementById('theme').click()")
+    assert browser.ask("document.getElementById('theme').textContent") == "Light"
+    assert browser.complaints() == []
+
+
+def test_where_the_charts_are_drawn_nothing_is_said_of_browsers(browser, compared, tmp_path):
+    browser.open(report([compared], tmp_path / "page.html"))
+    assert browser.ask("document.getElementById('undrawn').checkVisibility()") is False
 
 
 def test_charts_follow_the_theme_and_the_legend(browser, compared, tmp_path):

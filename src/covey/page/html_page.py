@@ -10,6 +10,7 @@ from pathlib import Path
 from covey.errors import Refusal
 from covey.page import palette
 from covey.page.figures import Figure, LegendEntry, PlotlyChart
+from covey.page.packed_script import packed_element, plotly, unpacking
 from covey.storage import replace_file
 
 _POLICY = (
@@ -17,6 +18,12 @@ _POLICY = (
 )
 """With this policy the browser blocks all network requests of the page."""
 
+
+_UNDRAWN = (
+    "This browser cannot draw the charts: they need Chrome or Edge 80, Firefox 113, Safari 16.4, or newer. The tables "
+    "are complete."
+)
+"""Shown where the browser cannot unpack the charts' library."""
 
 _KEYS_BESIDE = 6
 """A figure with more legend entries than this takes the whole width."""
@@ -92,13 +99,14 @@ def render(page: HtmlPage) -> str:
 <main>
 {notice}
 <noscript><p class="notice">The charts need JavaScript; the tables do not.</p></noscript>
+<p class="notice" id="undrawn" hidden>{_UNDRAWN}</p>
 {body}
 </main>
 <footer><p>{escape(page.footer)}</p></footer>
 <script type="application/json" id="charts">{data}</script>
-<script>{_plotly()}</script>
+{packed_element("plotly", plotly())}
 <script>
-{_asset("page.js")}</script>
+{unpacking()}{_asset("page.js")}</script>
 </body>
 </html>
 """
@@ -211,12 +219,3 @@ def _legend(keys: Sequence[LegendEntry]) -> str:
 
 def _asset(name: str) -> str:
     return files("covey.page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """Return plotly.js, which the Python package contains."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise Refusal("A page with charts needs plotly: pip install 'covey[report]'") from error
-    return str(get_plotlyjs())

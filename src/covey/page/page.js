@@ -1,4 +1,3 @@
-"use strict";
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
@@ -66,6 +65,7 @@
   }
 
   function draw() {
+    if (!window.Plotly) return;
     const style = getComputedStyle(root);
     charts.forEach((chart, number) => {
       const place = document.getElementById(`chart-${number}`);
@@ -115,4 +115,14 @@
   });
 
   themed(root.dataset.theme);
+  runPacked(document.getElementById("plotly")).then(
+    () => {
+      draw();
+      root.dataset.charts = "drawn";
+    },
+    () => {
+      document.getElementById("undrawn").hidden = charts.length === 0;
+      root.dataset.charts = "undrawn";
+    },
+  );
 })();
