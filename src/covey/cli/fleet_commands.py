@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="A real fleet: TLS, authenticated nodes, faults, restart.", no_args_is_help=True)
 
+
+@app.callback()
+def fleet() -> None:
+    """Refuse systems on which no part of a fleet can run."""
+    require(hasattr(os, "fork"), "A fleet needs fork and file locks, which this system lacks; use Linux or macOS.")
+
+
 SetFlag = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as local.rate=0.1.")
 ]

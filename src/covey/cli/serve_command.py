@@ -64,6 +64,7 @@ def serve(
 
     Example: covey serve runs --port 8484
     """
+    require(hasattr(os, "killpg"), "The server needs process groups, which this system lacks; use Linux or macOS.")
     try:
         import fastapi
         import uvicorn

@@ -1,6 +1,5 @@
 """A client's memory in a file of its own: Flower's state of a node lasts for one Flower run, and not over restarts."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
+from covey.errors import Refusal
 from covey.flower.private_api import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
 from covey.storage import write_private
 
@@ -47,6 +47,10 @@ def _turns(path: Path) -> Iterator[dict[str, int]]:
 
     A server that gives up on an order sends the next one, so two may be in progress.
     """
+    try:
+        import fcntl
+    except ImportError:
+        raise Refusal("A client's memory needs file locks, which this system lacks; use Linux or macOS.") from None
     handle = os.open(path.with_name(f"{path.name}.turns"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
