@@ -9,7 +9,7 @@ NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or newe
 # Two test processes; a file's tests stay in one of them.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo quick test proof lint types contracts check catalogue docs bench soak clean
+.PHONY: demo quick test proof lint types contracts check catalogue docs dist bench soak clean
 
 demo: $(DEMO_READY)
 	$(BIN)/covey demo
@@ -49,6 +49,10 @@ docs: $(READY)
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
 	@echo "Documentation: docs/_build/html/index.html"
 
+# The sdist and the wheel, into dist/.
+dist: $(READY)
+	$(BIN)/python scripts/build_dist.py --out dist
+
 # Side by side with peers on this machine's CPU; wants the machine for itself, about twenty minutes.
 bench: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
@@ -72,4 +76,4 @@ $(DEMO_READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build docs/_build docs/methods docs/reference src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist docs/_build docs/methods docs/reference src/*.egg-info
