@@ -10,7 +10,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -29,8 +28,7 @@ def build(out: Path) -> tuple[Path, Path]:
         for file in (*FILES, "constraints.txt"):
             shutil.copy2(ROOT / file, copy)
         sdist = out / _call_backend("build_sdist", copy, out)
-        with tarfile.open(sdist) as archive:
-            archive.extractall(Path(name) / "unpacked", filter="data")
+        shutil.unpack_archive(sdist, Path(name) / "unpacked")
         unpacked = Path(name) / "unpacked" / sdist.name.removesuffix(".tar.gz")
         return sdist, out / _call_backend("build_wheel", unpacked, out)
 
