@@ -37,3 +37,10 @@ def test_a_comparison_ends_with_its_run(tmp_path, runtime):
         covey.compare(["fedavg", "iid"], 1, given=given, rounds=5, out=tmp_path / "both", on_round=ask)
     done = [len(covey.Run.open(one).metrics) for one in (tmp_path / "both").glob("*/seed-*")]
     assert set(done) <= {1, 2} and len(done) == (1 if runtime == "local" else 2)
+
+
+def test_a_link_in_the_place_of_the_request_is_not_followed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / STOP).symlink_to(tmp_path / "elsewhere")
+    request_stop(tmp_path / "run")
+    assert not (tmp_path / "elsewhere").exists()

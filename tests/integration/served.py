@@ -33,7 +33,7 @@ class Server:
             [*command, *map(str, self.arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = next((one for one in self.process.stdout if ": http://" in one or not one.startswith("/")), "")
         assert ": http://" in line, line + self.process.stdout.read()
         self.address = line.rpartition(": ")[2].strip()
         self.port = int(self.address.rpartition(":")[2])

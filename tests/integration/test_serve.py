@@ -4,16 +4,21 @@ import http.client
 import json
 import os
 import signal
+import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import covey
+from covey.serve.job_queue import Job
+from covey.serve.job_request import JobRequest
 from covey.storage import lock_holder
 from tests.conftest import without_timings
 from tests.integration.served import SMALL_RUN, Server
@@ -232,6 +237,42 @@ def test_code_that_a_folder_names_is_not_run(server, client, base, tmp_path):
     page = client._open("/report?run=evil").read().decode()
     assert "<script>alert(1)" not in page
     assert not mark.exists()
+
+
+def test_jobs_and_tokens_that_came_with_a_folder_count_for_nothing(server, base, tmp_path):
+    """Whoever prepares a folder could put jobs in it that name code, and a token that they know."""
+    folder, mark = tmp_path / "strange", tmp_path / "ran"
+    content = {"settings": {"method": "evil_part:Evil+average", **SMALL_RUN}}
+    request = JobRequest("run", content)
+    place = folder / ".serve" / "jobs" / request.identity
+    place.mkdir(parents=True)
+    (place / "job.json").write_text(
+        json.dumps({"format": 1, **Job(request.identity, 1, request.as_mapping()).as_mapping()})
+    )
+    (folder / ".serve" / "token").write_text("known-to-the-stranger")
+    (tmp_path / "evil_part.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)])):
+        strange = Server(folder, "--host", "0.0.0.0")
+    address = f"http://127.0.0.1:{strange.port}"
+    with pytest.raises(covey.Refusal, match="token"):
+        covey.Client(address, token="known-to-the-stranger").jobs()
+    mine = covey.Client(address, token=(folder / ".serve" / "token").read_text().strip())
+    assert mine.jobs() == []
+    assert "Traceback" not in strange.close()
+    assert not mark.exists()
+    assert (folder / ".serve-1" / "jobs" / request.identity / "job.json").exists()
+
+
+def test_headers_without_end_are_refused(server):
+    """A header of many megabytes would be held in memory, whoever sends it."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        sent = 0
+        with suppress(OSError):
+            connection.sendall(b"GET /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: ")
+            for _ in range(64):
+                connection.sendall(b"a" * (1 << 20))
+                sent += 1
+        assert sent < 64
 
 
 def test_a_gigabyte_is_refused_while_it_is_sent(server):

@@ -1,10 +1,16 @@
 """Who is refused: strangers, other sites, large bodies, and paths that lead out."""
 
+import json
+import os
 import re
+import sys
+import time
 
 import pytest
+from starlette.testclient import TestClient
 
 from covey.serve.access import LARGEST
+from covey.serve.web_app import ServeOptions, create_service
 from tests.serve.conftest import client_of
 
 TOKEN = "a-token-that-nobody-guesses"
@@ -59,6 +65,29 @@ def test_a_forged_host_is_refused(served_runs):
     assert allowed.get("/runs", headers={"Host": "runs.example"}).status_code == 200
 
 
+def test_addresses_that_are_none_are_refused_with_a_sentence(asked):
+    for host in ("[", "[::1", "]", "[not-an-address]"):
+        assert asked.get("/runs", headers={"Host": host}).status_code == 421
+    for origin in ("http://[", "null", "//127.0.0.1", "http://127.0.0.1@evil.example"):
+        assert asked.post("/runs", json={}, headers={"Origin": origin}).status_code == 403
+    assert asked.get("/jobs").json() == []
+
+
+def test_the_address_that_a_request_arrived_at_is_a_name_of_the_server(served_runs):
+    service = create_service(served_runs, ServeOptions(host="0.0.0.0", token=TOKEN))
+    there = TestClient(service.app, base_url="http://192.0.2.9:8484", client=("192.0.2.7", 50_000))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert there.get("/runs", headers=headers).status_code == 200
+    for host in ("192.0.2.10:8484", "evil.example", "192.0.2.9.evil.example"):
+        assert there.get("/runs", headers={**headers, "Host": host}).status_code == 421
+
+
+def test_a_login_form_that_cannot_be_read_has_no_token(served_runs):
+    client = client_of(served_runs, token=TOKEN)
+    form = {f"field-{number}": "x" for number in range(50)}
+    assert client.post("/login", data={**form, "token": TOKEN}).status_code == 401
+
+
 def test_requests_of_other_sites_change_nothing(asked):
     order = {"settings": {"rounds": 2}}
     assert asked.post("/runs", json=order, headers={"Origin": "http://evil.example"}).status_code == 403
@@ -75,6 +104,10 @@ def test_requests_of_other_sites_change_nothing(asked):
     assert asked.get("/", headers={**foreign, "Sec-Fetch-Mode": "navigate"}).status_code == 200
     for path in ("/mix?base=first", "/report?run=first"):
         assert asked.get(path, headers={**foreign, "Sec-Fetch-Mode": "navigate"}).status_code == 403
+    # Another port of this machine is the same site, and another server.
+    neighbour = {**foreign, "Sec-Fetch-Site": "same-site"}
+    for path in ("/runs", "/runs/first/federation", "/mix?base=first"):
+        assert asked.get(path, headers=neighbour).status_code == 403
     assert asked.get("/jobs").json() == []
 
 
@@ -127,6 +160,48 @@ def test_no_path_leads_out_of_the_folder(served_runs, path):
     assert client.post("/models", json={"base": path, "target": {"0": 1}}).status_code in (404, 422)
     assert client.post("/mixes", json={"base": path, "target": {"0": 1}}).status_code in (404, 422)
     assert client.post("/reports", json={"folders": [path]}).status_code in (404, 422)
+
+
+def test_a_checkpoint_that_is_a_link_is_no_base(served_runs, tmp_path):
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_bytes((served_runs / "first" / name).read_bytes())
+    (tmp_path / "run" / "checkpoint.safetensors").symlink_to(served_runs / "first" / "checkpoint.safetensors")
+    answer = client_of(tmp_path).post("/models", json={"base": "run", "target": {"0": 1}})
+    assert (answer.status_code, "link" in detail(answer)) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("address", "body"),
+    [
+        ("/runs", r'{"settings": {"method": "\ud800"}}'),
+        ("/runs", r'{"name": "\ud800"}'),
+        ("/models", r'{"base": "\ud800", "target": {"0": 1}}'),
+        ("/models", r'{"base": "first", "target": {"\ud800": 1}}'),
+        ("/models", r'{"base": "first", "target": {"0": 1}, "insight_dp": "\ud800"}'),
+        ("/mixes", r'{"base": "first\ud800", "target": {"0": 1}}'),
+        ("/analyses", r'{"insight": "\ud800"}'),
+        ("/analyses", '{"level": NaN}'),
+        ("/analyses", '{"level": 7}'),
+        ("/comparisons", r'{"methods": ["\ud800"]}'),
+        ("/comparisons", '{"methods": ["fedavg"], "seeds": 100000000000000000000}'),
+        (
+            "/comparisons",
+            json.dumps({"methods": ["fedavg"], "vary": {"clients": [*range(2, 999)], "rounds": [*range(1, 999)]}}),
+        ),
+        ("/comparisons", json.dumps({"methods": ["fedavg"] * 101})),
+        ("/reports", r'{"folders": ["\ud800"]}'),
+        ("/runs", '{"settings": {"a": ' + "[" * 100_000),
+        ("/runs", '{"settings": {"local": ' + '{"a":' * 500 + "1" + "}" * 502),
+    ],
+)
+def test_bodies_that_try_to_break_the_server_are_refused(asked, address, body):
+    begin = time.monotonic()
+    answer = asked.post(address, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 404, 422), answer.text
+    assert detail(answer)
+    assert time.monotonic() - begin < 5
+    assert asked.get("/jobs").json() == []
 
 
 @pytest.mark.parametrize(
@@ -187,6 +262,28 @@ def test_what_a_strangers_folder_says_is_shown_as_text(served_runs, tmp_path):
         text = client.get(path).text
         assert "<script>alert" not in text and "<img" not in text
     assert "&lt;script&gt;alert(2)" in client.get("/").text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of folders are text there")
+def test_names_that_are_no_text_break_no_page(served_runs, tmp_path):
+    config = (served_runs / "first" / "config.json").read_text()
+    strange = tmp_path / os.fsdecode(b"bad\xff\x1b[31m")
+    strange.mkdir()
+    (strange / "config.json").write_text(config)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text(config.replace('"fedavg"', r'"\ud800"'))
+    client = client_of(tmp_path)
+    for path in ("/", "/mix", "/new/ondemand", "/live/odd", "/metrics"):
+        assert client.get(path).status_code == 200
+    assert {(line["path"], line["state"]) for line in client.get("/runs").json()} == {
+        ("bad", "damaged"),
+        ("odd", "stopped"),
+    }
+
+
+def test_what_is_not_running_cannot_be_stopped(asked):
+    answer = asked.post("/runs/first/stop", json={})
+    assert (answer.status_code, "not running" in detail(answer)) == (422, True)
 
 
 def test_the_interface_is_described_with_examples(asked):

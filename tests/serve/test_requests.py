@@ -3,6 +3,7 @@
 import ast
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import covey
 from covey.cli.serve_command import forms
 from covey.errors import Refusal
 from covey.job.run_index import RunIndex
+from covey.serve.api_routes import ServeActions, job_view, spent_by_base
 from covey.serve.form_fields import filled_request
+from covey.serve.job_queue import Job, JobQueue
 from covey.serve.job_request import (
     JobRequest,
     comparison_request,
@@ -183,6 +186,67 @@ def test_wrong_flags_of_the_server_are_refused(covey_command, tmp_path, served_r
         assert (answer.code, word in answer.err) == (2, True), answer.err
     answer = covey_command("serve", served_runs / "first")
     assert answer.code == 2 and "is a run itself" in answer.err
+
+
+def test_the_servers_own_folder_counts_only_where_it_was_made(tmp_path):
+    root = tmp_path / "runs"
+    assert ServedFolder(root).claim() is None
+    (root / ".serve" / "token").write_text("mine")
+    assert ServedFolder(root).claim() is None
+    shutil.copytree(root, tmp_path / "copied")
+    aside = ServedFolder(tmp_path / "copied").claim()
+    assert aside is not None and aside == tmp_path / "copied" / ".serve-1"
+    assert (aside / "token").read_text() == "mine"
+    assert not (tmp_path / "copied" / ".serve" / "token").exists()
+    assert ServedFolder(tmp_path / "copied").claim() is None
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".serve").symlink_to(root / ".serve")
+    assert ServedFolder(tmp_path / "linked").claim() is not None
+    assert not (tmp_path / "linked" / ".serve").is_symlink()
+
+
+def test_a_fault_of_the_disk_does_not_end_the_queue(served_runs, tmp_path, monkeypatch, capsys):
+    shutil.copytree(served_runs / "first", tmp_path / "first")
+    folder = ServedFolder(tmp_path)
+    folder.claim()
+    queue, faults = JobQueue(folder), [OSError(28, "No space left on device")] * 2
+    job = queue.submit(report_request(folder, ["first"]))
+    write = queue._write
+
+    def full(job):
+        if faults:
+            raise faults.pop()
+        write(job)
+
+    monkeypatch.setattr("covey.serve.job_queue._AFTER_FAULT", 0.05)
+    monkeypatch.setattr(queue, "_write", full)
+    queue.start()
+    try:
+        done = queue.wait(job.id, 120)
+        assert (done.state, done.starts, done.crashes, faults) == ("done", 1, 0, [])
+    finally:
+        queue.stop()
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_many_models_are_listed_quickly(served_runs, tmp_path):
+    """Each names what all models of its base have spent; that is added up once."""
+    shutil.copytree(served_runs / "first", tmp_path / "first")
+    folder = ServedFolder(tmp_path)
+    folder.claim()
+    queue = JobQueue(folder)
+    one = {"mix": [1.0], "composed_mix": [1.0], "true_mix": [1.0], "distance": 0.0, "clients": [0], "ratios": [1.0]}
+    one |= {"accuracy": 1.0, "base_accuracy": 1.0, "rounds": 1, "notes": []}
+    result = {"targets": [one], "insight_dp": "0.5,1e-5", "base_round": 3, "class_names": ["0"], "notes": []}
+    first = queue.submit(ondemand_request(folder, "first", {"0": 1.0}))
+    for number in range(2000):
+        queue._jobs[str(number)] = Job(str(number), number, first.request, state="done", result=result)
+    do = ServeActions(folder, queue)
+    spent = spent_by_base(queue.all())
+    begin = time.process_time()
+    views = [job_view(job, do, spent) for job in queue.all()]
+    assert time.process_time() - begin < 2
+    assert views[-1]["model"]["epsilon_of_all_models"] == 1000
 
 
 def test_only_the_server_imports_what_it_is_made_of():

@@ -72,19 +72,24 @@ def serve(
         raise Refusal("The server needs FastAPI and uvicorn: pip install 'covey[serve]'") from error
     _ = fastapi, uvicorn
     from covey.serve.access import is_loopback, secret_of
-    from covey.serve.served_folder import OWN
+    from covey.serve.served_folder import OWN, ServedFolder
 
     require(workers >= 1, f"--workers must be at least 1, not {workers}.")
     require(retries >= 0, f"--retries must not be negative, not {retries}.")
     require(0 <= port < 65536, f"--port must be 0 to 65535, not {port}.")
+    aside = ServedFolder(folder).claim()
+    if aside is not None:
+        display.say(
+            f"{folder / OWN} was not made by a server in this place, so its jobs and its token do not count. "
+            f"It is kept as {aside.name}."
+        )
     token = os.environ.get("COVEY_TOKEN") or None
     where = token_file or (None if token or is_loopback(host) else folder / OWN / "token")
     if where is not None:
         token = secret_of(where)
     require(token is None or len(token) >= 16, "The token is too short: at least 16 characters.")
-    if (folder / OWN).is_dir():
-        # Refused here, before much is imported; the server takes the lock.
-        FolderLock(folder / OWN, "folder of the server").release()
+    # Refused here, before much is imported; the server takes the lock.
+    FolderLock(folder / OWN, "folder of the server").release()
     from covey.serve.web_app import ServeOptions
     from covey.serve.web_app import serve as serve_folder
 

@@ -1,5 +1,6 @@
 """Ctrl-C: once finishes the round and stops, twice stops at once. A file in the run folder asks from elsewhere."""
 
+import os
 import signal
 import sys
 import threading
@@ -14,7 +15,9 @@ STOP = "stop"
 
 def request_stop(folder: Path) -> None:
     """Ask the run that is writing `folder`, in whatever process, to end after its round."""
-    (folder / STOP).touch()
+    with suppress(FileExistsError):
+        # A link in this place is not followed.
+        os.close(os.open(folder / STOP, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
 
 
 def withdraw_stop(folder: Path) -> None:

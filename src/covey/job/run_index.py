@@ -35,6 +35,9 @@ _MARKS: Mapping[str, Kind] = {
 _LARGEST = 4 << 20
 """Most bytes that are read of one file."""
 
+_LATEST = 253_402_214_400.0
+"""The end of the year 9999, in seconds since 1970; a file may claim to be younger, and no calendar has more."""
+
 _TAIL = 1 << 16
 """Bytes at the end of the records that are read first."""
 
@@ -99,13 +102,16 @@ class RunIndex:
     def _line(self, place: Path, kind: Kind) -> RunSummary:
         path = place.relative_to(self.folder).as_posix()
         try:
+            _require_printable(path)
             if kind == "run":
                 return self._run(place, path)
             return self._job(place, path, kind)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            return RunSummary(path, kind, "damaged", place.name, changed=_changed(place), fault=_in_words(error))
+            shown, name = printable(path), printable(place.name)
+            return RunSummary(shown, kind, "damaged", name, changed=_changed(place), fault=_in_words(error))
 
     def _run(self, place: Path, path: str) -> RunSummary:
+        _require_printable(path)
         config = self._known(place, "config.json", _settings)
         last = self._known(place, "metrics.jsonl", _last_record)
         done, rounds = (int(last["round"]) if last else 0), int(config["rounds"])
@@ -114,11 +120,11 @@ class RunIndex:
             path=path,
             kind="run",
             state="running" if running else "finished" if done >= rounds else "stopped",
-            name=str(config["method"]),
+            name=printable(str(config["method"])),
             dataset=_name(config.get("dataset")),
             environment=_name(config.get("environment")),
             model=_name(config.get("model")),
-            runtime=str(config.get("runtime", "local")),
+            runtime=printable(str(config.get("runtime", "local"))),
             clients=int(config["clients"]),
             cohort=int(config["cohort"]),
             seed=int(config["seed"]),
@@ -319,10 +325,15 @@ def _changed(place: Path) -> float:
     """Return when the records, or else the folder, last changed."""
     for path in (place / "metrics.jsonl", place):
         try:
-            return path.stat(follow_symlinks=False).st_mtime
+            return min(max(path.stat(follow_symlinks=False).st_mtime, 0.0), _LATEST)
         except OSError:
             continue
     return 0.0
+
+
+def _require_printable(path: str) -> None:
+    if not path.isprintable():
+        raise ValueError("the folder's name has characters that cannot be shown")
 
 
 def _is_file(path: Path) -> bool:

@@ -120,22 +120,22 @@ class RequestGate:
 
     def _refusal(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> tuple[int, str] | None:
         path, host = scope["path"], headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or ""
+        name = _host_in(f"//{host}")
         if path == "/healthz" and scope["method"] == "GET":
             return None
-        if name.lower() not in self.hosts:
+        if name not in self.hosts and not _is_address_here(name, scope):
             return 421, f"This server does not go by the name '{name[:80]}'. To allow it: covey serve --allow-host NAME"
         if path not in _OPEN and not self._admitted(scope, headers):
             return 401, "This needs the server's token: in the header Authorization: Bearer TOKEN, or log in at /login."
         if scope["method"] in ("GET", "HEAD"):
             # A link of another site may lead here, but not to pages that ask clients or compute.
             plain = headers.get("sec-fetch-mode") == "navigate" and not path.startswith(_WORKING)
-            foreign = headers.get("sec-fetch-site") == "cross-site" and not plain
+            foreign = headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not plain
             return (403, "This request comes from a page of another site.") if foreign else None
         if scope["method"] not in ("POST", "DELETE"):
             return 405, f"The method {scope['method'][:20]} is not used here."
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-        if (origin is not None and urlsplit(origin).netloc != host) or site not in ("same-origin", "none"):
+        if (origin is not None and origin.partition("://")[2] != host) or site not in ("same-origin", "none"):
             return 403, "This request comes from a page of another site."
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in ("application/json", "application/x-www-form-urlencoded"):
@@ -160,6 +160,22 @@ class RequestGate:
 
     def _keyed(self, text: str) -> str:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _host_in(address: str) -> str:
+    """Return the host that an address names, in small letters; nothing for what is no address."""
+    try:
+        return (urlsplit(address).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_address_here(name: str, scope: MutableMapping[str, Any]) -> bool:
+    """True if a name is the very address at which the request arrived, which no other site's name can stand for."""
+    try:
+        return ipaddress.ip_address(name) == ipaddress.ip_address(str((scope.get("server") or ("",))[0]))
+    except ValueError:
+        return False
 
 
 def _equal(one: str, other: str) -> bool:

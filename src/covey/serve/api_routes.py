@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,9 @@ from covey.storage import is_being_written
 
 _PATIENCE = 120.0
 """Seconds that a request waits for quick work of a page."""
+
+_LONGEST_HEADER = 4000
+"""Most bytes of a model's facts in a header."""
 
 _ORDERS = ("changed", "accuracy", "name", "path", "done", "rounds", "dataset", "state", "kind")
 
@@ -120,9 +123,9 @@ class ServeActions:
         place = self.folder.place(path)
         runs = [run for _, run in member_runs(place) if is_being_written(run)]
         job = self.queue.writing(path)
+        require(bool(runs) or (job is not None and not job.over), f"'{path[:80]}' is not running.")
         if job is not None and not job.over:
             self.queue.cancel(job.id, "stop")
-        require(bool(runs) or (job is not None), f"'{path[:80]}' is not running.")
         for run in runs:
             request_stop(run)
 
@@ -178,22 +181,26 @@ class ServeActions:
         file = self.folder.file(f"{job.meaning.place}/target-1/model.safetensors")
         if file is None:
             raise Refusal(f"The model of the job {id_[:40]} is no longer in its folder.")
-        return job, model_facts(job, self.queue), file
+        return job, model_facts(job, spent_by_base(self.queue.all())), file
 
 
-def model_facts(job: Job, queue: JobQueue) -> dict[str, Any]:
+def spent_by_base(jobs: Iterable[Job]) -> dict[str, float]:
+    """Return base → ε that all models of it have spent together."""
+    spent: dict[str, float] = {}
+    for job in jobs:
+        if job.request["kind"] == "ondemand" and job.result:
+            spent[job.request["base"]] = spent.get(job.request["base"], 0.0) + _epsilon(job)
+    return spent
+
+
+def _epsilon(job: Job) -> float:
+    dp = job.result["insight_dp"]
+    return 0.0 if dp is None else float(str(dp).split(",")[0])
+
+
+def model_facts(job: Job, spent: Mapping[str, float]) -> dict[str, Any]:
     """Return what a model is: its mix, the clients it was trained on, the ε that was spent, its accuracy."""
     result, one = job.result, job.result["targets"][0]
-    dp = result["insight_dp"]
-    spent = 0.0 if dp is None else float(str(dp).split(",")[0])
-    others = [
-        float(str(other.result["insight_dp"]).split(",")[0])
-        for other in queue.all()
-        if other.request["kind"] == "ondemand"
-        and other.result
-        and other.request["base"] == job.request["base"]
-        and other.result["insight_dp"]
-    ]
     return {
         "job": job.id,
         "base": job.request["base"],
@@ -205,8 +212,8 @@ def model_facts(job: Job, queue: JobQueue) -> dict[str, Any]:
         "class_names": result["class_names"],
         "clients": one["clients"],
         "ratios": one["ratios"],
-        "epsilon": spent,
-        "epsilon_of_all_models": sum(others),
+        "epsilon": _epsilon(job),
+        "epsilon_of_all_models": spent[job.request["base"]],
         "accuracy": one["accuracy"],
         "base_accuracy": one["base_accuracy"],
         "rounds": one["rounds"],
@@ -264,6 +271,9 @@ def routes(do: ServeActions) -> APIRouter:
     def model_file(id_: str) -> Response:
         _, about, file = do.model_of(id_)
         facts = {key: about[key] for key in ("mix", "clients", "epsilon", "accuracy", "distance", "base_round")}
+        if len(json.dumps(facts)) > _LONGEST_HEADER:
+            # Proxies and programs bound a header; GET /models/{id} has everything.
+            facts |= {"mix": None, "clients": len(about["clients"])}
         headers = {"X-Covey-Model": json.dumps(facts)}
         return FileResponse(file, media_type="application/octet-stream", filename=f"{id_}.safetensors", headers=headers)
 
@@ -278,7 +288,9 @@ def routes(do: ServeActions) -> APIRouter:
 
     @api.get("/jobs", summary="Jobs, the last asked for first")
     def jobs() -> list[dict[str, Any]]:
-        return [job_view(job, do) for job in do.queue.all()]
+        listed = do.queue.all()
+        spent = spent_by_base(listed)
+        return [job_view(job, do, spent) for job in listed]
 
     @api.get("/jobs/{id_}", summary="A job")
     def job(id_: str) -> dict[str, Any]:
@@ -345,8 +357,8 @@ def routes(do: ServeActions) -> APIRouter:
     return api
 
 
-def job_view(job: Job, do: ServeActions) -> dict[str, Any]:
-    """Return a job as programs see it."""
+def job_view(job: Job, do: ServeActions, spent: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return a job as programs see it; `spent` is `spent_by_base`, if the caller knows it."""
     command = None
     if job.request["kind"] not in ("federation", "shares"):
         try:
@@ -355,7 +367,7 @@ def job_view(job: Job, do: ServeActions) -> dict[str, Any]:
             command = None
     facts = None
     if job.request["kind"] == "ondemand" and job.state == "done" and job.result:
-        facts = model_facts(job, do.queue)
+        facts = model_facts(job, spent_by_base(do.queue.all()) if spent is None else spent)
     return {**job.as_mapping(), "path": job.meaning.place, "command": command, "model": facts}
 
 

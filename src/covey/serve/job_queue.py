@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -36,6 +37,9 @@ _URGE = (10.0, 20.0)
 
 _INTERRUPTED = 130
 """Exit code of a command that was stopped."""
+
+_AFTER_FAULT = 2.0
+"""Seconds after which the queue goes on when something was wrong with the disk."""
 
 _MOST_WAITING = 10_000
 
@@ -122,6 +126,7 @@ class JobQueue:
 
     def submit(self, request: JobRequest, *, again: bool = False) -> Job:
         """Put a request in the queue, or return the job that it is already; with `again`, one that is over waits."""
+        request.require_plain()
         with self._changed:
             job = self._jobs.get(request.identity) or self._same_base(request)
             if job is not None:
@@ -200,9 +205,15 @@ class JobQueue:
     def _serve(self) -> None:
         with self._changed:
             while not self._stopping:
-                self._look()
-                self._begin_more()
-                self._changed.wait(0.2 if self._running() else 5.0)
+                pause = 0.2 if self._running() else 5.0
+                try:
+                    self._look()
+                    self._begin_more()
+                except Exception:
+                    # A full disk, say, must not end the queue: what could not be done is tried again.
+                    traceback.print_exc()
+                    pause = _AFTER_FAULT
+                self._changed.wait(pause)
 
     def _wake(self) -> None:
         with self._changed:
@@ -295,8 +306,13 @@ class JobQueue:
             job.error = str(refusal)
             self._end(job, "failed")
             return
+        before = (job.state, job.begun, job.starts)
         job.state, job.begun, job.starts = "running", time.time(), job.starts + 1
-        self._write(job)
+        try:
+            self._write(job)
+        except OSError:
+            job.state, job.begun, job.starts = before
+            raise
         self._say(job)
         self._begun[job.id] = time.monotonic() + _GRACE
         self._processes.begin({"job": job.id, "place": str(self.place(job.id)), **order})

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from covey.config.schema import Config
 from covey.config.values import PARTS, own_names
 from covey.core.checkpoint import FORMAT
-from covey.errors import require
+from covey.errors import Refusal, require
 from covey.job.comparison.plan import own_names_of, variants_of
 from covey.job.run_index import kind_of
 from covey.job.settings import expand
@@ -28,6 +28,9 @@ QUICK = ("report", "federation", "shares")
 
 _FLAGS = ("method", "clients", "cohort", "rounds", "seed", "runtime", "workers", "precision", "device")
 """Settings with a flag of their name, beside those that choose a part."""
+
+_MOST_VARIANTS = 1000
+"""Variants of a comparison; each is resolved before it is taken."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 
@@ -64,6 +67,13 @@ class JobRequest:
         """True if it may compute on a GPU, where one job runs at a time."""
         settings = self.content.get("settings") or {}
         return settings.get("runtime") == "stacked" and settings.get("device", "auto") != "cpu"
+
+    def require_plain(self) -> None:
+        """Refuse a request that a file cannot hold: text that is not Unicode, or numbers that are not finite."""
+        try:
+            json.dumps(self.content, allow_nan=False, ensure_ascii=False).encode()
+        except ValueError:
+            raise Refusal("A request holds text in Unicode and finite numbers alone.") from None
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the request for JSON; `of` reads it."""
@@ -128,12 +138,15 @@ def comparison_request(
 ) -> JobRequest:
     """Return the request for a comparison; every variant is resolved once, so that impossible ones are refused."""
     given = _plain(settings)
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    require(0 < count <= 1000, f"seeds must be 1 to 1000, not {count}.")
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    require(0 < len(numbers) <= 1000, f"seeds must be 1 to 1000, not {len(numbers)}.")
     require(len(set(numbers)) == len(numbers), f"The seeds {numbers} are not all different.")
     require(target is None or 0 < target <= 1, f"target is a fraction in (0, 1], not {target}.")
     require("seed" not in given and "method" not in given, "A comparison takes methods and seeds, not one of each.")
     require(all(values for values in vary.values()), "A setting that varies needs at least one value.")
+    variants = len(methods) * math.prod(map(len, vary.values()))
+    require(variants <= _MOST_VARIANTS, f"A comparison has at most {_MOST_VARIANTS:,} variants, not {variants:,}.")
     plan = {"format": FORMAT, "methods": list(methods), "seeds": numbers[:1], "vary": dict(vary), "given": given}
     _require_no_code(own_names_of(plan))
     _require_no_paths({"vary": plan["vary"], "methods": plan["methods"]})
@@ -149,6 +162,7 @@ def analysis_request(
     given = _plain(settings)
     require(not is_own(insight), f"'{insight[:80]}' is code; a request cannot name any.")
     require(rounds is None or rounds >= 1, f"rounds must be at least 1, not {rounds}.")
+    require(0 < level < 1, f"level is a fraction between 0 and 1, not {level}.")
     Config.of(given)
     return JobRequest("analysis", {"of": of, "insight": insight, "rounds": rounds, "level": level, "settings": given})
 
@@ -172,7 +186,8 @@ def base_run(folder: ServedFolder, base: str) -> Path:
         place = folder.place(f"{base}/run")
     require(kind_of(place) == "run", f"There is no run '{base[:80]}' to make models from.")
     require(
-        (place / "checkpoint.safetensors").is_file(), f"The run '{base[:80]}' has no finished round to begin at yet."
+        folder.file(f"{folder.path(place)}/checkpoint.safetensors") is not None,
+        f"The run '{base[:80]}' has no finished round to begin at yet.",
     )
     return place
 

@@ -1,6 +1,7 @@
 """Pages for people, and the forms on them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -63,7 +64,9 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
 
     @app.post("/login", include_in_schema=False)
     async def log_in(request: Request) -> Response:
-        form = dict(parse_qsl((await request.body()).decode(errors="replace"), max_num_fields=10))
+        form: dict[str, str] = {}
+        with suppress(ValueError):
+            form = dict(parse_qsl((await request.body()).decode(errors="replace"), max_num_fields=10))
         if not gate.admits(form.get("token", "").strip()):
             return HTMLResponse(shell("Log in", notice("That is not the server's token.") + _LOGIN), 401)
         answer = RedirectResponse("/", 303)

@@ -1,6 +1,9 @@
 """The folder that is served: paths of a request as places in it, never outside."""
 
+import os
+import shutil
 import stat
+from itertools import count
 from pathlib import Path
 
 from covey.errors import Refusal, require
@@ -8,6 +11,9 @@ from covey.job.run_index import kind_of
 
 OWN = ".serve"
 """Folder of the server's own files, in the folder that it serves."""
+
+_ORIGIN = "origin"
+"""File with the number that the server's own folder had in the file system when it was made."""
 
 _LONGEST = 400
 """Characters of a path."""
@@ -25,6 +31,35 @@ class ServedFolder:
             raise Refusal(f"The folder {root} cannot be served: {error.strerror or error}.") from error
         self.root = root.resolve()
         self.own = self.root / OWN
+
+    def claim(self) -> Path | None:
+        """Make the server's own folder; return where an older one was put that was not made in this place, if any.
+
+        A folder that was copied, or came from a stranger, may hold jobs that name code, and a token that others know:
+        its number in the file system tells.
+        """
+        aside = None
+        if self.own.is_symlink() or (self.own.exists() and not self._made_here()):
+            numbers = (self.root / f"{OWN}-{number}" for number in count(1))
+            aside = next(place for place in numbers if not os.path.lexists(place))
+            self.own.rename(aside)
+        if not self.own.exists():
+            new = self.root / f"{OWN}-new-{os.getpid()}"
+            new.mkdir(mode=0o700)
+            (new / _ORIGIN).write_text(f"{new.stat().st_ino}\n")
+            try:
+                new.rename(self.own)
+            except OSError:
+                # Another server was quicker; its lock refuses this one.
+                shutil.rmtree(new)
+        return aside
+
+    def _made_here(self) -> bool:
+        origin = self.own / _ORIGIN
+        try:
+            return not origin.is_symlink() and origin.read_text() == f"{self.own.stat().st_ino}\n"
+        except (OSError, ValueError):
+            return False
 
     def place(self, path: str) -> Path:
         """Return the folder or file that a path of a request names; refuse what is not plainly inside.

@@ -1,5 +1,6 @@
 """The application and its server."""
 
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,6 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 import covey
@@ -25,6 +25,10 @@ from covey.storage import FolderLock
 
 NAMES = ("localhost", "127.0.0.1", "::1")
 """Names of this machine, by which a server is always reached."""
+
+
+_MISSING = ("There is no run ", "There is no job ", "There is no page ", "There is no '", "There is no form ")
+"""How refusals begin that are about an address; others are about what was sent."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def create_service(folder: Path, options: ServeOptions | None = None) -> Service
     """Return the application that serves a folder. Its jobs begin when it starts up."""
     options = options or ServeOptions()
     served = ServedFolder(folder)
-    served.own.mkdir(exist_ok=True)
+    served.claim()
     do = ServeActions(served, JobQueue(served, options.workers, options.retries))
 
     @asynccontextmanager
@@ -83,29 +87,35 @@ def create_service(folder: Path, options: ServeOptions | None = None) -> Service
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
-        missing = str(refusal).startswith("There is no ")
-        return JSONResponse({"detail": str(refusal)}, 404 if missing else 422)
+        return _said(str(refusal), 404 if str(refusal).startswith(_MISSING) else 422)
 
     @app.exception_handler(RequestValidationError)
     async def misshapen(request: Request, error: RequestValidationError) -> Response:
         faults = [f"{'.'.join(map(str, one['loc'][1:])) or 'the body'}: {one['msg']}" for one in error.errors()[:5]]
-        return JSONResponse({"detail": f"The request is not as it should be: {'; '.join(faults)}."}, 422)
+        return _said(f"The request is not as it should be: {'; '.join(faults)}.", 422)
 
     page_routes.add(app, do, gate, options.forms)
     app.include_router(api_routes.routes(do))
     return Service(gate, do)
 
 
+def _said(sentence: str, status: int) -> Response:
+    """Return an answer with a sentence, which may repeat text of a request that UTF-8 cannot hold."""
+    return Response(json.dumps({"detail": sentence}), status, media_type="application/json")
+
+
 def serve(folder: Path, options: ServeOptions, *, on_start: Callable[[str], None] | None = None) -> None:
     """Serve a folder until it is interrupted."""
     if options.token is None and not is_loopback(options.host):
         raise Refusal(f"Others reach {options.host}, so the server needs a token there.")
-    own = ServedFolder(folder).own
-    own.mkdir(exist_ok=True)
-    with FolderLock(own, "folder of the server"):
+    served = ServedFolder(folder)
+    served.claim()
+    with FolderLock(served.own, "folder of the server"):
         service = create_service(folder, options)
         config = uvicorn.Config(
             service.app,
+            # Of the two that it may use, the one that bounds the size of headers.
+            http="h11",
             log_level="warning",
             # Its own set-up of logging would close the handlers of other libraries, and some close the terminal then.
             log_config=None,
