@@ -30,6 +30,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 html_show_sphinx = False
+html_show_search_summary = False  # Summaries are fetched, which browsers refuse for files.
 highlight_language = "text"
 pygments_style = "default"
 pygments_dark_style = "monokai"

@@ -1,35 +1,240 @@
-"""Tables of the benchmarks, made from the measured rows in `results/`."""
+"""Tables and figures of the benchmarks, made from the measured rows in `results/`."""
 
 import json
+from functools import cache
+from typing import Any
 
+from bar_figures import bars
 from page_text import ROOT, table
+
+_KINDS = {"plain": "plain", "pfl": "peer", "pfl-2": "peer", "flower": "peer"}
+_CPU_NAMES = {
+    "plain": "plain loop, 1 thread",
+    "flower": "Flower, 2 clients at once",
+    "pfl": "pfl-research, 1 process",
+    "pfl-2": "pfl-research, 2 processes",
+    "covey": "Covey, 2 workers",
+    "covey-bf16": "Covey, bf16",
+}
+
+
+@cache
+def _gpu_rows() -> dict[str, dict[str, Any]]:
+    lines = (ROOT / "results" / "gpu.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["row"]: row for row in map(json.loads, lines) if "samples_per_second" in row}
+
+
+def _gpu_name(row: str) -> str:
+    """Return what was run, of a row's name: contender, workload, precision and number of runs."""
+    contender, _, *how = row.split("-")
+    if contender != "covey":
+        return {"plain": "plain loop", "pfl": "pfl-research"}[contender]
+    precision, runs = how
+    return f"Covey, {precision}" + ("" if runs == "1" else f", {runs} runs")
+
+
+def _gpu_workloads() -> dict[str, dict[str, float]]:
+    """Return samples per second of each workload, by what was run, from slow to fast."""
+    found: dict[str, dict[str, float]] = {}
+    for row in sorted(_gpu_rows().values(), key=lambda one: (one["row"].split("-")[1], one["samples_per_second"])):
+        found.setdefault(row["row"].split("-")[1], {})[_gpu_name(row["row"])] = row["samples_per_second"]
+    return found
 
 
 def gpu() -> str:
-    """Return the rows of `results/gpu.jsonl`: a line for each workload and contender."""
-    lines = (ROOT / "results" / "gpu.jsonl").read_text(encoding="utf-8").splitlines()
-    found = {row["row"]: row for row in map(json.loads, lines) if "samples_per_second" in row}
+    """Return client-samples per second on a GPU: a line for each workload, a column for each contender."""
+    workloads = _gpu_workloads()
+    heads = ["plain loop", "pfl-research", "Covey, tf32", "Covey, bf16", "Covey, bf16, 6 runs", "Covey, bf16, 10 runs"]
+    rows = [
+        [name, *(f"{found[head]:,.0f}" if head in found else "" for head in heads)] for name, found in workloads.items()
+    ]
+    return table(["", *heads], rows)
+
+
+def gpu_figure() -> str:
+    """Return the speed of each contender on a GPU, in times the plain loop, as a chart."""
+    groups = {}
+    for name, found in _gpu_workloads().items():
+        plain = found["plain loop"]
+        groups[name] = [
+            (what, _kind(what), rate / plain, f"{rate / plain:.1f}×")
+            for what, rate in found.items()
+            if what != "plain loop"
+        ]
+    return bars("Client-samples per second on one GPU, in times the plain loop", groups)
+
+
+def _kind(what: str) -> str:
+    return "many" if "runs" in what else "covey" if what.startswith("Covey") else "peer"
+
+
+def lead() -> str:
+    """Return how many times as fast as the plain loop Covey is, from the least to the most of all workloads."""
+    gpu_times = [
+        rate / found["plain loop"]
+        for found in _gpu_workloads().values()
+        for what, rate in found.items()
+        if what.startswith("Covey")
+    ]
+    cpu_times = {
+        one: [found[one] / found["plain"] for found in _cpu_rates().values()] for one in ("covey", "covey-bf16")
+    }
+    ranges = {one: f"{min(times):.1f} to {max(times):.1f} times" for one, times in cpu_times.items()}
+    return (
+        f"On one GPU Covey is {min(gpu_times):.0f} to {max(gpu_times):.0f} times as fast as a plain PyTorch loop, on "
+        f"two CPU cores {ranges['covey']}, and {ranges['covey-bf16']} in bfloat16.\n"
+    )
+
+
+def gpu_rows() -> str:
+    """Return every measured row on a GPU with its commit."""
     rows = []
-    for name, row in sorted(found.items(), key=lambda one: (one[0].split("-")[1], one[1]["samples_per_second"])):
-        contender, workload, *how = name.split("-")
-        runs = f"{how[1]} run{'s in lockstep' if how[1] != '1' else ''}" if len(how) > 1 else ""
-        shown = ", ".join(filter(None, [contender, how[0] if how else "", runs, *how[2:]]))
-        peer = found.get(f"plain-{workload}")
-        times = f"{row['samples_per_second'] / peer['samples_per_second']:,.1f}" if peer else ""
-        rows.append([workload, shown, f"{row['samples_per_second']:,.0f}", times, row["device"], row["commit"][:10]])
-    head = ["workload", "contender", "samples per second", "times the plain loop", "device", "commit"]
-    return table(head, rows) + "\nFrom `results/gpu.jsonl`. What has not been measured has no row.\n"
+    for row in sorted(_gpu_rows().values(), key=lambda one: (one["row"].split("-")[1], one["samples_per_second"])):
+        startup = f"{row['startup_seconds']:.0f}" if "startup_seconds" in row else ""
+        training = f"{100 * row['phases']['clients']:.0f}" if "phases" in row else ""
+        name = row["row"]
+        memory = f"{row['peak_memory'] / 2**30:.1f}"
+        rows.append(
+            [
+                f"`{name}`",
+                f"{row['samples_per_second']:,.0f}",
+                row["rounds"],
+                startup,
+                training,
+                memory,
+                row["device"].removeprefix("NVIDIA "),
+                f"`{row['commit'][:10]}`",
+            ]
+        )
+    head = ["row", "samples/s", "rounds", "start-up (s)", "training (% of wall time)", "memory (GiB)", "GPU", "commit"]
+    versions = sorted({row["torch"] for row in _gpu_rows().values()})
+    return table(head, rows) + f"\nFrom `results/gpu.jsonl`; PyTorch {', '.join(versions)}.\n"
+
+
+@cache
+def _cpu() -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads((ROOT / "results" / "cpu.json").read_text(encoding="utf-8"))
+    return stored
+
+
+def _cpu_rates() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for row in _cpu()["rows"]:
+        if row["failure"] is None:
+            found.setdefault(row["workload"], {})[row["contender"]] = row["rate"]
+    return found
 
 
 def cpu() -> str:
-    """Return the rows of `results/cpu.json`."""
-    stored = json.loads((ROOT / "results" / "cpu.json").read_text(encoding="utf-8"))
-    plain = {row["workload"]: row["rate"] for row in stored["rows"] if row["contender"] == "plain"}
+    """Return client-samples per second on a CPU: a line for each workload, a column for each contender."""
     rows = [
-        [row["workload"], row["contender"], f"{row['rate']:,.0f}", f"{row['rate'] / plain[row['workload']]:.2f}"]
+        [name, *(f"{found[one]:,.0f}" if one in found else "" for one in _CPU_NAMES)]
+        for name, found in _cpu_rates().items()
+    ]
+    return table(["", *_CPU_NAMES.values()], rows)
+
+
+def cpu_figure() -> str:
+    """Return the speed of each contender on a CPU, in times the plain loop, as a chart."""
+    rates = _cpu_rates()
+    groups = {
+        name: [
+            (
+                _CPU_NAMES[one],
+                _KINDS.get(one, "covey"),
+                times[one],
+                f"{times[one]:.2f}×",
+            )
+            for one in _CPU_NAMES
+            if one in times
+        ]
+        for name, found in rates.items()
+        for times in [{one: rate / found["plain"] for one, rate in found.items()}]
+    }
+    return bars("Client-samples per second on two CPU cores, in times the plain loop", groups)
+
+
+def cpu_rows() -> str:
+    """Return every measured row on a CPU, with both passes, and the commit."""
+    stored = _cpu()
+    rows = [
+        [
+            row["workload"],
+            f"`{row['contender']}`",
+            f"{row['rate']:,.0f}",
+            ", ".join(f"{one:,.0f}" for one in row["passages"]),
+            row["rounds"],
+            f"{row['startup']:.1f}",
+            f"{row['peak_bytes'] / 2**20:,.0f}",
+        ]
         for row in stored["rows"]
         if row["failure"] is None
     ]
-    head = ["workload", "contender", "samples per second", "times the plain loop"]
-    about = f"{stored['processor']}, {stored['cores']} cores, commit {stored['commit'][:10]}"
-    return table(head, rows) + f"\nFrom `results/cpu.json`: {about}, PyTorch {stored['versions']['torch']}.\n"
+    head = ["", "contender", "samples/s", "there, back", "rounds", "start-up (s)", "memory (MiB)"]
+    changed = ", with changes that were not committed" if stored["uncommitted"] else ""
+    peers = ", ".join(f"{name} {version}" for name, version in stored["peers"].items())
+    return (
+        table(head, rows) + f"\nFrom `results/cpu.json`: {stored['processor']}, {stored['cores']} cores, commit "
+        f"`{stored['commit'][:10]}`{changed}, PyTorch {stored['versions']['torch']}, {peers}.\n"
+    )
+
+
+def server() -> str:
+    """Return the time and memory of the server's own work."""
+    stored = json.loads((ROOT / "results" / "server.json").read_text(encoding="utf-8"))
+    rows = [
+        [row["about"], f"{1000 * row['median_seconds']:,.2f}", f"{row['extra_bytes'] / 2**20:,.1f}"]
+        for row in stored["rows"].values()
+        if "median_seconds" in row
+    ]
+    machine = stored["machine"]
+    return (
+        table(["work", "median (ms)", "memory beyond its state (MiB)"], rows)
+        + f"\nFrom `results/server.json`: {machine['cores']} CPU cores, PyTorch {machine['torch']}.\n"
+    )
+
+
+def million() -> str:
+    """Return the cost of very many clients."""
+    stored = json.loads((ROOT / "results" / "million.json").read_text(encoding="utf-8"))
+    rows = [
+        [
+            f"`{row['method']}`",
+            f"{row['clients']:,}",
+            f"{row['start_cpu_seconds']:.2f}",
+            f"{row['round_cpu_seconds']:.2f}",
+            f"{(row['peak_bytes'] - row['images_bytes']) / 2**20:,.0f}",
+            f"{row['checkpoint_bytes'] / 2**20:,.1f}",
+            f"`{row['commit'][:10]}`",
+        ]
+        for row in sorted(stored["rows"].values(), key=lambda one: (one["method"], one["clients"], one["rounds"]))
+    ]
+    head = ["method", "clients", "start-up (CPU s)", "round (CPU s)", "memory (MiB)", "checkpoint (MiB)", "commit"]
+    return table(head, rows) + "\nFrom `results/million.json`; a round has 100 clients.\n"
+
+
+def soak() -> str:
+    """Return what a fleet of real processes went through."""
+    stored = json.loads((ROOT / "results" / "soak.json").read_text(encoding="utf-8"))
+    verdict = stored["verdict"]
+    kept = "; ".join(name for name, held in stored["held"].items() if held)
+    failed = "; ".join(name for name, held in stored["held"].items() if not held)
+    return (
+        f"{verdict['rounds']} rounds in {verdict['seconds']} s on a fleet of real processes: {verdict['kills']} nodes "
+        f"killed, {verdict['returns']} brought back, {verdict['answers lost']} answers lost. Held: {kept}."
+        f"{f' Did not hold: {failed}.' if failed else ''} From `results/soak.json`.\n"
+    )
+
+
+MEASURED = {
+    "lead": lead,
+    "gpu": gpu,
+    "gpu-figure": gpu_figure,
+    "gpu-rows": gpu_rows,
+    "cpu": cpu,
+    "cpu-figure": cpu_figure,
+    "cpu-rows": cpu_rows,
+    "server": server,
+    "million": million,
+    "soak": soak,
+}

@@ -25,6 +25,7 @@ from page_text import (
     result_tables,
     table,
     without_options,
+    written_text,
 )
 from source_lines import named_lines
 
@@ -78,15 +79,35 @@ def _index() -> str:
         "measured, and when to use it. [Which method when](../explanation/which-method.md) helps to choose. "
         "Parts of methods combine freely: `covey run --selector fedacs --trainer moon --aggregator median`.",
         "",
+        "The parts are names of `covey list`, with their options in [Parts](../reference/parts.md). *Down, up* are the "
+        f"bytes that a client receives and sends in a round, in times the model's: {_stored_costs()['about']}.",
+        "",
     ]
     for family, about in _FAMILIES.items():
-        rows = [
-            [f"[{entry.name}]({entry.name}.md)", cell(escaped(entry.part.summary))]
-            for entry in methods
-            if _family(entry.name, entry.part) == family
-        ]
-        lines += [f"## {family}", "", about, "", table(["method", "what it does"], rows)]
+        rows = [_index_row(entry) for entry in methods if _family(entry.name, entry.part) == family]
+        lines += [f"## {family}", "", about, "", table(_INDEX_HEAD, rows)]
     return "\n".join([*lines, "```{toctree}", ":hidden:", ":glob:", "", "*", "```", ""])
+
+
+_INDEX_HEAD = ["method", "what it does", "who is invited", "what clients do", "how replies count", "down, up"]
+
+
+def _index_row(entry: Entry[Recipe]) -> list[str]:
+    """Return a method's line in the index: what it does, its parts, and its bytes as multiples of the model's."""
+    recipe = entry.part
+    counts = f"{recipe.aggregator}, then {recipe.server['optimizer']}" if recipe.server else recipe.aggregator
+    if recipe.many:
+        option = manymodels[recipe.many].options.get("participation")
+        everyone = option is None or option.default == "all"
+        counts = (
+            "average of what is shared" if recipe.many in trainers.names() else "a model for each client or cluster"
+        )
+        parts = ["everyone" if everyone else "uniform", recipe.many if recipe.many in trainers.names() else "", counts]
+    else:
+        parts = [str(recipe.selector), str(recipe.trainer), str(counts)]
+    cost = _stored_costs()["methods"].get(entry.name)
+    sent = f"{cost['down']:.1f}, {cost['up']:.1f}" if cost else ""
+    return [f"[{entry.name}]({entry.name}.md)", cell(escaped(recipe.summary)), *parts, sent]
 
 
 def _family(name: str, recipe: Recipe) -> str:
@@ -234,7 +255,7 @@ def _modules(part: Part) -> Iterator[str]:
 def _options(recipe: Recipe, parts: list[Part]) -> str:
     rows = []
     for one in parts:
-        texts = _texts(one.entry.part)
+        texts = _texts_of(one.entry.part)
         for name, option in one.entry.options.items():
             default = one.given.get(name, option.default)
             rows.append(
@@ -242,10 +263,10 @@ def _options(recipe: Recipe, parts: list[Part]) -> str:
                     f"`{one.section}.{name}`",
                     cell(escaped(option.type_name)),
                     f"`{cell(shown_value(default))}`",
-                    cell(escaped(texts.get(name, ""))),
+                    cell(escaped(texts.get(name) or written_text(one.section, one.entry.name, name))),
                 ]
             )
-    settings = {one["name"]: one for one in settings_reference()}
+    settings = _settings()
     for section in _SECTIONS:
         for name, value in _given(recipe, section):
             one = settings[f"{section}.{name}"]
@@ -253,6 +274,16 @@ def _options(recipe: Recipe, parts: list[Part]) -> str:
     if not rows:
         return "It has none of its own; all [settings](../reference/settings.md) apply.\n"
     return table(["option", "values", "default", "meaning"], rows)
+
+
+@cache
+def _settings() -> dict[str, dict[str, str]]:
+    return {one["name"]: one for one in settings_reference()}
+
+
+@cache
+def _texts_of(part: Any) -> dict[str, str]:
+    return _texts(part)
 
 
 def shown_value(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,11 +31,30 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def option_texts(docstring: str) -> dict[str, str]:
-    """Return the meaning of each option: lines `name: text` of a docstring, with the indented lines after them."""
-    return {name: " ".join(text.split()) for name, text in _OPTION.findall(docstring)}
+    """Return the meaning of each option: lines `name: text` of a docstring, with the indented lines after them.
+
+    `rate, momentum: text` and `centre and scale: text` mean each of these.
+    """
+    found = [(names, " ".join(text.split())) for names, text in _OPTION.findall(docstring)]
+    return {name: text for names, text in found for name in re.split(r", | and ", names)}
 
 
-_OPTION = re.compile(r"^([a-z_]\w*): (.+(?:\n +\S.*)*)\n?", re.MULTILINE)
+_NAME = r"[a-z_]\w*"
+_OPTION = re.compile(rf"^({_NAME}(?:(?:, | and ){_NAME})?): (.+(?:\n +\S.*)*)\n?", re.MULTILINE)
+
+
+@cache
+def written_texts() -> dict[str, dict[str, str]]:
+    """Return the meanings of options and arguments that no docstring lists, by kind or by kind and part."""
+    return tomllib.loads(Path(__file__).with_name("option_texts.toml").read_text(encoding="utf-8"))["texts"]
+
+
+def written_text(kind: str, part: str, option: str) -> str:
+    """Return the written meaning of a part's option, or of a command's argument; a part's own comes first."""
+    texts = written_texts()
+    names = part.split(" ")
+    places = [f"{kind}.{' '.join(names[:end])}" for end in range(len(names), 0, -1)]
+    return next((texts[place][option] for place in [*places, kind] if option in texts.get(place, {})), "")
 
 
 def without_options(docstring: str) -> str:
@@ -116,21 +136,23 @@ def _cells(line: str) -> list[str]:
 
 
 def with_quotes(text: str, depth: int) -> str:
-    """Replace `<!-- quote: PAGE "HEADING" columns=0,2 rows=REGEX -->` by that table of the page.
+    """Replace `<!-- quote: PAGE "HEADING" table=2 columns=0,2 rows=REGEX -->` by that table of the page.
 
-    It stands on its own line. Without columns all are quoted, without rows too.
+    It stands on its own line. Without `table` it is the first under the heading; without columns all are quoted,
+    without rows too.
     """
     return re.sub(r"^<!-- quote: (.+?) -->$", lambda found: _quoted(found[1], depth), text, flags=re.MULTILINE)
 
 
 def _quoted(wanted: str, depth: int) -> str:
-    found = re.fullmatch(r'(\S+) "([^"]*)"(?: columns=([\d,]+))?(?: rows=(.+))?', wanted)
+    found = re.fullmatch(r'(\S+) "([^"]*)"(?: table=(\d+))?(?: columns=([\d,]+))?(?: rows=(.+))?', wanted)
     if found is None:
-        raise ValueError(f"A quote reads: quote: PAGE \"HEADING\" columns=0,2 rows=REGEX; not '{wanted}'.")
-    page, heading, columns, rows = found.groups()
-    one = next((one for one in result_tables(DOCS / page) if one.heading == heading), None)
-    if one is None:
-        raise ValueError(f"docs/{page} has no table under the heading '{heading}'.")
+        raise ValueError(f"A quote reads: quote: PAGE \"HEADING\" table=2 columns=0,2 rows=REGEX; not '{wanted}'.")
+    page, heading, place, columns, rows = found.groups()
+    tables = [one for one in result_tables(DOCS / page) if one.heading == heading]
+    if len(tables) < int(place or 1):
+        raise ValueError(f"docs/{page} has {len(tables)} tables under the heading '{heading}'.")
+    one = tables[int(place or 1) - 1]
     kept = [row for row in one.rows if re.search(rows or "", " | ".join(row))]
     if not kept:
         raise ValueError(f"No row of '{heading}' in docs/{page} matches '{rows}'.")

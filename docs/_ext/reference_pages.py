@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 from method_pages import attribute_texts, shown_value
-from page_text import cell, doc_of, docstring_page, escaped, option_texts, table, without_options
+from page_text import cell, doc_of, docstring_page, escaped, option_texts, table, without_options, written_text
 
 import covey
 import covey.registries
@@ -69,10 +69,7 @@ def _commands() -> str:
         lines += [f"## {path}", "", docstring_page(described)]
         if example:
             lines += ["```", example[1], "```", ""]
-        rows = [
-            [f"`{_spelled(one)}`", _default(one), cell(escaped(getattr(one, "help", "") or ""))]
-            for one in _flags(command)
-        ]
+        rows = [[f"`{_spelled(one)}`", _default(one), cell(escaped(_meaning(path, one)))] for one in _flags(command)]
         if rows:
             lines += [table(["argument or flag", "default", "meaning"], rows)]
     return "\n".join(lines)
@@ -97,6 +94,10 @@ def _spelled(one: Any) -> str:
         return str(one.metavar or one.name.upper())
     flags = ", ".join([*one.opts, *one.secondary_opts])
     return flags if one.is_flag else f"{flags} {one.metavar or one.type.name.upper()}"
+
+
+def _meaning(path: str, one: Any) -> str:
+    return getattr(one, "help", "") or written_text("command", path, _spelled(one))
 
 
 def _default(one: Any) -> str:
@@ -142,7 +143,7 @@ def _part(entry: Entry[Any], section: str) -> list[str]:
     rows = []
     for name, one in entry.options.items():
         default = "needed" if one.default is inspect.Parameter.empty else _typed(one.default)
-        meaning = cell(escaped(texts.get(name, "")))
+        meaning = cell(escaped(texts.get(name) or written_text(section, entry.name, name)))
         rows.append([f"`{section}.{name}`", cell(escaped(one.type_name)), default, meaning])
     described = doc_of(part) or entry.summary
     return [docstring_page(without_options(described)), *([table(["option", *_HEAD[1:]], rows)] if rows else [])]

@@ -2,7 +2,8 @@
 
 Generated pages lie in `docs/methods` and `docs/reference`, which git ignores. In written pages, a line `? NAME` of a
 table of contents is kept if the page exists, and `? *` stands for all pages of this folder that nobody else names. A
-comment `quote:` is replaced by a table of a results page (`page_text.with_quotes`), `measured:` by one of a benchmark.
+comment `quote:` is replaced by a table of a results page (`page_text.with_quotes`), `measured:` by a table or figure of
+a benchmark (`benchmark_tables.MEASURED`), `verdicts:` by the verdicts of a results page (`claim_tables`).
 """
 
 import json
@@ -10,9 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import benchmark_tables
+import claim_tables
 import method_pages
 import reference_pages
+from benchmark_tables import MEASURED
 from page_text import DOCS, with_quotes
 from sphinx.util import logging
 
@@ -48,7 +50,11 @@ def _write(path: Path, text: str) -> None:
 def _completed(app: Any, env: Any, *_: Any) -> list[str]:
     """Return the pages that other files complete: they are read anew in every build."""
     texts = {name: Path(env.doc2path(name)).read_text(encoding="utf-8") for name in env.found_docs}
-    return [name for name, text in texts.items() if re.search(r"^(\? |<!-- (quote|measured): )", text, re.MULTILINE)]
+    return [
+        name
+        for name, text in texts.items()
+        if re.search(r"^(\? |<!-- (quote|measured|verdicts): )", text, re.MULTILINE)
+    ]
 
 
 def _complete(app: Any, name: str, source: list[str]) -> None:
@@ -58,10 +64,13 @@ def _complete(app: Any, name: str, source: list[str]) -> None:
         text = with_quotes(text, name.count("/"))
     except ValueError as fault:
         _LOG.warning(str(fault), location=name)
-    for machine, measured in (("gpu", benchmark_tables.gpu), ("cpu", benchmark_tables.cpu)):
-        if f"<!-- measured: {machine} -->" in text:
-            text = text.replace(f"<!-- measured: {machine} -->", measured())
+    text = re.sub(r"^<!-- measured: (.+) -->$", lambda found: MEASURED[found[1]](), text, flags=re.MULTILINE)
+    text = re.sub(r"^<!-- verdicts: (.+) -->$", lambda found: _verdicts(found[1]), text, flags=re.MULTILINE)
     source[0] = re.sub(r"^\? (.+)\n", lambda found: _named(found[1]), text, flags=re.MULTILINE)
+
+
+def _verdicts(wanted: str) -> str:
+    return claim_tables.overview() if wanted == "all" else claim_tables.verdicts(wanted)
 
 
 def _named(wanted: str) -> str:

@@ -1,0 +1,38 @@
+"""Bar charts as SVG within a page: their colours are the page's, so that they can be read on light and dark."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+_WIDTH, _LEFT, _BAR, _GAP, _GROUP = 720, 150, 16, 3, 14
+
+
+def bars(title: str, groups: Mapping[str, Sequence[tuple[str, str, float, str]]]) -> str:
+    """Return a chart of horizontal bars: for each group lines of (label, kind, length, text at its end).
+
+    A kind is a class of `covey.css`: plain, peer, covey or many.
+    """
+    longest = max(length for lines in groups.values() for _, _, length, _ in lines)
+    scale = (_WIDTH - _LEFT - 90) / longest
+    drawn, top = [], 8
+    for name, lines in groups.items():
+        drawn.append(f'<text class="group" x="0" y="{top + 12}">{escape(name)}</text>')
+        for label, kind, length, text in lines:
+            y = top + 12
+            drawn += [
+                f'<text class="label" x="{_LEFT - 8}" y="{y}" text-anchor="end">{escape(label)}</text>',
+                f'<rect class="{kind}" x="{_LEFT}" y="{top}" width="{max(length * scale, 1):.1f}" height="{_BAR}"/>',
+                f'<text class="value" x="{_LEFT + max(length * scale, 1) + 6:.1f}" y="{y}">{escape(text)}</text>',
+            ]
+            top += _BAR + _GAP
+        top += _GROUP
+    # No blank line: it would end the block of HTML.
+    return "\n".join(
+        [
+            '<figure class="bars">',
+            f'<svg viewBox="0 0 {_WIDTH} {top}" role="img" aria-label="{escape(title)}">',
+            *drawn,
+            "</svg>",
+            f"<figcaption>{escape(title)}</figcaption>",
+            "</figure>",
+        ]
+    )
