@@ -85,6 +85,11 @@ def test_a_fleets_run_is_a_base_and_its_sites_are_asked(served_runs, tmp_path):
         words = request.arguments(folder, Path())
         assert words[words.index("--fleet") + 1] == str(folder.root / "plant")
         assert "--trust" not in words
+        # Either address resumes the fleet's run, with its sites.
+        resumed = resume_request(base)
+        plant = folder.root / "plant"
+        assert resumed.arguments(folder, Path()) == ["resume", f"{plant}/run", "--fleet", str(plant), "--json"]
+        assert command(resumed, folder) == f"covey resume {plant}/run --fleet {plant}"
 
 
 def test_values_that_look_like_flags_stay_values(folder):

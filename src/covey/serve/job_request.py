@@ -89,14 +89,15 @@ class JobRequest:
         """Return the arguments of `covey` that do the job, or what is left of it. `work` is the job's own folder."""
         place = None if self.place is None else folder.place(self.place)
         if place is not None and kind_of(place) is not None:
-            return ["resume", str(place), *_fleet(place), "--json"]
+            return _resuming(place)
         return self._from_the_start(folder, work)
 
     def _from_the_start(self, folder: ServedFolder, work: Path) -> list[str]:
         content = self.content
         place = None if self.place is None else folder.place(self.place)
         if self.kind == "resume":
-            return ["resume", str(place), "--json"]
+            assert place is not None
+            return _resuming(place)
         words: list[str] = [*_settings_words(content.get("settings") or {})]
         if self.kind == "run":
             return ["run", *words, "--out", str(place), "--json"]
@@ -345,6 +346,12 @@ def _ondemand_words(content: Mapping[str, Any]) -> list[str]:
 def _analysis_words(content: Mapping[str, Any]) -> list[str]:
     words = ["--insight", content["insight"], "--level", str(content["level"])]
     return [*words, *([] if content["rounds"] is None else ["--rounds", str(content["rounds"])])]
+
+
+def _resuming(place: Path) -> list[str]:
+    """Return the arguments that resume a run, or a job of runs; of a fleet, its run."""
+    run = place / "run" if kind_of(place) == "fleet" else place
+    return ["resume", str(run), *_fleet(run), "--json"]
 
 
 def _fleet(place: Path) -> list[str]:
