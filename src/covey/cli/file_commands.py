@@ -30,7 +30,7 @@ def report(
     RUN is the folder of a run, a comparison or an on-demand job. --trust matters to on-demand jobs alone, whose models
     are scored again.
 
-    Example: covey report runs/demo
+    Example: covey report runs/demo/skew
     """
     from covey.cli.on_demand_command import redraw
     from covey.job.on_demand import is_ondemand

@@ -13,6 +13,7 @@ import typer
 
 import covey
 from covey.cli.agent_command import train_agent
+from covey.cli.demo_command import demo
 from covey.cli.file_commands import download, evaluate, export, report
 from covey.cli.fleet_commands import app as fleet_app
 from covey.cli.inspect_commands import analyze, describe
@@ -20,7 +21,7 @@ from covey.cli.inspect_file import inspect
 from covey.cli.list_command import list_parts
 from covey.cli.on_demand_command import ondemand
 from covey.cli.reproduce_command import reproduce
-from covey.cli.run_commands import compare, demo, resume, run
+from covey.cli.run_commands import compare, resume, run
 from covey.cli.run_folder_commands import rm, runs, show
 from covey.cli.serve_command import serve
 from covey.cli.usage import usage_sentence

@@ -1,4 +1,4 @@
-"""`covey demo`, `run`, `compare` and `resume`."""
+"""`covey run`, `compare` and `resume`."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import covey
-from covey.cli import terminal as display
 from covey.cli.agent_command import agents_for, with_agent
 from covey.cli.flags import (
     AgentFlag,
@@ -48,30 +47,6 @@ from covey.job.progress_display import comparison_progress, run_progress
 
 if TYPE_CHECKING:
     from covey import Comparison, Run
-
-
-def demo(out: OutFlag = None, json_: JsonFlag = False) -> None:
-    """Show what skew costs, on 60 clients, in under a minute.
-
-    Compares FedAvg on skewed clients with FedAvg on the same clients without skew, and writes a report.
-    """
-    comparison = _compare(
-        json_,
-        methods=["fedavg", "iid"],
-        seeds=5,
-        out=out or _fresh(Path("runs/demo")),
-        given={
-            "dataset": "digits",
-            "environment": {"name": "uniform", "samples": 24},
-            "clients": 60,
-            "cohort": 6,
-            "rounds": 40,
-            "local": {"epochs": 20, "batch": 20, "rate": 0.05},
-        },
-        question="What does skew cost? 60 clients with handwritten digits, each leaning to one of them by α ~ U[0, 1].",
-    )
-    if not json_:
-        display.say(f"Report: {covey.report([comparison.folder])}")
 
 
 def run(
@@ -303,13 +278,10 @@ def _vary(texts: list[str]) -> dict[str, list[str]]:
     return sweep
 
 
-def _compare(json_: bool, question: str | None = None, **arguments: Any) -> "Comparison":
-    if question and not json_:
-        display.say(question)
+def _compare(json_: bool, **arguments: Any) -> None:
     with comparison_progress() as (on_run, on_round):
         comparison = covey.compare(**arguments, on_run=on_run, on_round=on_round, progress=False)
     _show_comparison(comparison, json_)
-    return comparison
 
 
 def _show_run(result: "Run", json_: bool) -> None:
@@ -332,12 +304,3 @@ def _show_comparison(comparison: "Comparison", json_: bool) -> None:
         print_json({"folder": str(comparison.folder), "target": comparison.target, "rows": comparison.rows})
     else:
         show_comparison(comparison)
-
-
-def _fresh(folder: Path) -> Path:
-    """Return `folder`, or the first of `folder-2`, `folder-3`, … that does not exist."""
-    number, candidate = 2, folder
-    while candidate.exists():
-        candidate = folder.with_name(f"{folder.name}-{number}")
-        number += 1
-    return candidate
