@@ -60,16 +60,17 @@ def odd_figure(odd: OddClients) -> Figure:
     strange = analysis.strangeness
     assert strange is not None
     found, flipped = set(odd.found), set(odd.flipped)
+    usual = set(analysis.clients.tolist()) - found - flipped
     kinds = [
-        ("labels as they should be", _USUAL, "circle", lambda client: client not in found | flipped),
-        ("stands out, labels flipped", _FLIPPED, "circle", lambda client: client in found & flipped),
-        ("stands out, labels sound", _MISTAKEN, "diamond", lambda client: client in found - flipped),
-        ("labels flipped, unnoticed", _FLIPPED, "circle-open", lambda client: client in flipped - found),
+        ("labels as they should be", _USUAL, "circle", usual),
+        ("stands out, labels flipped", _FLIPPED, "circle", found & flipped),
+        ("stands out, labels sound", _MISTAKEN, "diamond", found - flipped),
+        ("labels flipped, unnoticed", _FLIPPED, "circle-open", flipped - found),
     ]
     data: list[dict[str, Any]] = []
     keys = []
-    for name, colour, symbol, belongs in kinds:
-        here = [at for at in np.argsort(analysis.skew).tolist() if belongs(int(analysis.clients[at]))]
+    for name, colour, symbol, members in kinds:
+        here = [at for at in np.argsort(analysis.skew).tolist() if int(analysis.clients[at]) in members]
         if not here:
             continue
         clients = [int(analysis.clients[at]) for at in here]

@@ -105,10 +105,10 @@ def late_accuracy(folder: Path) -> float:
     """Return the mean accuracy over the second half of a run of 60 rounds."""
     rows = _rows(folder)
     assert len(rows) == 60
-    return sum(row["accuracy"] for row in rows[30:]) / 30
+    return float(np.mean([row["accuracy"] for row in rows[30:]]))
 
 
 def on_mix(folder: Path) -> float:
     """Return the accuracy on the mix after a run's last round."""
     by_class = _rows(folder)[-1]["class_accuracy"]
-    return sum(share * by_class[digit] for digit, share in DIGITS.items())
+    return float(sum(share * by_class[digit] for digit, share in DIGITS.items()))
