@@ -69,7 +69,7 @@ def _cost(sentence: str, folder: Path, seeds: Sequence[int]) -> bool | None:
     )
     return (
         all(_says(said[place], said[place + 1], values) for place, values in ((1, cost), (3, won), (5, lost)))
-        and won.mean() <= cost.mean()
+        and bool(won.mean() <= cost.mean())
     )
 
 
