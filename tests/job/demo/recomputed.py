@@ -67,10 +67,9 @@ def _cost(sentence: str, folder: Path, seeds: Sequence[int]) -> bool | None:
         late["covey"] - late["fedavg"],
         late["fedavg"] - late["fedacs"],
     )
-    return (
-        all(_says(said[place], said[place + 1], values) for place, values in ((1, cost), (3, won), (5, lost)))
-        and bool(won.mean() <= cost.mean())
-    )
+    return all(
+        _says(said[place], said[place + 1], values) for place, values in ((1, cost), (3, won), (5, lost))
+    ) and bool(won.mean() <= cost.mean())
 
 
 def _site(sentence: str, folder: Path, seeds: Sequence[int]) -> bool | None:
