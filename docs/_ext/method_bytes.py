@@ -9,19 +9,26 @@ import covey
 from covey.storage import write_json
 
 FILE = Path(__file__).with_suffix(".json")
-ABOUT = "digits, the default model, 10 clients, 4 in a round, or all where the method asks all"
+ABOUT = (
+    "digits, the default model (with batch norm for fedbn), 10 clients, 4 in a round, or all where the method asks all"
+)
 GIVEN: dict[str, Any] = {"clients": 10, "cohort": 4, "rounds": 3, "workers": 1, "local": {"epochs": 2, "batch": 50}}
+
+
+MODELS: dict[str, dict[str, Any]] = {"fedbn": {"model": {"name": "mlp", "norm": "batch"}}}
+"""Settings of methods that need another model."""
 
 
 def cost(method: str, folder: Path, size: int) -> dict[str, float]:
     """Return the bytes to and from a client of the third round, as multiples of the model's bytes."""
-    record = covey.run(GIVEN, method=method, out=folder / method, progress=False).metrics[-1]
+    record = covey.run(GIVEN | MODELS.get(method, {}), method=method, out=folder / method, progress=False).metrics[-1]
     return {way: round(record[f"bytes_{way}"] / len(record["clients"]) / size, 2) for way in ("down", "up")}
 
 
-def model_bytes(folder: Path) -> int:
-    """Return the bytes of the model as it is sent: floating-point numbers, four bytes each."""
-    model = covey.run(GIVEN, rounds=1, out=folder / "model", progress=False).model()
+def model_bytes(folder: Path, method: str = "fedavg") -> int:
+    """Return the bytes of a method's model as it is sent: floating-point numbers, four bytes each."""
+    given = GIVEN | MODELS.get(method, {})
+    model = covey.run(given, rounds=1, out=folder / f"model-{method}", progress=False).model()
     return 4 * sum(one.numel() for one in model.state_dict().values() if one.is_floating_point())
 
 
@@ -31,7 +38,8 @@ def main() -> None:
         size = model_bytes(Path(folder))
         for name in covey.methods.names():
             try:
-                measured[name] = cost(name, Path(folder), size)
+                own = model_bytes(Path(folder), name) if name in MODELS else size
+                measured[name] = cost(name, Path(folder), own)
             except Exception as error:
                 print(f"{name}: {error}", file=sys.stderr)
     write_json(FILE, {"about": ABOUT, "methods": measured})

@@ -27,7 +27,7 @@ from page_text import (
     without_options,
     written_text,
 )
-from source_lines import named_lines
+from source_lines import named_lines, outlined_lines
 
 from covey.config.recipe import Recipe
 from covey.config.reference import settings_reference
@@ -224,13 +224,18 @@ def _equations(recipe: Recipe, parts: list[Part]) -> str:
     if not modules and recipe.aggregator == "average":
         modules["covey.aggregation.average"] = None
     rows = [row for module in modules for row in named_lines(module)]
+    if "proximal" in recipe.local:
+        # A term that a setting adds to any trainer; the trainer of the same name has it as the paper writes it.
+        rows = [row for row in outlined_lines("covey.client.optimizer") if "proximal" in row[1]]
+        rows += named_lines("covey.training.fedprox")
+    numbered = "Numbers are those of the paper. "
     if not rows:
-        return ""
+        own = dict.fromkeys(one.module.__name__ for one in _own(parts))
+        rows, numbered = [row for module in own for row in outlined_lines(module)], ""
     files = sorted({row[0].rsplit(":", 1)[0] for row in rows})
     head = ["line", "what stands there"]
-    return (
-        f"Numbers are those of the paper. The lines are of `src/covey`: {', '.join(f'`{one}`' for one in files)}.\n\n"
-        + table(head, [[f"`{where.rsplit('/', 1)[-1]}`", text] for where, text in rows])
+    return f"{numbered}The lines are of `src/covey`: {', '.join(f'`{one}`' for one in files)}.\n\n" + table(
+        head, [[f"`{where.rsplit('/', 1)[-1]}`", text] for where, text in rows]
     )
 
 

@@ -49,3 +49,25 @@ def _docstrings(source: str) -> Iterator[tuple[int, str]]:
             name = "" if isinstance(node, ast.Module) else f"`{node.name}`: "
             line = 1 if isinstance(node, ast.Module) else node.lineno
             yield line, f"{name}{cell(escaped(' '.join(named)))}"
+
+
+def outlined_lines(module: str) -> list[list[str]]:
+    """Return the classes and functions of a module that say what they compute, with their places.
+
+    For modules that name no equation: formulas of a class stand with it.
+    """
+    source = inspect.getsource(importlib.import_module(module))
+    shown = module.removeprefix("covey.").replace(".", "/") + ".py"
+    rows = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        text = without_options(ast.get_docstring(node) or "")
+        first, *others = text.split("\n\n")
+        kept = [first, *(one for one in others if isinstance(node, ast.ClassDef) and _FORMULA.search(one))]
+        if text:
+            rows.append((node.lineno, f"`{node.name}`: {cell(escaped(' '.join(' '.join(kept).split())))}"))
+    return [[f"{shown}:{line}", text] for line, text in sorted(rows)]
+
+
+_FORMULA = re.compile(r"[Σ‖∇←≥]")

@@ -1,5 +1,6 @@
 """The built documentation: no warning, no dead link, nothing missing, and a browser opens and searches it offline."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,18 @@ def test_every_method_and_every_setting_has_its_place(site: Path, pages: dict[st
     assert {f"methods/{name}.html" for name in methods.names()} <= set(pages)
     settings = (site / "reference" / "settings.html").read_text(encoding="utf-8")
     assert [one["name"] for one in settings_reference() if f">{one['name']}<" not in settings] == []
+
+
+def test_every_method_s_page_answers_the_same_questions(site: Path) -> None:
+    asked = ("When to use it", "When not to use it", "Paper", "Equations, and the lines that compute them", "Options")
+    asked += ("What a client sends", "What it costs", "Measured")
+    lacking = [
+        f"{name}: {head}"
+        for name in methods.names()
+        for head in asked
+        if not re.search(rf"^## {head}\n\n\S", (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8"), re.M)
+    ]
+    assert lacking == []
 
 
 def test_every_option_argument_and_flag_has_a_meaning(site: Path) -> None:
