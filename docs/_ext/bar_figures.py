@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-_WIDTH, _LEFT, _BAR, _GAP, _GROUP = 720, 150, 16, 3, 14
+_WIDTH, _LEFT, _BAR, _GAP, _GROUP = 720, 240, 16, 3, 14
 
 
 def bars(title: str, groups: Mapping[str, Sequence[tuple[str, str, float, str]]]) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+from bar_figures import bars
 from page_text import DOCS, cell, escaped, result_tables, table
 
 PAPERS = {
@@ -50,3 +51,24 @@ def verdicts(page: str) -> str:
     text = table(["verdict", "claim"], tested) if tested else ""
     more = f"{'None' if not tested else f'Not tested yet: {left}'} of {len(claims(page))} claims"
     return text + (f"\n{more}{' has been tested yet' if not tested else ''}.\n" if left else "")
+
+
+def fedacs_figure() -> str:
+    """Return FedACS's and Oort's points over random selection, as printed and as measured, as a chart."""
+    rows = next(
+        one.rows
+        for one in result_tables(DOCS / "results" / "fedacs.md")
+        if one.heading == "Table II: terminal accuracy"
+    )
+    random = {row[0]: row[2] for row in rows if row[1] == "random"}
+    groups: dict[str, list[tuple[str, str, float, str]]] = {}
+    for environment, method, paper, _, _, points, *_ in rows:
+        if environment not in random or method not in ("FedACS", "Oort (as compared)"):
+            continue
+        lines = groups.setdefault(environment, [])
+        if "-" not in (paper, random[environment]):
+            printed = float(paper) - float(random[environment])
+            lines.append((f"{method}, paper", "plain", printed, f"{printed:+.1f}"))
+        kind = "covey" if method == "FedACS" else "peer"
+        lines.append((f"{method}, measured", kind, float(points.split("\u00a0")[0]), points))
+    return bars("Points of accuracy over random selection on CIFAR-10, by environment: printed and measured", groups)

@@ -20,6 +20,7 @@ from sphinx.util import logging
 
 _LOG = logging.getLogger(__name__)
 _GENERATED = ("methods", "reference")
+_MEASURED = {**MEASURED, "fedacs-figure": claim_tables.fedacs_figure}
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -64,7 +65,7 @@ def _complete(app: Any, name: str, source: list[str]) -> None:
         text = with_quotes(text, name.count("/"))
     except ValueError as fault:
         _LOG.warning(str(fault), location=name)
-    text = re.sub(r"^<!-- measured: (.+) -->$", lambda found: MEASURED[found[1]](), text, flags=re.MULTILINE)
+    text = re.sub(r"^<!-- measured: (.+) -->$", lambda found: _MEASURED[found[1]](), text, flags=re.MULTILINE)
     text = re.sub(r"^<!-- verdicts: (.+) -->$", lambda found: _verdicts(found[1]), text, flags=re.MULTILINE)
     source[0] = re.sub(r"^\? (.+)\n", lambda found: _named(found[1]), text, flags=re.MULTILINE)
 
