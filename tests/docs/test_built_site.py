@@ -99,8 +99,10 @@ def test_every_method_and_every_setting_has_its_place(site: Path, pages: dict[st
 
 
 def test_every_method_s_page_answers_the_same_questions(site: Path) -> None:
-    asked = ("When to use it", "When not to use it", "Paper", "Equations, and the lines that compute them", "Options")
-    asked += ("What a client sends", "What it costs", "Measured")
+    asked = [
+        *("When to use it", "When not to use it", "Paper", "Equations, and the lines that compute them", "Options"),
+        *("What a client sends", "What it costs", "Measured"),
+    ]
     lacking = [
         f"{name}: {head}"
         for name in methods.names()
