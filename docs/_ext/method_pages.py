@@ -77,7 +77,7 @@ def _index() -> str:
         "",
         "A page for each method of `covey list methods`: what it is, its options, what clients send, what was "
         "measured, and when to use it. [Which method when](../explanation/which-method.md) helps to choose. "
-        "Parts of methods combine freely: `covey run --selector fedacs --trainer moon --aggregator median`.",
+        "[Combine parts](#combine-parts) makes more of them.",
         "",
         "The parts are names of `covey list`, with their options in [Parts](../reference/parts.md). *Down, up* are the "
         f"bytes that a client receives and sends in a round, in times the model's: {_stored_costs()['about']}.",
@@ -86,8 +86,29 @@ def _index() -> str:
     for family, about in _FAMILIES.items():
         rows = [_index_row(entry) for entry in methods if _family(entry.name, entry.part) == family]
         lines += [f"## {family}", "", about, "", table(_INDEX_HEAD, rows)]
+    lines += [_COMBINE]
     return "\n".join([*lines, "```{toctree}", ":hidden:", ":glob:", "", "*", "```", ""])
 
+
+_COMBINE = """## Combine parts
+
+Any selector goes with any aggregator and any trainer:
+
+```
+covey run --selector fedacs --aggregator cmfl-server --trainer moon
+covey compare --methods fedavg,fedacs+feddrl-set,fedacs+average+moon
+```
+
+With any of them go a server's optimiser and an average over rounds:
+
+```
+covey run --method fedacs --set server.optimizer=momentum --set server.beta=0.9 --set averaging.ema=0.95
+```
+
+Training goes on from the model itself; the average is evaluated and handed out, and records show both. In a comparison,
+an option of a part (`--set aggregator.learn=false`) goes to the methods that have it. Parts of your own combine in the
+same way: [your selector and aggregator](../tutorials/your-parts.md), [your trainer](../trainer.md).
+"""
 
 _INDEX_HEAD = ["method", "what it does", "who is invited", "what clients do", "how replies count", "down, up"]
 

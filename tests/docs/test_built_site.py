@@ -15,7 +15,7 @@ import pytest
 
 from covey.config.reference import settings_reference
 from covey.registries import methods
-from tests.docs.page_blocks import ROOT
+from tests.docs.page_blocks import ROOT, check_command, command_lines
 
 pytest.importorskip("sphinx", reason="sphinx is not installed")
 pytest.importorskip("furo", reason="furo is not installed")
@@ -122,6 +122,13 @@ def test_every_option_argument_and_flag_has_a_meaning(site: Path) -> None:
         if line.startswith("| `") and line.endswith("|  |")
     ]
     assert blank == []
+
+
+def test_the_command_line_takes_the_commands_of_generated_pages(site: Path) -> None:
+    lines = [line for path in sorted((DOCS / "methods").glob("*.md")) for line in command_lines(path)]
+    assert len(lines) > 2 * len(methods.names())
+    for line in lines:
+        check_command(line)
 
 
 def test_every_written_meaning_has_its_option(site: Path) -> None:
