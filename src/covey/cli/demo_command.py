@@ -19,7 +19,7 @@ def demo(
     out: OutFlag = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Answer three questions on handwritten digits, in a minute and a half.
+    """Answer three questions on handwritten digits, in about a minute.
 
     Who is odd? What does skew cost, and what wins it back? Can one site have a model for its own mix? It needs no
     network, and writes a page with the answers.
@@ -29,16 +29,17 @@ def demo(
     from covey.job.demo import fresh_folder, run_demo
 
     def on_question(number: int, question: str) -> None:
-        if not json_:
-            display.say(f"{number}. {question}")
+        if json_:
+            return
+        if number == 1:
+            display.say(f"Three questions, answered by experiments on handwritten digits (seed {seed}).\n")
+        display.say(f"{number}. {question}")
 
     def on_answer(answer: "Answer") -> None:
         if not json_:
             display.say(f"   {answer.sentence}\n   With your data: {answer.command}\n")
 
     folder = out or fresh_folder(Path("runs/demo"))
-    if not json_:
-        display.say(f"Three questions, answered by experiments on handwritten digits (seed {seed}).\n")
     result = run_demo(folder, seed, comparison_progress, on_question, on_answer)
     page: Path | None = None
     reason = ""

@@ -224,8 +224,7 @@ def _methods(skew: SkewCost) -> Markup:
         ]
         for method in skew.accuracies
     ]
-    rounds = skew.curves[BASE].shape[1]
-    caption = f"Mean of rounds {rounds // 2 + 1} to {rounds}"
+    caption = f"Mean of {skew.rounds_in_words}"
     return table(["method", "accuracy", "over FedAvg, points", "invited majority"], rows, caption, figures=True)
 
 

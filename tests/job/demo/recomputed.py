@@ -22,8 +22,8 @@ ODD = re.compile(
     r"Without any training, (\d+) of 60 clients stand out: ([\d, and]+), exactly those whose labels were flipped\."
 )
 COST = re.compile(
-    r"Skew costs FedAvg ([\d.]+) ± ([\d.]+) points of accuracy; our method covey wins back ([\d.]+) ± ([\d.]+) of "
-    r"them, and FedACS loses another ([\d.]+) ± ([\d.]+)\."
+    r"Over rounds 31 to 60, skew costs FedAvg ([\d.]+) ± ([\d.]+) points of accuracy; "
+    r"our method covey wins back ([\d.]+) ± ([\d.]+) of them, and FedACS loses another ([\d.]+) ± ([\d.]+)\."
 )
 SITE = re.compile(
     r"For a site that sees only the digits 3, 8 and 9, a model on demand raises accuracy from ([\d.]+) to ([\d.]+) % "

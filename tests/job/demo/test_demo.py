@@ -88,7 +88,7 @@ def test_a_method_is_credited_only_with_what_is_clear_of_zero(gain, cost, words)
 
 
 def test_a_cost_within_the_noise_is_called_so():
-    assert _costs(Difference.of("", CLEAR, ZERO)).startswith("Skew costs FedAvg 31.8 ± ")
+    assert _costs(Difference.of("", CLEAR, ZERO)).startswith("skew costs FedAvg 31.8 ± ")
     assert "within the noise" in _costs(Difference.of("", NOISE, ZERO))
     assert "nothing" in _costs(Difference.of("", -CLEAR, ZERO))
 

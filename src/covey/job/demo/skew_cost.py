@@ -66,6 +66,12 @@ class SkewCost:
             for method, runs in self.comparison.runs.items()
         }
 
+    @property
+    def rounds_in_words(self) -> str:
+        """The rounds over which accuracy is averaged: in FedAvg, that of a single one swings by points."""
+        rounds = self.curves[BASE].shape[1]
+        return f"rounds {rounds // 2 + 1} to {rounds}"
+
     @cached_property
     def accuracies(self) -> dict[str, FloatArray]:
         """Method → mean accuracy over the second half of the rounds `[federations]`."""
@@ -108,7 +114,7 @@ class SkewCost:
     def sentence(self) -> str:
         """The answer: what skew costs, and what each method gains or loses."""
         clauses = [_gained(NAMES[method], gain, self.cost) for method, gain in self.gains.items()]
-        return f"{_costs(self.cost)}; {', and '.join(clauses)}."
+        return f"Over {self.rounds_in_words}, {_costs(self.cost)}; {', and '.join(clauses)}."
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the answer and its numbers for JSON."""
@@ -149,10 +155,10 @@ def _majority(config: Config) -> FloatArray:
 
 def _costs(cost: Difference) -> str:
     if cost.sign > 0:
-        return f"Skew costs FedAvg {cost.size} points of accuracy"
+        return f"skew costs FedAvg {cost.size} points of accuracy"
     if cost.sign < 0:
-        return f"Skew costs FedAvg nothing: it is {cost.size} points more accurate than without"
-    return f"What skew costs FedAvg is within the noise ({cost.signed} points)"
+        return f"skew costs FedAvg nothing: it is {cost.size} points more accurate than without"
+    return f"what skew costs FedAvg is within the noise ({cost.signed} points)"
 
 
 def _gained(name: str, gain: Difference, cost: Difference) -> str:
