@@ -27,6 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(folder)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def local_by_default() -> Iterator[None]:
+    """Tests that name no runtime are about the local one, on a machine with a GPU too."""
+    # What asks for a GPU itself has been imported above, and still sees it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("covey.config.runtime_choice.gpu_here", lambda: False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Every test computes on one thread, as workers do."""

@@ -13,13 +13,14 @@ the user's values.
 import os
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from covey.config.choice import Choice, chosen_part
 from covey.config.recipe import Recipe, recipe_of
+from covey.config.runtime_choice import AUTO, STORED, gpu_here, require_device, runtime_here
 from covey.config.sections import SECTIONS, Alterations, Attack, Devices, GuardLimits, Local
 from covey.config.server_sections import Averaging, ServerStep
 from covey.config.values import (
@@ -62,6 +63,7 @@ EARLIER: Mapping[str, Any] = {
     "guard": {"on": False},
     "dealing": "in-turn",
     "task": "classification",
+    "runtime": STORED,
 }
 """Settings added later, with the values that hold in folders written before they existed."""
 
@@ -118,14 +120,16 @@ class Config:
     when they are asked for. Above 50,000 clients it is keyed unless said otherwise."""
     evaluate_every: int = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
-    runtime: str = "local"
-    """Runtime that executes the clients' work."""
+    runtime: str = AUTO
+    """Runtime that executes the clients' work. `auto` is stacked where there is a GPU, else local; a run's folder holds
+    which, and a resume uses the same."""
     workers: int = 0
     """Worker processes of the local runtime; 0 is one per core. Never changes a result."""
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     """Arithmetic of client work; bf16 keeps an fp32 master copy; tf32 is a GPU's faster fp32 (fp32 on a CPU)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the stacked runtime; auto is a GPU, or the local runtime if there is none."""
+    """Device of the stacked runtime; auto is a GPU, or the local runtime if there is none. With cpu, the runtime `auto`
+    is local; with cuda it is stacked, and refused where there is no GPU."""
     memory_limit: str | None = None
     """Device memory that the stacked runtime may use, such as 8GiB; larger cohorts are split."""
     host_memory_limit: str | None = None
@@ -227,6 +231,7 @@ def resolve(
         plain["clients"] = natural.count_clients(dataset.name, plain.get("data_dir"), dict(dataset.options))
     if "dealing" not in plain and plain.get("clients", Config.clients) > _MOST_IN_TURN:
         plain["dealing"] = "keyed"
+    plain["runtime"] = runtime_here(plain.get("runtime", AUTO), plain.get("device", "auto"))
     config = Config(
         method=method,
         dataset=dataset,
@@ -258,6 +263,14 @@ def resolve(
     require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
     require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
     runtimes[config.runtime]
+    if config.device == "cuda":
+        # Imported late: traits are declared in a layer above configuration.
+        uses_device = import_module("covey.core.runtime_traits").traits_of(config.runtime).uses_device
+        if stored and not uses_device:
+            # A device had no effect there once.
+            config = replace(config, device="auto")
+        elif not stored:
+            require_device(config.runtime, config.device, gpu=gpu_here(), uses_device=uses_device)
     for name, section in (("server.optimizer", config.server), ("averaging", config.averaging)):
         require(
             config.many is None or not section,

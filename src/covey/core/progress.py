@@ -1,4 +1,4 @@
-"""Announcements for progress displays: long waits, such as compilation, and what a job plans."""
+"""Announcements for progress displays: long waits, such as compilation, what a job plans, and how it is done."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +25,8 @@ class JobPlan:
 PlanListener = Callable[[JobPlan], None]
 
 _planners: list[PlanListener] = []
+
+_notes: list[Listener] = []
 
 
 @contextmanager
@@ -56,6 +58,29 @@ def announce_plan(plan: JobPlan) -> None:
     """Tell displays what a job has before it."""
     for listener in _planners:
         listener(plan)
+
+
+def announce_note(text: str) -> None:
+    """Tell displays a sentence about how a job is done; "" tells nothing."""
+    for listener in _notes if text else ():
+        listener(text)
+
+
+@contextmanager
+def noting(listener: Listener) -> Iterator[None]:
+    """Send sentences about how a job is done to `listener`, each once, while the context lasts."""
+    told: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            listener(text)
+
+    _notes.append(once)
+    try:
+        yield
+    finally:
+        _notes.remove(once)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from covey.arrays import IntArray
+from covey.config.runtime_choice import STORED
 from covey.config.schema import Config, resolve
 from covey.config.sections import Local
 from covey.core.build import method_of, setting_of
@@ -165,7 +166,9 @@ class Strategy(FlowerStrategy):
 
     def _configured(self, rounds: int) -> Config:
         earlier = self._place is not None and folder_format(self._place) < FORMAT
-        return resolve({**self._given, "rounds": rounds, "local": self._local_values()}, earlier=earlier)
+        return resolve(
+            {"runtime": STORED, **self._given, "rounds": rounds, "local": self._local_values()}, earlier=earlier
+        )
 
     def _local_values(self) -> dict[str, Any]:
         local = {} if self._local is None else self._local

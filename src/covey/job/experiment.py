@@ -1,6 +1,7 @@
 """An experiment: everything that a configuration describes, built and ready to run."""
 
 import copy
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch.func import vmap
 from covey.arrays import FloatArray
 from covey.client.learner import Learner
 from covey.config.recipe import recipe_of
+from covey.config.runtime_choice import ON_GPU, gpu_here
 from covey.config.schema import Config
 from covey.core.build import build_federation, build_method, build_module
 from covey.core.interfaces import Method, Runtime
@@ -27,6 +29,7 @@ from covey.registries import runtimes
 from covey.registry import is_held
 from covey.runtime.attack import UnderAttack
 from covey.runtime.devices import OnDevices
+from covey.runtime.stacked.model_check import why_not_stacked
 from covey.runtime.stacked.trainer_check import check_trainer
 
 
@@ -40,6 +43,27 @@ def build_runtime(
     if config.attack:
         runtime = UnderAttack(runtime, config.attack, federation.clients, config.seed)
     return OnDevices(runtime, config.devices, federation.sizes, config.seed)
+
+
+def _on_a_fitting_runtime(config: Config, module: nn.Module, dataset: Dataset) -> Config:
+    """Return the configuration on the local runtime, with a warning, if a GPU cannot train its model."""
+    if config.runtime == ON_GPU and config.device == "auto" and gpu_here():
+        reason = why_not_stacked(module, dataset)
+        if reason:
+            warnings.warn(
+                f"A GPU, which trains many clients at once, cannot train this model ({reason.rstrip('.')}): the local "
+                "runtime trains it on the CPU.",
+                stacklevel=2,
+            )
+            return replace(config, runtime="local")
+    return config
+
+
+def gpu_sentence(config: Config) -> str:
+    """Return the sentence that a run on a GPU begins with; "" for one elsewhere."""
+    if not traits_of(config.runtime).uses_device or config.device == "cpu" or not gpu_here():
+        return ""
+    return f"Trains on the GPU ({config.runtime} runtime); to use the CPU: --runtime local."
 
 
 def _require_reachable(config: Config) -> None:
@@ -117,6 +141,7 @@ class Experiment:
         if folder is not None:
             read_constants(folder, config.model.name, module)
         _try_loss(module, federation.dataset)
+        config = _on_a_fitting_runtime(config, module, federation.dataset)
         runtime = build_runtime(federation, module, config, fleet)
         try:
             dataset = federation.dataset

@@ -9,9 +9,10 @@ from covey.config.schema import Config
 from covey.core.checkpoint import has_checkpoint
 from covey.core.interrupt import finishing_the_round
 from covey.core.loop import OnRound, run_in_lockstep
+from covey.core.progress import announce_note
 from covey.core.records import Records
 from covey.environment.federated_data import Federation
-from covey.job.experiment import Experiment
+from covey.job.experiment import Experiment, gpu_sentence
 from covey.job.progress_display import both
 from covey.job.runs import Run, loop_run, reopened
 from covey.job.trackers import tracking
@@ -37,24 +38,26 @@ def run_together(
     `LOCKSTEP_CHECKPOINT_SHARE` of the time. Once `stop` returns True, every run ends after its round with a checkpoint.
     `given` is the federation of all runs, if it was passed in.
     """
-    runs = []
+    runs, built = [], []
     with ExitStack() as stack:
         for number, (config, folder) in enumerate(pending):
             begun = (folder / "config.json").is_file()
             made = folder if begun else None
             experiment = Experiment.of(config, given, resumed=has_checkpoint(folder), folder=made)
             stack.enter_context(closing(experiment.runtime))
+            built.append(experiment.config)
             if begun:
                 records = reopened(experiment, folder, stack)
             else:
-                records = stack.enter_context(closing(Records.create(folder, config, experiment.module)))
+                records = stack.enter_context(closing(Records.create(folder, experiment.config, experiment.module)))
             records.checkpoint_seconds = LOCKSTEP_CHECKPOINT
             records.checkpoint_share = LOCKSTEP_CHECKPOINT_SHARE / len(pending)
+            announce_note(gpu_sentence(experiment.config))
             followed = stack.enter_context(tracking(track, config, folder))
             runs.append(loop_run(experiment, records, both(followed, _numbered(on_round, number)), len(pending)))
         with finishing_the_round(*(folder for _, folder in pending)) as interrupted:
             run_in_lockstep(runs, lambda: interrupted() or (stop is not None and stop()))
-    return [Run(folder, config, given) for config, folder in pending]
+    return [Run(folder, config, given) for config, (_, folder) in zip(built, pending, strict=True)]
 
 
 def _numbered(on_round: Callable[[int, dict[str, Any]], None] | None, number: int) -> OnRound | None:

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from covey.core.printable_text import printable, printable_lines
-from covey.core.progress import JobPlan, listening, planning
+from covey.core.progress import JobPlan, listening, noting, planning
 
 if TYPE_CHECKING:
     from covey.core.loop import OnRound
@@ -65,7 +65,7 @@ def run_progress(name: str, rounds: int, done: int) -> "Iterator[OnRound]":
             _advance(bars, task, record)
             log.note(f"{name}: round {record['round']:,} of {rounds:,}", record, last=record["round"] >= rounds)
 
-        with listening(lambda wait: bars.update(task, wait=wait)):
+        with noting(_say), listening(lambda wait: bars.update(task, wait=wait)):
             yield on_round
 
 
@@ -95,6 +95,7 @@ def comparison_progress() -> "Iterator[tuple[Callable[[str, int | None, int], No
             log.note(f"{name}: round {record['round']:,} of {rounds:,}", record, last=last)
 
         with (
+            noting(_say),
             planning(on_plan),
             listening(lambda wait: bars.update(current[0][0], wait=wait) if current else None),
         ):
@@ -121,6 +122,11 @@ def both(first: "OnRound | None", second: "OnRound | None") -> "OnRound | None":
 def text_column(of: str) -> TextColumn:
     """Return a column of plain text."""
     return TextColumn(of, markup=False)
+
+
+def _say(text: str) -> None:
+    """Print a sentence above the bars."""
+    shown_on.print(printable(text), highlight=False, soft_wrap=True)
 
 
 def _bars() -> Progress:

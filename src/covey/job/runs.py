@@ -20,6 +20,7 @@ from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
 from covey.core.loop import LoopRun, OnRound, run_in_lockstep
 from covey.core.model_constants import read_constants
+from covey.core.progress import announce_note
 from covey.core.records import Records, read_config, read_metrics, require_unused, with_parts_again
 from covey.core.runtime_traits import traits_of
 from covey.core.scores import on_mix, summary, untested_notes
@@ -28,7 +29,7 @@ from covey.data.class_mix import Target, parse_target
 from covey.data.dataset import Dataset, require_class_shares
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
-from covey.job.experiment import Experiment
+from covey.job.experiment import Experiment, gpu_sentence
 from covey.job.extension import require_extensible, with_rounds
 from covey.job.model_card import card
 from covey.job.model_export import format_of, write_model
@@ -267,7 +268,7 @@ def run(
     with ExitStack() as stack:
         experiment = Experiment.of(config, federation, fleet=fleet)
         stack.enter_context(closing(experiment.runtime))
-        records = stack.enter_context(closing(Records.create(folder, config, experiment.module)))
+        records = stack.enter_context(closing(Records.create(folder, experiment.config, experiment.module)))
         return _shown_and_tracked(experiment, records, on_round, federation, stack, progress, trackers)
 
 
@@ -324,6 +325,7 @@ def _shown_and_tracked(
     """Run what is left of a run, with its bar and its trackers; the stack ends them."""
     config = experiment.config
     bar = stack.enter_context(shown(progress, config.method, config.rounds, records.rounds_done))
+    announce_note(gpu_sentence(config))
     followed = stack.enter_context(tracking(trackers, config, records.folder))
     return _run(experiment, records, both(followed, both(bar, on_round)), given)
 

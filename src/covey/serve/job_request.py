@@ -11,11 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from covey.config.runtime_choice import AUTO, ON_GPU, runtime_here
 from covey.config.schema import Config
 from covey.config.values import PARTS, own_names
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
-from covey.job.comparison.plan import own_names_of, variants_of
+from covey.job.comparison.plan import own_names_of, runtime_settled, variants_of
 from covey.job.run_index import kind_of
 from covey.job.settings import expand
 from covey.serve.served_folder import ServedFolder
@@ -66,7 +67,8 @@ class JobRequest:
     def on_device(self) -> bool:
         """True if it may compute on a GPU, where one job runs at a time."""
         settings = self.content.get("settings") or {}
-        return settings.get("runtime") == "stacked" and settings.get("device", "auto") != "cpu"
+        runtime, device = str(settings.get("runtime") or AUTO), str(settings.get("device") or "auto")
+        return runtime_here(runtime, device) == ON_GPU and device != "cpu"
 
     def require_plain(self) -> None:
         """Refuse a request that a file cannot hold: text that is not Unicode, or numbers that are not finite."""
@@ -148,7 +150,8 @@ def comparison_request(
     require(all(values for values in vary.values()), "A setting that varies needs at least one value.")
     variants = len(methods) * math.prod(map(len, vary.values()))
     require(variants <= _MOST_VARIANTS, f"A comparison has at most {_MOST_VARIANTS:,} variants, not {variants:,}.")
-    plan = {"format": FORMAT, "methods": list(methods), "seeds": numbers[:1], "vary": dict(vary), "given": given}
+    settled = runtime_settled(given)
+    plan = {"format": FORMAT, "methods": list(methods), "seeds": numbers[:1], "vary": dict(vary), "given": settled}
     _require_no_code(own_names_of(plan))
     _require_no_paths({"vary": plan["vary"], "methods": plan["methods"]})
     variants_of(plan)

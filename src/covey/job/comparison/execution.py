@@ -26,6 +26,7 @@ from covey.job.comparison.plan import (
     own_names_of,
     place_of,
     read_plan,
+    runtime_settled,
     variants_of,
 )
 from covey.job.experiment import dry_run
@@ -84,7 +85,7 @@ def compare(
     if federation is not None:
         settings = with_federation(given, settings, federation)
     require("seed" not in settings, ONE_SEED)
-    base = overlay(expand(given or {}), expand(settings))
+    base = runtime_settled(overlay(expand(given or {}), expand(settings)))
     trackers = chosen_trackers(track)
     names = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
     names = [part_name("method", name) if isinstance(name, Recipe) or callable(name) else name for name in names]

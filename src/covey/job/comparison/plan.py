@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from covey.config.recipe import recipe_of
+from covey.config.runtime_choice import AUTO, STORED, runtime_here
 from covey.config.schema import Config
 from covey.config.values import chosen, nested, own_names
 from covey.core.checkpoint import FORMAT
@@ -48,7 +49,7 @@ class Variant:
 def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
     """Return the variants of a comparison: methods times the values of every varied setting."""
     require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
-    given_to = dict(zip(plan["methods"], _given_to(plan["methods"], plan["given"]), strict=True))
+    given_to = dict(zip(plan["methods"], _given_to(plan["methods"], _with_runtime(plan["given"])), strict=True))
     variants = []
     for label, method, varied in lines_of(plan):
         aggregator = recipe_of(method).aggregator
@@ -67,6 +68,27 @@ def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
     labels = [variant.label for variant in variants]
     require(len(set(labels)) == len(labels), f"The same variant is asked for twice: {', '.join(labels)}.")
     return tuple(variants)
+
+
+def runtime_settled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a comparison with the runtime that this machine chooses, which its resume uses too.
+
+    The local one is not written: a plan without a runtime means it, as all did before there was a choice.
+    """
+    if given.get("runtime") not in (None, AUTO):
+        return dict(given)
+    settled = {**given, "runtime": runtime_here(AUTO, str(given.get("device") or "auto"))}
+    if settled["runtime"] == STORED:
+        del settled["runtime"]
+    return settled
+
+
+def _with_runtime(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan's settings with its runtime; in plans that name none, a GPU that was asked for had no effect."""
+    if given.get("runtime") is not None:
+        return dict(given)
+    unheard = given.get("device") == "cuda"
+    return {"runtime": STORED, **given, **({"device": "auto"} if unheard else {})}
 
 
 def own_names_of(plan: Mapping[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from covey.arrays import IntArray
 from covey.client.learner import Precision, Tally
 from covey.client.local_work import key_of_client, measure_client, separate
 from covey.client.model_scores import scores_of
+from covey.config.runtime_choice import gpu_here, no_gpu
 from covey.config.schema import Config
 from covey.core.interfaces import CohortProbe, Probe, Runtime
 from covey.core.messages import Order
@@ -64,7 +65,7 @@ class StackedRuntime(Runtime):
     @classmethod
     def of(cls, federation: Federation, module: nn.Module, config: Config) -> Runtime:
         """One GPU: the whole cohort at once, and in comparisons the cohorts of all runs."""
-        if config.device == "auto" and not torch.cuda.is_available():
+        if config.device == "auto" and not gpu_here():
             warnings.warn(
                 "There is no GPU here, so the local runtime takes the stacked one's place "
                 "(device=cpu runs the stack on the CPU).",
@@ -72,7 +73,8 @@ class StackedRuntime(Runtime):
             )
             return LocalRuntime.of(federation, module, config)
         require(
-            config.device != "cuda" or torch.cuda.is_available(), "device=cuda was asked for, and there is no GPU here."
+            config.device != "cuda" or gpu_here(),
+            f"{no_gpu()} What was begun with it is resumed where there is a GPU.",
         )
         device = "cpu" if config.device == "cpu" else "cuda"
         engine = _shared_engine(federation.dataset, module, config, device)
