@@ -1,9 +1,16 @@
 """What is typed wrong is answered with one sentence that says what was meant."""
 
+import re
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import typer.main
 
 import covey
 from covey.cli.catalogue import build_catalogue, settings_list
+from covey.cli.main import app
+from covey.config.reference import settings_reference
 from covey.config.schema import Config
 
 
@@ -50,3 +57,53 @@ def test_every_setting_is_listed_with_what_it_means(covey_command) -> None:
     shown = covey_command("list", "settings").out
     assert "server.optimizer" in shown and "averaging.ema" in shown
     assert covey_command("list", "settings", "--json").json == list(listed.values())
+
+
+_ADDS = {
+    *(
+        "--config",
+        "--set",
+        "--vary",
+        "--draw",
+        "--csv",
+        "--tensorboard",
+        "--target",
+        "--target-csv",
+        "--drill",
+        "--host",
+    ),
+    *("--from", "--resume", "--fleet", "--client", "--token-file", "--allow-host", "--method"),
+}
+"""Flags that do something more when they are given, and nothing when they are not."""
+
+
+def _options(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _options(below, (*path, name))
+    for one in command.params:
+        if one.param_type_name == "option" and not one.is_flag:
+            yield " ".join(path), one
+
+
+def test_help_says_the_default_of_every_flag_with_a_value():
+    silent = [
+        f"{command} {one.opts[0]}"
+        for command, one in _options(typer.main.get_command(app))
+        if one.opts[0] not in _ADDS and one.default is None and not one.required and "default" not in (one.help or "")
+    ]
+    assert silent == []
+
+
+def test_the_defaults_that_help_says_are_those_of_the_settings():
+    defaults = {one["name"]: one["default"] for one in settings_reference() if "." not in one["name"]}
+    said = {}
+    for command, one in _options(typer.main.get_command(app)):
+        if command != "run":
+            continue
+        name = one.opts[0].removeprefix("--").replace("-", "_")
+        if name in defaults and (found := re.search(r"\(default: ([\w.-]+)", one.help or "")):
+            said[name] = found[1]
+    assert len(said) > 12
+    parts = {"selector": "uniform", "aggregator": "average", "trainer": "the", "data_dir": "the"}
+    limits = {"memory_limit": "all", "host_memory_limit": "none"}
+    assert said == {name: {**defaults, **parts, **limits}[name] for name in said}

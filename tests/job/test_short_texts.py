@@ -31,6 +31,9 @@ def test_a_comparison_and_an_analysis_do_too(tmp_path: Path) -> None:
 def test_a_federation_and_its_data_say_how_large_they_are() -> None:
     x, y = np.random.default_rng(1).normal(size=(40, 3)), np.arange(40) % 2
     federation = covey.federation(x, y, ["<a>"] * 30 + ["b"] * 10, name="pumps <i>")
+    assert repr(covey.describe({"clients": 10, "environment": "iid"})) == (
+        "Description(digits, environment iid: 10 clients of 144 to 145 samples, mean skew 0.10)"
+    )
     assert repr(federation) == "Federation(pumps <i>: 2 clients of 8 to 24 samples)"
     assert repr(federation.dataset) == "Dataset(pumps <i>: 32 samples of 3, 8 for tests)"
     assert federation._repr_html_() == "Federation(pumps &lt;i&gt;: 2 clients of 8 to 24 samples)"

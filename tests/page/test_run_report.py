@@ -20,7 +20,7 @@ import covey
 from covey import Config, Refusal
 from covey.job.comparison.statistics import Estimate
 from covey.job.federation_summary import describe
-from covey.job.result_text import comparison_columns
+from covey.job.result_text import EPSILON, comparison_columns
 from covey.job.trackers import scalars
 from covey.page import packed_script, palette
 from covey.page.federation_page import participation_figure
@@ -125,6 +125,30 @@ def test_the_headline_does_not_take_seeds_that_agree_to_the_sample_for_certainty
             rewrite(folder / name / f"seed-{seed}", lambda row, accuracy=accuracy: {**row, "accuracy": accuracy})
     headline = page_of(read_report_data([folder])).headline
     assert "0.3 points above fedavg (the same in every seed, which gives no interval)" in headline
+
+
+def compared_at(folder: Path, scores: dict[str, list[float]]) -> str:
+    """Return the headline of a comparison whose runs end at these accuracies."""
+    covey.compare(list(scores), len(next(iter(scores.values()))), given={**SMALL, "rounds": 1}, out=folder)
+    for name, values in scores.items():
+        for seed, accuracy in enumerate(values):
+            rewrite(folder / name / f"seed-{seed}", lambda row, accuracy=accuracy: {**row, "accuracy": accuracy})
+    return page_of(read_report_data([folder])).headline
+
+
+def test_a_tie_is_called_one(tmp_path):
+    assert compared_at(tmp_path / "tie", {"fedavg": [0.8, 0.9], "fedprox": [0.8001, 0.9001]}) == (
+        "fedavg and fedprox end level, at 85.0% test accuracy."
+    )
+    three = {"fedavg": [0.8, 0.9], "fedprox": [0.8, 0.9], "oort": [0.7, 0.8]}
+    assert compared_at(tmp_path / "two", three) == ("fedavg and fedprox end level, highest at 85.0% test accuracy.")
+
+
+def test_the_first_method_is_not_called_highest_without_its_certainty(tmp_path):
+    headline = compared_at(tmp_path / "all", {"fedavg": [0.8, 0.9], "fedprox": [0.82, 0.86]})
+    assert headline == (
+        "fedavg ends highest, at 85.0% test accuracy, 1.0 points above fedprox (within the noise of these seeds)."
+    )
 
 
 def test_the_headline_of_one_run_is_its_accuracy(faulty):
@@ -342,8 +366,8 @@ def test_runs_with_private_models_show_epsilon_beside_their_accuracy(compared, t
     epsilon = run.metrics[-1]["figures"]["epsilon"]
     shown = Outline(text_of(report([tmp_path / "private"])))
     assert f"{epsilon:.3g} at δ = 1e-05" in shown.cells
-    assert "ε" in shown.cells
-    assert "ε" not in Outline(text_of(report([compared], tmp_path / "open.html"))).cells
+    assert shown.cells.count(EPSILON) == 2
+    assert EPSILON not in Outline(text_of(report([compared], tmp_path / "open.html"))).cells
 
 
 def test_comparisons_with_private_models_show_epsilon(tmp_path, covey_command):
@@ -367,7 +391,7 @@ def test_epsilon_that_is_no_number_is_not_shown(tmp_path, said):
     row = json.loads(last)
     row["figures"]["epsilon"] = said
     (folder / "metrics.jsonl").write_text("\n".join([*rows, json.dumps(row), ""]))
-    assert "ε" not in Outline(text_of(report([folder]))).cells
+    assert EPSILON not in Outline(text_of(report([folder]))).cells
 
 
 def test_the_page_lands_where_it_is_wanted(faulty, tmp_path, monkeypatch):

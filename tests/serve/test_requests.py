@@ -115,7 +115,9 @@ def test_a_form_means_what_its_command_does(folder):
     compared = filled_request("comparison", fields["comparison"], {"methods": "fedavg, iid", "seeds": "1,4"}, folder)
     assert (compared.content["methods"], compared.content["seeds"]) == (["fedavg", "iid"], [1, 4])
     model = filled_request("ondemand", fields["ondemand"], {"base": "first", "target": "0=1", "survey": "yes"}, folder)
-    assert (model.content["target"], model.content["estimator"], model.content["survey"]) == ("0=1", "learned", True)
+    assert (model.content["target"], model.content["survey"]) == ("0=1", True)
+    assert "estimator" not in model.content
+    assert model.arguments(folder, folder.root)[:4] == ["ondemand", str(folder.root / "first"), "--target", "0=1"]
     for kind, wrong in (
         ("run", {"rounds": "many"}),
         ("run", {"attackers": "0.1"}),

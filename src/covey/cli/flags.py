@@ -21,12 +21,15 @@ MethodFlag = Annotated[
     str | None, _option("--method", "NAME", "Method to run (default: fedavg); see 'covey list methods'.")
 ]
 SelectorFlag = Annotated[
-    str | None, _option("--selector", "NAME", "Select clients this way, instead of naming a method.")
+    str | None, _option("--selector", "NAME", "Select clients this way, instead of naming a method (default: uniform).")
 ]
 AggregatorFlag = Annotated[
-    str | None, _option("--aggregator", "NAME", "Aggregate replies this way, instead of naming a method.")
+    str | None,
+    _option("--aggregator", "NAME", "Aggregate replies this way, instead of naming a method (default: average)."),
 ]
-TrainerFlag = Annotated[str | None, _option("--trainer", "NAME", "Have clients train this way.")]
+TrainerFlag = Annotated[
+    str | None, _option("--trainer", "NAME", "Have clients train this way (default: the method's, or sgd).")
+]
 EnvironmentFlag = Annotated[
     str | None,
     _option("--environment", "NAME", "Split the data this way (default: uniform); see 'covey list environments'."),
@@ -52,13 +55,20 @@ PoisonFlag = Annotated[
     str | None, _option("--poison", "SHARE", "Share of the clients whose labels are all wrong (default: 0).")
 ]
 _AGENT = _option(
-    "--agent", "FILE", "Start from an agent of 'covey train-agent'; aggregator.learn=false stops it from learning."
+    "--agent",
+    "FILE",
+    "Start from an agent of 'covey train-agent'; aggregator.learn=false stops it from learning (default: a new one).",
 )
 AgentFlag = Annotated[Path | None, _AGENT]
 AgentsFlag = Annotated[list[Path] | None, _AGENT]
 RuntimeFlag = Annotated[
     str | None,
-    _option("--runtime", "NAME", "Execute the clients' work on this runtime (default: local).", _EXECUTION),
+    _option(
+        "--runtime",
+        "NAME",
+        "Execute the clients' work on this runtime (default: auto, stacked on a GPU, else local).",
+        _EXECUTION,
+    ),
 ]
 WorkersFlag = Annotated[
     str | None,
@@ -74,11 +84,21 @@ DeviceFlag = Annotated[
 ]
 MemoryFlag = Annotated[
     str | None,
-    _option("--memory-limit", "SIZE", "Limit the stacked runtime's device memory, such as 8GiB.", _EXECUTION),
+    _option(
+        "--memory-limit",
+        "SIZE",
+        "Limit the stacked runtime's device memory, such as 8GiB (default: all of it).",
+        _EXECUTION,
+    ),
 ]
 HostMemoryFlag = Annotated[
     str | None,
-    _option("--host-memory-limit", "SIZE", "Limit the memory for samples and for what clients keep.", _EXECUTION),
+    _option(
+        "--host-memory-limit",
+        "SIZE",
+        "Limit the memory for samples and for what clients keep (default: none).",
+        _EXECUTION,
+    ),
 ]
 FleetFlag = Annotated[
     Path | None, _option("--fleet", "DIR", "Ask the sites of a live fleet: the fleet's folder.", _EXECUTION)
@@ -94,14 +114,23 @@ SetFlag = Annotated[
 ]
 AttackFlag = Annotated[
     str | None,
-    _option("--attack", "KIND", "Hostile clients: flip, scale, count, count-flip, noise, collude, lie or labels."),
+    _option(
+        "--attack",
+        "KIND",
+        "Hostile clients: flip, scale, count, count-flip, noise, collude, lie or labels (default: none).",
+    ),
 ]
 AttackersFlag = Annotated[
     str | None, _option("--attackers", "SHARE", "Share of the clients that are hostile (default: 0.1).")
 ]
 TrackFlag = Annotated[
     list[str] | None,
-    _option("--track", "NAME", "Follow with tensorboard, mlflow or wandb while it runs. Repeatable.", _EXECUTION),
+    _option(
+        "--track",
+        "NAME",
+        "Follow with tensorboard, mlflow or wandb while it runs (default: none). Repeatable.",
+        _EXECUTION,
+    ),
 ]
 TrustFlag = Annotated[
     bool,

@@ -59,20 +59,29 @@ def up(
     clients: Annotated[
         str | None, typer.Option("--clients", metavar="N", help=f"Number of sites; by default {_SITES}.")
     ] = None,
-    method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
-    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="Method (default: fedavg); see 'covey list methods'.")
+    ] = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run (default: 50).")] = None,
     cohort: Annotated[
         str | None,
         typer.Option(
             "--cohort", metavar="N", help=f"Sites a round: count or share; by default {_FEW} (covey run invites 0.1)."
         ),
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set that is split among the sites.")] = None,
-    environment: Annotated[str | None, typer.Option("--environment", help="How data is split among clients.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
-    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Seed of the split and every draw.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Data set that is split among the sites (default: digits).")
+    ] = None,
+    environment: Annotated[
+        str | None, typer.Option("--environment", help="How data is split among clients (default: uniform).")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model (default: mlp).")] = None,
+    seed: Annotated[
+        str | None, typer.Option("--seed", metavar="N", help="Seed of the split and every draw (default: 0).")
+    ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
+        str | None,
+        typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers (default: 60)."),
     ] = None,
     drill: Annotated[
         list[str] | None,
@@ -150,14 +159,17 @@ def init(
     ] = None,
     shape: Annotated[str, typer.Option("--shape", metavar="N,…", help="Shape of a sample: 24, or 1,28,28.")] = "",
     classes: Annotated[str, typer.Option("--classes", metavar="N", help="Classes: how many, or their names.")] = "",
-    method: Annotated[str | None, typer.Option("--method", help="Method; see 'covey list methods'.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model.")] = None,
-    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="Method (default: fedavg); see 'covey list methods'.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model (default: mlp).")] = None,
+    rounds: Annotated[str | None, typer.Option("--rounds", metavar="N", help="Rounds to run (default: 20).")] = None,
     cohort: Annotated[
         str | None, typer.Option("--cohort", metavar="N", help="Sites a round: count or share; by default all.")
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers.")
+        str | None,
+        typer.Option("--timeout", metavar="SECONDS", help="How long a round waits for answers (default: 600)."),
     ] = None,
     poll: Annotated[
         str, typer.Option("--poll", metavar="SECONDS", help="Time between a site's checks for orders.")

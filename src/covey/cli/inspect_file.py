@@ -20,8 +20,18 @@ _COLUMNS = 60
 
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV, Parquet, Feather or NPZ file, or .npy folder.")],
-    label: Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="The column of labels.")] = None,
-    client: Annotated[str | None, typer.Option("--client", metavar="COLUMN", help="The column of clients.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            "--label", metavar="COLUMN", help="The column of labels (default: label, or one with such a name)."
+        ),
+    ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(
+            "--client", metavar="COLUMN", help="The column of clients (default: client, or one with such a name)."
+        ),
+    ] = None,
     set_: SetFlag = None,
     json_: JsonFlag = False,
 ) -> None:

@@ -48,13 +48,14 @@ def ondemand(
         typer.Option("--target-csv", metavar="FILE", help="Class mix of a file of labels. Repeatable."),
     ] = None,
     estimator: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--estimator",
             metavar="NAME",
-            help="Estimate class shares: learned, analytic, analytic-as-is, or ground-truth.",
+            help="Estimate class shares: learned, analytic, analytic-as-is, or ground-truth (default: learned where "
+            "the base run keeps estimates, else analytic).",
         ),
-    ] = "learned",
+    ] = None,
     rounds: Annotated[str, typer.Option("--rounds", metavar="N", help="Rounds of fine-tuning.")] = str(_ROUNDS),
     pairing: Annotated[
         str,
@@ -67,7 +68,9 @@ def ondemand(
     ] = False,
     insight_dp: Annotated[
         str | None,
-        typer.Option("--insight-dp", metavar="EPSILON,DELTA", help="Add noise to what clients send (analytic)."),
+        typer.Option(
+            "--insight-dp", metavar="EPSILON,DELTA", help="Add noise to what clients send (analytic; default: none)."
+        ),
     ] = None,
     continued: Annotated[bool, typer.Option("--continued", help="Also continue the base run, for comparison.")] = False,
     runtime: RuntimeFlag = None,
@@ -104,7 +107,7 @@ def ondemand(
         job = covey.ondemand(
             base,
             targets,
-            estimator=coerce(estimator, Estimator, "estimator"),
+            estimator=None if estimator is None else coerce(estimator, Estimator, "estimator"),
             rounds=coerce(rounds, int, "rounds"),
             pairing=coerce(pairing, Pairing, "pairing"),
             survey=survey,

@@ -22,23 +22,38 @@ def reproduce(
         str, typer.Option("--scale", metavar="SCALE", help="smoke (seconds on a CPU), short, or paper.")
     ] = "paper",
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N", help="Number of seeds (0, 1, …), or a list such as 3,7.")
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            help="Number of seeds (0, 1, …), or a list such as 3,7 (default: those of the scale).",
+        ),
     ] = None,
     environments: Annotated[
-        str | None, typer.Option("--environments", metavar="A,B,…", help="Run only these environments.")
+        str | None, typer.Option("--environments", metavar="A,B,…", help="Run only these environments (default: all).")
     ] = None,
-    methods: Annotated[str | None, typer.Option("--methods", metavar="A,B,…", help="Run only these methods.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="Rounds of every run.")] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", metavar="A,B,…", help="Run only these methods (default: all).")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", help="Rounds of every run (default: those of the scale).")
+    ] = None,
     runtime: Annotated[
         str | None, typer.Option("--runtime", metavar="NAME", help="stacked or local (default: stacked on a GPU).")
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option("--only", metavar="A,B,…", help="Run only table-2, figure-7, …; 'tables' writes the page alone."),
+        typer.Option(
+            "--only",
+            metavar="A,B,…",
+            help="Run only table-2, figure-7, … (default: all); 'tables' writes the page alone.",
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", metavar="M", help="Stop after this many minutes; the next call resumes."),
+        typer.Option(
+            "--minutes", metavar="M", help="Stop after this many minutes (default: when done); the next call resumes."
+        ),
     ] = None,
     results: Annotated[
         Path | None, typer.Option("--results", metavar="DIR", help="Folder of stored results (default: results/).")

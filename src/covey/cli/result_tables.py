@@ -10,6 +10,10 @@ from covey.core.client_names import read_names
 from covey.job.analysis import Analysis
 from covey.job.comparison.compared_runs import Comparison
 from covey.job.result_text import (
+    BEFORE_AVERAGING,
+    CLIENT_FIGURES,
+    EPSILON,
+    OWN_MIX,
     analysis_rows,
     client_loss_columns,
     comparison_columns,
@@ -37,17 +41,17 @@ def show_run(run: Run) -> None:
         ("method", summary["method"]),
         ("rounds", f"{summary['rounds']} of {run.config.rounds}"),
         (metric.test_label, metric.text(main_score(summary))),
-        ("best so far", metric.text(summary.get("best_accuracy", summary.get("best_score")))),
-        *([("on clients' own mix", percent(summary["own_accuracy"]))] if "own_accuracy" in summary else []),
+        (f"best {metric.label}", metric.text(summary.get("best_accuracy", summary.get("best_score")))),
+        *([(OWN_MIX, percent(summary["own_accuracy"]))] if "own_accuracy" in summary else []),
         *score_rows(summary),
         ("sent up / down", f"{size(summary['bytes_up'])} / {size(summary['bytes_down'])}"),
         ("time", f"{summary['seconds']:.1f} s"),
     ]
     for raw in ("raw_accuracy", "raw_score"):
         if raw in summary:
-            rows.insert(3, ("before averaging", metric.text(summary[raw])))
+            rows.insert(3, (BEFORE_AVERAGING, metric.text(summary[raw])))
     if epsilon := privacy_text(summary):
-        rows.insert(3, ("ε of its models", epsilon))
+        rows.insert(3, (EPSILON, epsilon))
     console.print(table_of(rows), highlight=False)
     say(f"Records: {summary['folder']}")
     names = read_names(run.folder)
@@ -120,9 +124,11 @@ def show_analysis(result: Analysis) -> None:
     rows = result.each()
     hidden = max(0, len(rows) - _MOST_SKEWED - _LEAST_SKEWED)
     table = Table(box=box.SIMPLE_HEAD, title="Most skewed first")
-    truly = [] if result.truth is None else ["truly"]
-    for name in ("client", "samples", "skew", "score Q", "sure", "strange", *truly, "finding"):
-        table.add_column(name, justify="left" if name in ("client", "finding") else "right", no_wrap=True)
+    truly = [] if result.truth is None else ["true_skew"]
+    for figure in ("name", "samples", "skew", "score", "confidence", "strangeness", *truly, "finding"):
+        # A long name takes two lines.
+        heading = CLIENT_FIGURES[figure].replace(" ", "\n", 1)
+        table.add_column(heading, justify="left" if figure in ("name", "finding") else "right", no_wrap=True)
     for place, row in enumerate(rows):
         if hidden and place == _MOST_SKEWED:
             table.add_section()

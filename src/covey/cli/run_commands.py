@@ -130,7 +130,11 @@ def compare(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option("--target", metavar="SCORE", help="Count rounds and bytes to this accuracy (or main metric)."),
+        typer.Option(
+            "--target",
+            metavar="SCORE",
+            help="Count rounds and bytes to this accuracy, or main metric (default: the best that all runs reached).",
+        ),
     ] = None,
     fairness: Annotated[
         bool, typer.Option("--fairness", help="Also measure how evenly the model serves the clients.")
@@ -211,11 +215,16 @@ def resume(
     ],
     rounds: Annotated[
         int | None,
-        typer.Option("--rounds", metavar="N", help="Extend a run: it ends as one that was planned for N rounds."),
+        typer.Option(
+            "--rounds", metavar="N", help="Extend a run: it ends as one planned for N rounds (default: as planned)."
+        ),
     ] = None,
     workers: WorkersFlag = None,
     fleet: Annotated[
-        Path | None, typer.Option("--fleet", metavar="DIR", help="Folder of the live fleet that the run is on.")
+        Path | None,
+        typer.Option(
+            "--fleet", metavar="DIR", help="Folder of the live fleet that the run is on (default: COVEY_FLEET)."
+        ),
     ] = None,
     track: TrackFlag = None,
     trust: TrustFlag = False,

@@ -48,7 +48,7 @@ _COLOURS = (
 """Text and background colour of each class. Neighbours differ in lightness too, and cells carry a class symbol."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Description:
     """The figures of a federation."""
 
@@ -72,6 +72,12 @@ class Description:
     """What models learn. Where it has no classes, shares are of the groups that environments deal in their place."""
     altered: Mapping[str, int] = field(default_factory=dict)
     """Kind of alteration → number of clients that have it."""
+
+    def __repr__(self) -> str:
+        least, most = int(self.sizes.min()), int(self.sizes.max())
+        size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        where = f"{self.config.dataset.name}, environment {self.config.environment.name}"
+        return f"Description({where}: {self.clients:,} clients of {size} samples, mean skew {self.skew.mean():.2f})"
 
     @property
     def clients(self) -> int:

@@ -16,6 +16,26 @@ ONE_SEED, CLEAR = "one seed", "clear of zero"
 _NO_WIDTH = 1e-9
 """Intervals narrower than this fraction have no width: seeds differ by rounding only."""
 
+BEFORE_AVERAGING, OWN_MIX, EPSILON = "before averaging", "on clients' own mix", "ε of its models"
+"""Names of a run's figures in the terminal and on pages."""
+
+CLIENT_FIGURES: Mapping[str, str] = {
+    "name": "client",
+    "samples": "samples",
+    "skew": "skew",
+    "score": "score Q",
+    "score_rank": "rank by Q",
+    "confidence": "sure",
+    "deviation": "difference",
+    "limit": "limit",
+    "p_value": "p",
+    "log_product": "ln P",
+    "strangeness": "stands out by",
+    "true_skew": "true skew",
+    "finding": "finding",
+}
+"""Names of a client's figures in an analysis, in the terminal and on pages."""
+
 RowText = Callable[[Mapping[str, Any]], str]
 """Formats one figure of a comparison's row."""
 
@@ -95,7 +115,7 @@ def comparison_columns(
         "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"], metric),
         "median": lambda row: metric.text(row["terminal_median"]),
         f"best {metric.label}": lambda row: metric.text(best_of(row)),
-        "ε of its models": lambda row: privacy_text(row) or "-",
+        EPSILON: lambda row: privacy_text(row) or "-",
         f"{unit} against {against}": lambda row: difference(row, metric),
         # A target that no method reached is worth a row of dashes.
         always[1]: lambda row: count(row["rounds_to_target"]),
@@ -123,6 +143,11 @@ def client_loss_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, RowText]
     }
 
 
+def level(gap: float, reached: float, metric: Metric = ACCURACY) -> bool:
+    """True if a difference is too small to be shown; `reached` is the score that it is a difference from."""
+    return abs(gap) < 5e-4 * (1.0 if metric.share else abs(reached))
+
+
 def verdicts(result: Comparison) -> list[str]:
     """Compare each method with the first, a sentence each."""
     first, metric = result.rows[0], result.metric
@@ -135,7 +160,7 @@ def verdicts(result: Comparison) -> list[str]:
         if not metric.share:
             sentence = f"{row['name']} ends with {metric.label} {metric.gap(gap)} {direction} that of {first['name']}"
         sentence += "" if certain == ONE_SEED else f" ({certain})"
-        if abs(gap) < 5e-4 * (1.0 if metric.share else abs(terminal_of(first))):
+        if level(gap, terminal_of(first), metric):
             sentence = f"{row['name']} ends level with {first['name']}"
         own, others = row["rounds_to_target"], first["rounds_to_target"]
         if own and others:

@@ -7,13 +7,16 @@ import numpy as np
 
 from covey.arrays import IntArray
 from covey.job.analysis import STANDS_OUT, Analysis
-from covey.job.result_text import analysis_rows
+from covey.job.result_text import CLIENT_FIGURES, analysis_rows
 from covey.page import palette
 from covey.page.figures import Figure, LegendEntry, PlotlyChart, axis, plain, rounded
 from covey.page.html_page import HtmlPage, Markup, Section, folded, table, write_page
 
 _COLUMNS = 400
 """Largest number of clients drawn."""
+
+_NAMED = 100
+"""Largest number of clients that are all named on the axis."""
 
 _LISTED = 1_000
 """Largest number of clients listed."""
@@ -29,8 +32,8 @@ def analysis_page(analysis: Analysis, path: Path) -> Path:
     clients = [by_skew(analysis), *([against_truth(analysis)] if analysis.truth is not None else [])]
     page = HtmlPage(
         title=f"Covey analysis: {title}",
-        headline=title,
-        lead=analysis.verdict,
+        headline=f"{analysis.finding}.",
+        lead=f"{title}. {analysis.verdict}",
         sections=[
             Section("summary", "Summary", [summary]),
             Section("clients", "Clients", clients),
@@ -65,7 +68,13 @@ def by_skew(analysis: Analysis) -> Figure:
     data: list[dict[str, Any]] = []
     some = "" if len(x) == len(analysis.clients) else f" ({len(x)} of {len(analysis.clients)} shown)"
     layout: dict[str, Any] = {
-        "xaxis": axis(f"clients{some}, most skewed first", showgrid=False, zeroline=False, anchor=_axis(len(rows))),
+        "xaxis": axis(
+            f"clients{some}, most skewed first",
+            **_ticks(analysis, chosen),
+            showgrid=False,
+            zeroline=False,
+            anchor=_axis(len(rows)),
+        ),
         "bargap": 0.1 if len(x) <= 150 else 0,
         "hovermode": "closest",
     }
@@ -148,6 +157,19 @@ def against_truth(analysis: Analysis) -> Figure:
     return Figure("truth", "Against the truth", caption, [PlotlyChart(alt, data, layout, 360)])
 
 
+def _ticks(analysis: Analysis, chosen: IntArray) -> dict[str, Any]:
+    """Return the names of the clients as marks of the axis; of very many, those of the outliers alone."""
+    named = [place for place, at in enumerate(chosen.tolist()) if len(chosen) <= _NAMED or analysis.outlier[at]]
+    return {
+        "tickmode": "array",
+        "tickvals": [place + 1 for place in named],
+        "ticktext": [plain(analysis.name(int(chosen[place]))) for place in named],
+        "tickangle": 0 if len(chosen) <= 20 and all(len(analysis.name(int(at))) < 4 for at in chosen) else -90,
+        "tickfont": {"size": 10},
+        "automargin": True,
+    }
+
+
 def _row(title: str, values: Any, limit: list[float] | None = None) -> dict[str, Any]:
     return {"title": title, "values": rounded(values), "limit": limit}
 
@@ -186,8 +208,8 @@ def _outlier_text(analysis: Analysis) -> str:
 
 
 def _listed(analysis: Analysis) -> Markup:
-    columns = ["client", "samples", "skew", "score Q", "rank by Q", "difference", "limit", "p", "ln P", "stands out by"]
     truth = analysis.truth is not None
+    columns = [name for figure, name in CLIENT_FIGURES.items() if truth or figure != "true_skew"]
     rows = [
         [
             one["name"],
@@ -198,6 +220,7 @@ def _listed(analysis: Analysis) -> Markup:
             *(
                 "-" if one[name] is None else form.format(one[name])
                 for name, form in (
+                    ("confidence", "{:.1%}"),
                     ("deviation", "{:.3f}"),
                     ("limit", "{:.3f}"),
                     ("p_value", "{:.2g}"),
@@ -212,4 +235,4 @@ def _listed(analysis: Analysis) -> Markup:
     ]
     more = len(analysis.clients) - len(rows)
     caption = "Clients, the most skewed first" + (f"; {more:,} more are not listed" if more > 0 else "")
-    return table([*columns, *(["true skew"] if truth else []), "finding"], rows, caption, figures=True)
+    return table(columns, rows, caption, figures=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from covey.job.comparison.row_figures import terminal_of
 from covey.job.comparison.statistics import REFERENCE
-from covey.job.result_text import CLEAR, certainty, verdicts
+from covey.job.result_text import CLEAR, certainty, level, verdicts
 from covey.page.run_data import FederationGroup, ReportData
 
 
@@ -13,14 +13,16 @@ def headline(report: ReportData) -> str:
     """Return the main result in a sentence."""
     if len(report.groups) == 1:
         return answer(report.groups[0])
-    best = [_best(group)["name"] for group in report.groups]
+    best = [_joined([row["name"] for row in _leaders(group)]) for group in report.groups]
+    ends = {name: "end" if " and " in name else "ends" for name in best}
     words = {_superlative(group) for group in report.groups}
     most = words.pop() if len(words) == 1 else "best"
     count = len(report.groups)
     if len(set(best)) == 1:
-        return f"{best[0]} ends {most} in {'both' if count == 2 else f'all {count}'} federations."
+        return f"{best[0]} {ends[best[0]]} {most} in {'both' if count == 2 else f'all {count}'} federations."
     tally = sorted({name: best.count(name) for name in best}.items(), key=lambda item: -item[1])
-    return f"It depends on the federation: {_joined([f'{name} ends {most} in {n} of {count}' for name, n in tally])}."
+    each = _joined([f"{name} {ends[name]} {most} in {n} of {count}" for name, n in tally])
+    return f"It depends on the federation: {each}."
 
 
 def sentences(group: FederationGroup) -> list[str]:
@@ -78,13 +80,20 @@ def answer(group: FederationGroup) -> str:
     reference = references[0] if len(references) == 1 else None
     if len(own) == 1 and own[0] is first and reference is not None and reference["difference"] is not None:
         return _cost_of_skew(group, first, reference)
-    best = _best(group)
+    leaders = _leaders(group)
+    best = leaders[0]
     sentence = f"{best['name']} ends {_superlative(group)}, at {_reached(group, best)}"
-    if best is not first:
+    if len(leaders) > 1:
+        names = _joined([row["name"] for row in leaders])
+        rest = len(leaders) < len(own)
+        sentence = f"{names} end level, {f'{_superlative(group)} ' if rest else ''}at {_reached(group, best)}"
+    if all(row is not first for row in leaders):
         sentence += _against(group, best, first)
     elif len(own) == 1:
         sentence = f"{first['name']} ends at {_reached(group, first)}"
-    if reference is not None and reference is not best:
+    elif len(leaders) == 1:
+        sentence += _ahead_of(group, first, [row for row in own if row is not first])
+    if reference is not None and all(row is not reference for row in leaders):
         sentence += f"; without skew it would be {group.comparison.metric.text(terminal_of(reference))}"
     return sentence + "."
 
@@ -101,9 +110,13 @@ def _cost_of_skew(group: FederationGroup, first: Mapping[str, Any], reference: M
     return f"Skew costs {first['name']} {metric.gap(cost)}{unit}{_sure(reference)}: it {ends.split(' ', 1)[1]}."
 
 
-def _best(group: FederationGroup) -> dict[str, Any]:
+def _leaders(group: FederationGroup) -> list[dict[str, Any]]:
+    """Return the row that ends best, and those level with it."""
+    metric = group.comparison.metric
     own = [row for row in group.rows if not _is_reference(group, row)] or group.rows
-    return max(own, key=lambda row: group.comparison.metric.sign * terminal_of(row))
+    best = max(own, key=lambda row: metric.sign * terminal_of(row))
+    most = terminal_of(best)
+    return [row for row in own if row is best or level(terminal_of(row) - most, most, metric)]
 
 
 def _reached(group: FederationGroup, row: Mapping[str, Any]) -> str:
@@ -125,6 +138,16 @@ def _against(group: FederationGroup, row: Mapping[str, Any], first: Mapping[str,
         return ""
     gap = metric.gap(row["difference"])
     return f", {gap} {'above' if metric.higher else 'below'} {first['name']}{_sure(row)}"
+
+
+def _ahead_of(group: FederationGroup, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Say how far the first method is ahead of the next one."""
+    metric = group.comparison.metric
+    following = max(others, key=lambda row: metric.sign * terminal_of(row))
+    if following["difference"] is None:
+        return ""
+    side = "above" if metric.higher else "below"
+    return f", {metric.gap(following['difference'])} {side} {following['name']}{_sure(following)}"
 
 
 def _sure(row: Mapping[str, Any]) -> str:

@@ -11,7 +11,18 @@ from covey.config.schema import GIVEN, NATURAL, Config
 from covey.core.client_names import read_names
 from covey.core.runtime_traits import traits_of
 from covey.job.comparison.plan import is_comparison, read_plan
-from covey.job.result_text import comparison_columns, or_dash, percent, privacy_text, run_summary, score_rows, size
+from covey.job.result_text import (
+    BEFORE_AVERAGING,
+    EPSILON,
+    OWN_MIX,
+    comparison_columns,
+    or_dash,
+    percent,
+    privacy_text,
+    run_summary,
+    score_rows,
+    size,
+)
 from covey.job.settings import expand
 from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
@@ -79,9 +90,10 @@ def runs_table(report: ReportData) -> Markup:
                 )
     labels = {group.comparison.metric.test_label for group in report.groups}
     score = labels.pop() if len(labels) == 1 else "test score"
-    columns = ["method", "seed", "rounds", score, "before averaging", "best", "own mix", "also", "test loss", "ε"]
-    columns += ["sent up", "sent down", "time", "dropped replies"]
-    for place in (columns.index(name) for name in ("ε", "also", "own mix", "before averaging")):
+    best = {f"best {group.comparison.metric.label}" for group in report.groups}
+    columns = ["method", "seed", "rounds", score, BEFORE_AVERAGING, best.pop() if len(best) == 1 else "best", OWN_MIX]
+    columns += ["also", "test loss", EPSILON, "sent up", "sent down", "time", "dropped replies"]
+    for place in (columns.index(name) for name in (EPSILON, "also", OWN_MIX, BEFORE_AVERAGING)):
         if all(row[place] == "-" for row in rows):
             columns.pop(place)
             for row in rows:

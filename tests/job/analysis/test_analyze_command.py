@@ -4,12 +4,15 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from covey import analyze
+from covey import Analysis, analyze
+from covey.job.result_text import CLIENT_FIGURES
+from covey.page.analysis_page import by_skew
 
 # --- the command
 
@@ -48,6 +51,7 @@ def test_the_command_tells_people_who_is_odd_and_how_many_are_not_shown(covey_co
     assert "40 clients between them are not shown." in said
     assert re.search(r"\d+ of 60 clients have an odd class mix \(chance of any false alarm at most 0.05\)", said)
     assert re.search(r"Outliers in what class mixes do not explain: \d+(, \d+){5}\.", said)
+    assert "They are exactly the 6 poisoned clients." in said
     assert "sent up / down" in said
     assert max(map(len, said.split("Most skewed first")[1].splitlines()[:20])) <= 80
 
@@ -97,7 +101,8 @@ def test_the_page_draws_skew_certainty_outliers_and_truth(tmp_path):
     pytest.importorskip("plotly")
     analysis = analyze(clients=24, altered={"poison": 0.1}, workers=1, rounds=1)
     text = analysis.draw(tmp_path / "deep" / "analysis.html").read_text(encoding="utf-8")
-    assert "<h1>24 clients with digits, environment uniform</h1>" in text
+    assert f"<h1>{analysis.finding}.</h1>" in text
+    assert "24 clients with digits, environment uniform. " in text
     embedded = re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)
     assert embedded is not None
     charts = json.loads(embedded[1])
@@ -105,6 +110,12 @@ def test_the_page_draws_skew_certainty_outliers_and_truth(tmp_path):
     skew, truth = charts
     bars = [trace for trace in skew["data"] if trace["type"] == "bar"]
     np.testing.assert_allclose(bars[0]["y"], analysis.skew[analysis.order], rtol=1e-5)
+    axis = skew["layout"]["xaxis"]
+    assert axis["ticktext"] == [str(client) for client in analysis.clients[analysis.order]]
+    assert axis["tickvals"] == bars[0]["x"]
+    assert set(CLIENT_FIGURES.values()) == set(
+        re.findall(r'<th scope="col">([^<]*)</th>', text.split("All figures")[-1])
+    )
     limits = [trace for trace in skew["data"] if trace["type"] == "scatter"]
     assert analysis.confidence is not None
     np.testing.assert_allclose(limits[0]["y"], analysis.confidence.limit[analysis.order], rtol=1e-5)
@@ -112,6 +123,47 @@ def test_the_page_draws_skew_certainty_outliers_and_truth(tmp_path):
     assert sum(len(trace["x"]) for trace in truth["data"]) == 24
     assert f"{analysis.spearman:.2f}" in text
     assert [item.name for item in (tmp_path / "deep").iterdir()] == ["analysis.html"]
+
+
+def test_the_axis_of_many_clients_names_the_outliers():
+    pytest.importorskip("plotly")
+    analysis = analyze(clients=120, altered={"poison": 0.05}, workers=1, rounds=1)
+    axis = by_skew(analysis).charts[0].layout["xaxis"]
+    assert sorted(map(int, axis["ticktext"])) == analysis.clients[analysis.outlier].tolist()
+    assert [int(analysis.clients[analysis.order[place - 1]]) for place in axis["tickvals"]] == [
+        int(name) for name in axis["ticktext"]
+    ]
+
+
+def compared_with_poisoned(analysis: Analysis, outliers: list[int], poisoned: list[int]) -> Analysis:
+    """Return the analysis with these clients as outliers and as poisoned ones."""
+    strange = np.where(np.isin(analysis.clients, outliers), 99.0, 0.0)
+    return replace(analysis, strangeness=strange, poisoned=np.isin(analysis.clients, poisoned))
+
+
+def test_outliers_are_compared_with_the_poisoned_clients_where_these_are_known():
+    analysis = analyze(clients=24, workers=1, rounds=1)
+    assert "poisoned" not in analysis.verdict
+    assert analysis.as_mapping()["poisoned"] == []
+    for outliers, poisoned, sentence, finding in (
+        ([1, 5], [1, 5], "They are exactly the 2 poisoned clients.", "2 outliers (exactly the poisoned clients)"),
+        ([5], [5], "It is the one poisoned client.", "1 outlier (the poisoned client)"),
+        ([1, 5], [5], "Of the 1 poisoned client, 1 is among the outliers; 1 of them is not poisoned.", "(1 of the 1"),
+        (
+            [1],
+            [5, 6],
+            "Of the 2 poisoned clients, none is among the outliers; 1 of them is not",
+            "(0 of the 2 poisoned",
+        ),
+        ([5, 6], [5, 6, 7], "Of the 3 poisoned clients, 2 are among the outliers.", "(2 of the 3 poisoned clients)"),
+        ([], [5], "There are no outliers in what class mixes do not explain. Of the 1 poisoned", "No outliers;"),
+    ):
+        found = compared_with_poisoned(analysis, outliers, poisoned)
+        assert sentence in found.verdict
+        assert finding in found.finding
+    unknown = replace(compared_with_poisoned(analysis, [1], [1]), poisoned=None)
+    assert "poisoned" not in unknown.verdict + unknown.finding
+    assert unknown.as_mapping()["poisoned"] is None
 
 
 def test_the_page_of_a_trained_models_view_says_what_is_missing(tmp_path):

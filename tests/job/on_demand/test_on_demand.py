@@ -120,7 +120,7 @@ def test_learned_estimates_are_good_enough_to_gain(base, tmp_path):
 def test_a_fedprox_run_is_a_base_too_when_its_clients_are_asked(tmp_path):
     base = covey.run(SKEWED, method="fedprox", rounds=10, out=tmp_path / "base")
     with pytest.raises(Refusal, match=r"keeps no estimates .* --estimator analytic"):
-        ondemand(base, "td1", out=tmp_path / "job")
+        ondemand(base, "td1", estimator="learned", out=tmp_path / "job")
     assert not (tmp_path / "job").exists()
     one = ondemand(base, "td1", estimator="analytic", rounds=6, out=tmp_path / "job").tailored[0]
     assert one.run.config.local.proximal == 0.01
@@ -394,6 +394,14 @@ def test_a_job_cut_off_before_its_runs_began_resumes_too(quick, tmp_path):
     again = resume_ondemand(tmp_path / "cut")
     assert torch.equal(final(whole.tailored[0].run), final(again.tailored[0].run))
     assert whole.tailored[0].continued == again.tailored[0].continued
+
+
+def test_by_default_an_ordinary_run_is_asked_and_one_with_estimates_uses_them(quick, tmp_path):
+    plain = covey.run({**QUICK, "rounds": 1}, method="fedavg", out=tmp_path / "plain")
+    assert ondemand(plain, "td1", rounds=1, out=tmp_path / "asked").composed.estimator == "analytic"
+    assert ondemand(quick, "td1", rounds=1, out=tmp_path / "used").composed.estimator == "learned"
+    again = ondemand(plain, "td1", rounds=1, out=tmp_path / "asked")
+    assert [one.run.finished for one in again.tailored] == [True]
 
 
 # --- refusals

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from covey.arrays import IntArray
@@ -114,6 +115,7 @@ def analyze(
         level=level,
         model_of=None if run is None else str(run.folder),
         truth=held.truth.skew[findings["clients"]] if held.known and runtime.holdings_known else None,
+        poisoned=_poisoned(held)[findings["clients"]] if held.known and runtime.holdings_known else None,
         names=held.names,
         missing=tuple(np.setdiff1d(asked, findings["clients"]).tolist()),
         faults=tuple(faults),
@@ -124,6 +126,13 @@ def analyze(
         clock=clock,
         **findings,
     )
+
+
+def _poisoned(held: Federation) -> NDArray[np.bool_]:
+    """Return `[clients]`: True for those whose labels are all wrong."""
+    if held.altered is None:
+        return np.zeros(held.clients, dtype=np.bool_)
+    return np.array(held.altered.poisoned, dtype=np.bool_)
 
 
 def _sample_note(among: Sequence[int] | None, clients: int) -> list[str]:

@@ -54,6 +54,8 @@ class Analysis:
     """Mean rank correlation between the skew estimates of two rounds."""
     truth: FloatArray | None
     """True skew, where it is known; the analysis does not use it."""
+    poisoned: BoolArray | None = None
+    """True for clients whose labels are all wrong, where that is known; the analysis does not use it."""
     names: tuple[str, ...] = ()
     """Names of all clients of the federation, if the data has any."""
     missing: tuple[int, ...] = ()
@@ -118,7 +120,7 @@ class Analysis:
 
     @property
     def verdict(self) -> str:
-        """Odd clients and outliers, in a sentence or two."""
+        """Odd clients and outliers, in a few sentences."""
         count, sentences = len(self.clients), []
         if self.confidence is not None:
             number = int(self.odd.sum())
@@ -132,7 +134,54 @@ class Analysis:
             more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
             why = "in what class mixes do not explain" if self.confidence is not None else "in the score"
             sentences.append(f"Outliers {why}: {names}{more}." if apart else f"There are no outliers {why}.")
-        return " ".join(sentences) or "The clients are ranked; nothing more can be said about them."
+            sentences.append(self._against_poisoned())
+        return " ".join(filter(None, sentences)) or "The clients are ranked; nothing more can be said about them."
+
+    @property
+    def finding(self) -> str:
+        """What was found, in a line."""
+        count, found = len(self.clients), []
+        if self.strangeness is not None:
+            number = int(self.outlier.sum())
+            found.append(
+                "no outliers" if not number else f"{number} outlier{'' if number == 1 else 's'}{self._how_true()}"
+            )
+        if self.confidence is not None:
+            number = int(self.odd.sum())
+            found.append(f"{number} of {count} clients with an odd class mix")
+        text = "; ".join(found) or f"{count} clients ranked by skew"
+        return f"{text[0].upper()}{text[1:]}"
+
+    def _how_true(self) -> str:
+        """Say in brackets how many of the outliers are poisoned, where it is known and there are such."""
+        if self.poisoned is None or not self.poisoned.any():
+            return ""
+        right, apart, all_ = (
+            int((self.poisoned & self.outlier).sum()),
+            int(self.outlier.sum()),
+            int(self.poisoned.sum()),
+        )
+        if right == apart == all_:
+            return " (exactly the poisoned clients)" if all_ > 1 else " (the poisoned client)"
+        return f" ({right} of the {all_} poisoned client{'' if all_ == 1 else 's'})"
+
+    def _against_poisoned(self) -> str:
+        """Compare the outliers with the clients whose labels are wrong, where there are such and it is known."""
+        if self.poisoned is None or not self.poisoned.any():
+            return ""
+        right, apart, all_ = (
+            int((self.poisoned & self.outlier).sum()),
+            int(self.outlier.sum()),
+            int(self.poisoned.sum()),
+        )
+        noun = "client" if all_ == 1 else "clients"
+        if right == apart == all_:
+            return f"They are exactly the {all_} poisoned {noun}." if all_ > 1 else "It is the one poisoned client."
+        wrong = apart - right
+        more = f"; {wrong} of them {'is' if wrong == 1 else 'are'} not poisoned" if wrong else ""
+        return (
+            f"Of the {all_} poisoned {noun}, {right or 'none'} {'is' if right < 2 else 'are'} among the outliers{more}."
+        )
 
     def each(self) -> list[dict[str, Any]]:
         """Return the figures of each client, the most skewed first; None for results that are missing."""
@@ -176,6 +225,7 @@ class Analysis:
             "samples": int(self.samples.sum()),
             "odd": None if self.confidence is None else self.clients[self.odd].tolist(),
             "outliers": None if self.strangeness is None else self.clients[self.outlier].tolist(),
+            "poisoned": None if self.poisoned is None else self.clients[self.poisoned].tolist(),
             "spearman": self.spearman,
             "spearman_score": self.spearman_score,
             "agreement": self.agreement,

@@ -47,20 +47,35 @@ Sent = tuple[int, int]
 """Bytes up and down."""
 
 
-def check_estimator(estimator: str, *, survey: bool, insight_dp: str | None) -> None:
+def check_estimator(estimator: str | None, *, survey: bool, insight_dp: str | None) -> None:
     """Refuse options that do not go together, before anything is read."""
-    require(estimator in ESTIMATORS, f"estimator is one of {', '.join(ESTIMATORS)}, not '{estimator}'.")
     require(
-        not survey or estimator == "learned",
+        estimator is None or estimator in ESTIMATORS, f"estimator is one of {', '.join(ESTIMATORS)}, not '{estimator}'."
+    )
+    require(
+        not survey or estimator in (None, "learned"),
         f"survey asks for estimates by a predictor, and goes with the estimator learned, not with {estimator}.",
     )
     require(
-        insight_dp is None or estimator == "analytic",
+        insight_dp is None or estimator in (None, "analytic"),
         "insight_dp is about the gradient that the estimator analytic asks for; for the learned one it is a setting of "
         "the base run (aggregator.insight_dp).",
     )
     if insight_dp is not None:
         Privacy.of(insight_dp, "insight_dp")
+
+
+def fitting_estimator(experiment: Experiment, *, survey: bool = False) -> Estimator:
+    """Return the estimator that a base run can serve: learned where it keeps estimates, else analytic."""
+    method = experiment.method
+    keeps = isinstance(method, OneModel) and _keeper(method) is not None
+    return "learned" if keeps or survey else "analytic"
+
+
+def _keeper(method: OneModel) -> Estimating | None:
+    """Return the part of a method that estimates its clients' class shares, if one does."""
+    parts = (method.aggregator, method.selector)
+    return next((part for part in parts if isinstance(part, Estimating)), None)
 
 
 def estimated(
@@ -93,8 +108,7 @@ def estimated(
 
 def _learned(experiment: Experiment, method: OneModel, done: int, survey: bool) -> tuple[Estimates, Sent, list[str]]:
     """Return the base run's estimates, after a fresh survey by its predictor if asked for."""
-    parts = (method.aggregator, method.selector)
-    part = next((part for part in parts if isinstance(part, Estimating)), None)
+    part = _keeper(method)
     if part is None:
         raise Refusal(
             f"The base run (method '{experiment.config.method}') keeps no estimates of its clients' class shares. Ask "

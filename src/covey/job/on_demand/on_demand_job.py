@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import FloatArray
+from covey.config.runtime_choice import AUTO, runtime_here
 from covey.config.schema import GIVEN, Config
 from covey.config.values import own_names
 from covey.core.build import trainer_of
@@ -21,7 +22,7 @@ from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
 from covey.job.experiment import Experiment
 from covey.job.job_folder import free_folder, require_empty
-from covey.job.on_demand.class_shares import Estimator, check_estimator, estimated
+from covey.job.on_demand.class_shares import Estimator, check_estimator, estimated, fitting_estimator
 from covey.job.on_demand.composition import Pairing, compose, sizes_note
 from covey.job.on_demand.fine_tune import begin_runs, continued_config
 from covey.job.on_demand.mix_scores import evaluate_targets
@@ -56,7 +57,7 @@ def ondemand(
     base: Run | Path | str,
     target: Target | Sequence[Target],
     *,
-    estimator: Estimator = "learned",
+    estimator: Estimator | None = None,
     rounds: int = ROUNDS,
     pairing: Pairing = "unscaled",
     survey: bool = False,
@@ -76,7 +77,8 @@ def ondemand(
     target: one or a list: text such as "cat=0.5,dog=0.5", class → share, a share for each class, a `Path` to a file of
         labels, or the paper's "td1", "td2", "td3" and "local:7", the mix of client 7 (in simulations only; sites with
         data of their own state their mix).
-    estimator: where the clients' class shares come from: learned, analytic, or ground-truth (see `Estimator`).
+    estimator: where the clients' class shares come from: learned, analytic, or ground-truth (see `Estimator`); by
+        default learned where the base run keeps estimates, else analytic.
     rounds: rounds of fine-tuning.
     pairing: how samples count in the composition and in the weights: unscaled, scaled_rn, or the authors' scaled_r.
     survey: first ask all clients for a fresh estimate by the base run's predictor (learned).
@@ -95,11 +97,16 @@ def ondemand(
     check_estimator(estimator, survey=survey, insight_dp=insight_dp)
     given = expand(settings)
     _require_open(given)
+    if given.get("runtime") == AUTO:
+        # The plan holds the one chosen, for its resume.
+        given["runtime"] = runtime_here(AUTO, str(given.get("device") or "auto"))
     config = as_config(run.config, given)
     experiment, done = _base_experiment(run, config, fleet)
     try:
         experiment.federation.dataset.require_tests()
         require_class_shares(experiment.federation.dataset, "Models on demand")
+        estimator = estimator or fitting_estimator(experiment, survey=survey)
+        check_estimator(estimator, survey=survey, insight_dp=insight_dp)
         mixes = parse_targets(target, experiment.federation.dataset.class_names, experiment.known_shares)
         plan = OnDemandPlan(
             base=str(run.folder.resolve()),
