@@ -1,16 +1,18 @@
 """FedACS's environments of α-dominance clients (Definitions 1, 3 and 4, Fig. 4 and section VII)."""
 
 import heapq
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from covey.arrays import FloatArray, IntArray
 from covey.environment.keyed_parts import KeyedParts
-from covey.environment.partition import ClassPools, Deal, by_key, samples_per_client
+from covey.environment.partition import ClassPools, Deal, Environment, by_key, samples_per_client
 from covey.errors import require
 from covey.registries import environments
 
@@ -121,8 +123,25 @@ Split = Callable[..., Sequence[IntArray]]
 """`split_by_dominance` or `draw_by_dominance`."""
 
 
-@environments.add("uniform")
+def _dealt_or_drawn(name: str) -> Callable[[Environment], Environment]:
+    """Register an environment that takes a split first, once with samples dealt in turn and once drawn by client."""
+
+    def add(environment: Environment) -> Environment:
+        @wraps(environment)
+        def dealt(*given: Any, **options: Any) -> Deal:
+            return environment(split_by_dominance, *given, **options)
+
+        whole = inspect.signature(environment)
+        vars(dealt)["__signature__"] = whole.replace(parameters=list(whole.parameters.values())[1:])
+        by_key(name)(partial(environment, draw_by_dominance))
+        return environments.add(name)(dealt)
+
+    return add
+
+
+@_dealt_or_drawn("uniform")
 def uniform(
+    split: Split,
     labels: IntArray,
     classes: int,
     clients: int,
@@ -136,29 +155,14 @@ def uniform(
     Each client holds `samples`, or enough to use every training sample `reuse` times (the paper's
     200 clients of 2,000 use each of 50,000 images 8 times).
     """
-    return _uniform(split_by_dominance, labels, classes, clients, rng, samples=samples, reuse=reuse)
-
-
-def _uniform(
-    split: Split,
-    labels: IntArray,
-    classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    samples: int | None = None,
-    reuse: float = 8.0,
-) -> Deal:
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = rng.uniform(0.0, 1.0, size=clients)
     return Deal(split(alphas, labels, classes, count, rng), shared=True, skew=alphas)
 
 
-by_key("uniform")(partial(_uniform, draw_by_dominance))
-
-
-@environments.add("uniform-observed")
+@_dealt_or_drawn("uniform-observed")
 def uniform_observed(
+    split: Split,
     labels: IntArray,
     classes: int,
     clients: int,
@@ -173,20 +177,6 @@ def uniform_observed(
     The last 6·`group` clients are the observation groups, the least skewed group first; the others
     have α uniform in [0, 1]. The paper has groups of 10 among 200 clients.
     """
-    return _observed(split_by_dominance, labels, classes, clients, rng, group=group, samples=samples, reuse=reuse)
-
-
-def _observed(
-    split: Split,
-    labels: IntArray,
-    classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    group: int = 10,
-    samples: int | None = None,
-    reuse: float = 8.0,
-) -> Deal:
     require(group >= 1, f"environment.group must be at least 1, not {group}.")
     observed = np.repeat(OBSERVED, group)
     fitting = clients // 20 or 1
@@ -200,11 +190,9 @@ def _observed(
     return Deal(split(alphas, labels, classes, count, rng), shared=True, skew=alphas)
 
 
-by_key("uniform-observed")(partial(_observed, draw_by_dominance))
-
-
-@environments.add("inverse-pareto")
+@_dealt_or_drawn("inverse-pareto")
 def inverse_pareto(
+    split: Split,
     labels: IntArray,
     classes: int,
     clients: int,
@@ -220,27 +208,10 @@ def inverse_pareto(
     distribution F(x) = (1 - x^-s)/(1 - 2^-s), so α has the density s(2-α)^-(s+1)/(1 - 2^-s): the
     exponent of eq. 5 is printed as -s, which does not integrate to one.
     """
-    return _inverse_pareto(split_by_dominance, labels, classes, clients, rng, shape=shape, samples=samples, reuse=reuse)
-
-
-def _inverse_pareto(
-    split: Split,
-    labels: IntArray,
-    classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    shape: float = 2.0,
-    samples: int | None = None,
-    reuse: float = 8.0,
-) -> Deal:
     require(shape > 0, f"environment.shape must be above 0, not {shape:g}.")
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = inverse_pareto_quantiles(rng.random(clients), shape)
     return Deal(split(alphas, labels, classes, count, rng), shared=True, skew=alphas)
-
-
-by_key("inverse-pareto")(partial(_inverse_pareto, draw_by_dominance))
 
 
 def inverse_pareto_quantiles(probability: FloatArray, shape: float) -> FloatArray:
@@ -250,8 +221,9 @@ def inverse_pareto_quantiles(probability: FloatArray, shape: float) -> FloatArra
     return alphas
 
 
-@environments.add("few-class")
+@_dealt_or_drawn("few-class")
 def few_class(
+    split: Split,
     labels: IntArray,
     classes: int,
     clients: int,
@@ -266,23 +238,7 @@ def few_class(
     not order these clients (one class at α = 0 is as skewed as can be), so the environment states no
     skew, and evaluation uses the distance from the overall mix.
     """
-    return _few_class(split_by_dominance, labels, classes, clients, rng, samples=samples, reuse=reuse)
-
-
-def _few_class(
-    split: Split,
-    labels: IntArray,
-    classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    samples: int | None = None,
-    reuse: float = 8.0,
-) -> Deal:
     count = samples_per_client(labels, clients, samples, reuse)
     alphas = rng.uniform(0.0, 1.0, size=clients)
     numbers = rng.integers(1, classes, size=clients, endpoint=True)
     return Deal(split(alphas, labels, classes, count, rng, numbers.tolist()), shared=True)
-
-
-by_key("few-class")(partial(_few_class, draw_by_dominance))

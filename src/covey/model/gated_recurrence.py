@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.model.operators import apart, define, merged, stacked
+from covey.model.operators import define, stack_rule
 
 
 def gated_scan(inputs: Tensor, weight: Tensor, bias: Tensor, start: Tensor) -> Tensor:
@@ -100,29 +100,11 @@ def _backward_shape(gradient: Tensor, trace: Tensor, weight: Tensor, start: Tens
     return gradient.new_empty(*gradient.shape[:-3], steps + 1, samples, 4 * weight.shape[-1])
 
 
-def _forward_in_lanes(info: Any, dimensions: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-    given = [stacked(info, tensor, at) for tensor, at in zip(inputs, dimensions, strict=True)]
-    return _in_lanes(info, torch.ops.covey.gru, given), 0
-
-
-def _backward_in_lanes(info: Any, dimensions: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
-    given = [stacked(info, tensor, at) for tensor, at in zip(tensors, dimensions, strict=True)]
-    return _in_lanes(info, torch.ops.covey.gru_gradient, given), 0
-
-
-def _in_lanes(info: Any, operator: Any, given: list[Tensor | None]) -> Tensor:
-    assert given[0] is not None
-    if given[0].dim() == 5:
-        return apart(info, operator(*merged(given)))
-    result: Tensor = operator(*given)
-    return result
-
-
 define(
     "gru(Tensor inputs, Tensor weight, Tensor bias, Tensor start) -> Tensor",
     _forward,
     _forward_shape,
-    _forward_in_lanes,
+    stack_rule("gru", 4),
     _differentiate,
     keeps_output=True,
 )
@@ -130,5 +112,5 @@ define(
     "gru_gradient(Tensor gradient, Tensor trace, Tensor weight, Tensor start) -> Tensor",
     _backward,
     _backward_shape,
-    _backward_in_lanes,
+    stack_rule("gru_gradient", 4),
 )

@@ -100,3 +100,20 @@ def merged(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
 def apart(info: Any, result: Tensor) -> Tensor:
     """Return a result for merged tensors as `[lanes, samples, ...]`."""
     return result.reshape(info.batch_size, len(result) // info.batch_size, *result.shape[1:])
+
+
+def stack_rule(name: str, dimensions_of_a_stack: int) -> Callable[..., tuple[Tensor, int]]:
+    """Return the rule under `vmap` of an operator that takes tensors alone, each of one model or of a stack.
+
+    The first tensor of a stack has `dimensions_of_a_stack`; with one more, it is of a `vmap` within a `vmap`.
+    """
+
+    def rule(info: Any, dimensions: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+        operator = getattr(torch.ops.covey, name)
+        given = [stacked(info, tensor, at) for tensor, at in zip(tensors, dimensions, strict=True)]
+        if given[0] is not None and given[0].dim() > dimensions_of_a_stack:
+            return apart(info, operator(*merged(given))), 0
+        result: Tensor = operator(*given)
+        return result, 0
+
+    return rule

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.model.operators import apart, define, merged, stacked
+from covey.model.operators import define, stack_rule
 
 
 def scan(inputs: Tensor, weight: Tensor) -> Tensor:
@@ -119,31 +119,11 @@ def _backward_shape(gradient: Tensor, trace: Tensor, weight: Tensor) -> Tensor:
     return gradient.new_empty(*gradient.shape[:-1], 4 * weight.shape[-1])
 
 
-def _forward_in_lanes(
-    info: Any, dimensions: tuple[int | None, ...], inputs: Tensor, weight: Tensor
-) -> tuple[Tensor, int]:
-    given = [stacked(info, tensor, at) for tensor, at in zip((inputs, weight), dimensions, strict=True)]
-    return _in_lanes(info, torch.ops.covey.lstm, given), 0
-
-
-def _backward_in_lanes(info: Any, dimensions: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
-    given = [stacked(info, tensor, at) for tensor, at in zip(tensors, dimensions, strict=True)]
-    return _in_lanes(info, torch.ops.covey.lstm_gradient, given), 0
-
-
-def _in_lanes(info: Any, operator: Any, given: list[Tensor | None]) -> Tensor:
-    assert given[0] is not None
-    if given[0].dim() == 5:
-        return apart(info, operator(*merged(given)))
-    result: Tensor = operator(*given)
-    return result
-
-
 define(
     "lstm(Tensor inputs, Tensor weight) -> Tensor",
     _forward,
     _forward_shape,
-    _forward_in_lanes,
+    stack_rule("lstm", 4),
     _differentiate,
     keeps_output=True,
 )
@@ -151,5 +131,5 @@ define(
     "lstm_gradient(Tensor gradient, Tensor trace, Tensor weight) -> Tensor",
     _backward,
     _backward_shape,
-    _backward_in_lanes,
+    stack_rule("lstm_gradient", 4),
 )
