@@ -35,8 +35,14 @@ def deal(name: str, clients: int = 300, *, keyed: bool, seed: int = 0, **options
     return split_samples(name, chosen, LABELS, 10, clients, generator(seed, "environment"), keyed=keyed)
 
 
+def all_of(split: Deal) -> list[IntArray]:
+    """Return each client's samples, drawn together: one by one, a block of class mixes is drawn for each of them."""
+    parts = ClientParts.of(split.parts)
+    return np.split(parts.together(np.arange(len(parts))).numpy(), np.cumsum(parts.sizes)[:-1])
+
+
 def counts_of(split: Deal) -> IntArray:
-    return np.stack([np.bincount(LABELS[part], minlength=10) for part in split.parts])
+    return np.stack([np.bincount(LABELS[part], minlength=10) for part in all_of(split)])
 
 
 @pytest.mark.parametrize("name", ["uniform", "uniform-observed", "inverse-pareto", "few-class"])
@@ -61,7 +67,7 @@ def test_class_mixes_drawn_by_key_are_distributed_as_those_dealt_in_turn():
 @pytest.mark.parametrize("name", list(SHARING))
 def test_a_client_holds_different_samples_and_every_sample_is_as_likely(name):
     split = deal(name, 3_000, keyed=True)
-    held = [split.parts[client] for client in range(3_000)]
+    held = all_of(split)
     assert all(len(part) == 40 for part in held)
     counts = counts_of(split)
     for client in np.flatnonzero(counts.max(axis=1) <= 90)[:50]:
