@@ -46,7 +46,7 @@ def test_an_algorithm_in_the_current_folder_goes_by_name_and_is_not_needed_to_lo
 
 def test_the_readmes_algorithm_runs_as_it_stands_there(tmp_path):
     text = (EXAMPLE.parents[2] / "README.md").read_text()
-    shown = re.search(r"```python\n(# turns\.py\n.*?)```\n\n```\n(covey run [^#]*)", text, re.DOTALL)
+    shown = re.search(r"```python\n(# turns\.py\n.*?)```\n\n```\n(covey run [^\n]*)", text, re.DOTALL)
     assert shown
     (tmp_path / "turns.py").write_text(shown[1])
     few = ["--rounds", "4", "--clients", "8", "--cohort", "3", "--set", "devices.availability=0.25", "--out", "run"]
