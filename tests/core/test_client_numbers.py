@@ -14,6 +14,8 @@ from covey.arrays import FloatArray, IntArray
 from covey.config.schema import Config
 from covey.core.build import build_federation
 from covey.environment.federated_data import Federation
+from covey.fleet.fleet_folder import Fleet
+from covey.fleet.samples import settings
 from covey.registries import environments
 from tests.aggregation.agents import replies, setting
 
@@ -117,3 +119,20 @@ def test_a_folder_without_the_setting_keeps_the_order_of_its_environment():
     assert Config.stored(stored).numbering == "environment"
     assert before.truth.shares[:6, :2].sum(axis=1).tolist() == [1.0] * 6
     assert build_federation(Config.of(stored)).truth.shares[:6, :2].sum() < 6
+
+
+@pytest.mark.parametrize("about", ['classes = ["ok", "worn"]', "targets = 1"])
+def test_sites_of_a_live_fleet_keep_the_order_in_which_they_answer(about, tmp_path):
+    """`covey analyze --fleet` and `covey ondemand --fleet` name a site by its number, whatever the seed."""
+    sites = ("harbour", "mill", "quarry", "dam", "lock")
+    task = '\ntask = {name = "regression", centre = [0.0], scale = [1.0]}' if "targets" in about else ""
+    data = f"[data]\nshape = [4]\n{about}\n"
+    run = f'address = "127.0.0.1:8443"\nsites = {list(sites)}\n[run]\nmethod = "fedavg"{task}\n'
+    (tmp_path / "fleet.toml").write_text(run + data)
+    chosen = settings(Fleet.read(tmp_path))
+    for seed in range(3):
+        federation = build_federation(Config.of({**chosen, "seed": seed}))
+        assert federation.names == sites
+        assert federation.dataset.groups is not None
+        held = [federation.dataset.groups[federation.parts[client]].unique().tolist() for client in range(len(sites))]
+        assert held == [[client] for client in range(len(sites))]

@@ -58,7 +58,8 @@ def build_federation(config: Config) -> Federation:
         bins, count, keyed = dataset.bins, dataset.bin_count, config.dealing == "keyed"
         split = split_samples(config.environment.name, options, bins, count, config.clients, rng, keyed=keyed)
         names = ()
-    order = client_order(config.clients, config.seed, config.numbering)
+    # Blank samples stand in for those of a fleet's sites, which answer under their own numbers.
+    order = client_order(config.clients, config.seed, "environment" if dataset.blank else config.numbering)
     parts = ClientParts.of(split.parts, order)
     skew = None if split.skew is None else split.skew[order]
     names = tuple(names[place] for place in order) if names else ()
