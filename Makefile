@@ -5,14 +5,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The demo needs less than the tests do, and is there sooner.
 DEMO_READY := $(VENV)/.demo-ready
+FLOWER_READY := $(VENV)/.flower-ready
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 # Two test processes; a file's tests stay in one of them.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo quick test proof lint types contracts check catalogue docs dist bench soak clean
+.PHONY: demo flower-quickstart quick test proof lint types contracts check catalogue docs dist bench soak clean
 
 demo: $(DEMO_READY)
 	$(BIN)/covey demo
+
+# A Flower app before and after Covey, on Flower's simulation engine; nothing is left running.
+flower-quickstart: $(FLOWER_READY)
+	$(BIN)/python examples/flower-quickstart/run.py
 
 # Three minutes: style, types, layers, and every test that is neither slow nor starts programs.
 quick: lint types contracts
@@ -67,12 +72,18 @@ $(READY): pyproject.toml constraints.txt
 	@$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@ $(DEMO_READY)
+	@touch $@ $(DEMO_READY) $(FLOWER_READY)
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	@$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]'
+	@touch $@
+
+$(FLOWER_READY): pyproject.toml constraints.txt
+	@$(NEW_ENOUGH)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[flower]'
 	@touch $@
 
 clean:

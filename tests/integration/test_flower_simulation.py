@@ -1,19 +1,11 @@
-"""Flower's simulation engine (Ray), its SuperLink and the quickstart."""
+"""Flower's simulation engine (Ray), and a fleet of sites in one process."""
 
-import contextlib
-import difflib
 import json
-import os
-import re
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,66 +138,6 @@ def test_a_node_of_the_simulation_that_fails_costs_one_reply(engine):
     assert {fault.reason for fault in replies.faults} == {"it answered with an error: the sensor is unplugged"}
     assert replies.clients.tolist() == np.flatnonzero(experiment.federation.sizes % 2 == 0).tolist()
     assert again.clients.tolist() == list(range(20))
-
-
-@pytest.fixture
-def flower_command(tmp_path):
-    """`flwr` with a home and ports of its own; processes that it leaves running are stopped."""
-    home = tmp_path / "flower"
-    home.mkdir()
-    ports = {}
-    for name in ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports[name] = str(free.getsockname()[1])
-    environment = {
-        **os.environ,
-        **ports,
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-
-    def call(folder: Path, *arguments: str) -> str:
-        command = [sys.executable, "-m", "flwr.cli.app", *arguments]
-        answer = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
-        )
-        assert answer.returncode == 0, answer.stdout + answer.stderr
-        return answer.stdout + answer.stderr
-
-    yield call
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what flwr leaves running is found through /proc")
-def test_the_quickstart_runs_as_its_readme_says(flower_command, tmp_path):
-    """Rounds aside: three are enough to see that it learns."""
-    readme = (ROOT / "examples/flower-quickstart/README.md").read_text()
-    (nodes,) = set(re.findall(r'--federation-config "([^"]+)"', readme))
-    shutil.copytree(ROOT / "examples/flower-quickstart/after", tmp_path / "after")
-    config = ["--run-config", "num-server-rounds=3", "--federation-config", nodes]
-    said = flower_command(tmp_path / "after", "run", ".", "--stream", *config)
-    accuracies = [float(value) for value in re.findall(r"'accuracy': '([\d.e+-]+)'", said)]
-    assert len(accuracies) >= 3
-    assert accuracies[-1] > 0.3
-    assert "Covey: fedacs" in said
-    assert (tmp_path / "after" / "final_model.pt").exists()
-
-
-def test_the_quickstarts_differ_in_a_handful_of_lines():
-    before, after = ROOT / "examples/flower-quickstart/before", ROOT / "examples/flower-quickstart/after"
-    assert (before / "quickstart/task.py").read_text() == (after / "quickstart_covey/task.py").read_text()
-    added = 0
-    for name in ("client_app.py", "server_app.py"):
-        old = (before / "quickstart" / name).read_text().replace("quickstart.", "quickstart_covey.").splitlines()
-        new = (after / "quickstart_covey" / name).read_text().splitlines()
-        added += sum(line.startswith("+ ") for line in difflib.ndiff(old, new))
-    assert added <= 20
 
 
 def test_a_fleet_of_sites_with_folders_of_their_own(monkeypatch, tmp_path, capsys):

@@ -9,7 +9,7 @@ from quickstart_covey.task import train as train_fn
 
 def loaders(context: Context):
     node, run = context.node_config, context.run_config
-    return load_data(node["partition-id"], node["num-partitions"], run["batch-size"])
+    return load_data(node["partition-id"], node["num-partitions"], run["batch-size"], run["seed"])
 
 
 app = covey.flower.client_app(

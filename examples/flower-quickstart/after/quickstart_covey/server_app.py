@@ -1,4 +1,4 @@
-"""The server: FedACS invites clients with little skew more often."""
+"""The server: covey invites cohorts whose classes are balanced together, with momentum on the server."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -12,13 +12,14 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(context.run_config["seed"])
     arrays = ArrayRecord(Net().state_dict())
     strategy = covey.flower.Strategy(
         context.run_config["method"],
         model=Net(),
         clients=context.run_config["clients"],
         cohort=context.run_config["fraction-train"],
+        seed=context.run_config["seed"],
         local={"epochs": context.run_config["local-epochs"], "rate": context.run_config["learning-rate"]},
     )
     result = strategy.start(

@@ -12,7 +12,7 @@ app = ClientApp()
 
 def loaders(context: Context):
     node, run = context.node_config, context.run_config
-    return load_data(node["partition-id"], node["num-partitions"], run["batch-size"])
+    return load_data(node["partition-id"], node["num-partitions"], run["batch-size"], run["seed"])
 
 
 @app.train()

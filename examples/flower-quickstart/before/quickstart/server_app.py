@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(context.run_config["seed"])
     arrays = ArrayRecord(Net().state_dict())
     strategy = FedAvg(fraction_train=context.run_config["fraction-train"])
     result = strategy.start(

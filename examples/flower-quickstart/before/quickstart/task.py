@@ -24,16 +24,19 @@ class Net(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
-def load_data(partition_id: int, num_partitions: int, batch_size: int) -> tuple[DataLoader, DataLoader]:
+def load_data(partition_id: int, num_partitions: int, batch_size: int, seed: int) -> tuple[DataLoader, DataLoader]:
     """A client's training and test samples: classes are dealt by a Dirichlet distribution, so clients differ."""
     digits = load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
     y = torch.tensor(digits.target)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     owner = np.empty(len(y), dtype=int)
     for label in range(10):
         places = rng.permutation(np.flatnonzero(digits.target == label))
-        owner[places] = rng.choice(num_partitions, size=len(places), p=rng.dirichlet([0.3] * num_partitions))
+        owner[places] = rng.choice(num_partitions, size=len(places), p=rng.dirichlet([0.1] * num_partitions))
+    # Everybody has at least a sample to train on and one to test.
+    for client in np.flatnonzero(np.bincount(owner, minlength=num_partitions) < 2):
+        owner[rng.choice(len(y), size=2, replace=False)] = client
     mine = np.flatnonzero(owner == partition_id)
     test = mine[::5]
     train = np.setdiff1d(mine, test)
