@@ -1,9 +1,9 @@
 """Write constraints-hashed.txt: what Covey is tested with, with the hashes of every published file.
 
     python scripts/hash_constraints.py --index ADDRESS
-    pip install --require-hashes --requirement constraints-hashed.txt && pip install --no-deps .
 
-Hashes are those that the package index states, of all platforms; pip refuses any other file.
+Hashes are those that the package index states, of all platforms; pip refuses any other file. PyTorch is installed
+first, from an index of its own; docs/install.md has the commands.
 """
 
 import argparse

@@ -190,6 +190,22 @@ def is_being_written(folder: Path) -> bool:
     return lock_holder(folder) is not None
 
 
+def _is_alive(process: int) -> bool:
+    """Tell whether a process of this machine runs."""
+    if sys.platform == "win32":  # There, signal 0 would be Ctrl-C.
+        import ctypes
+
+        handle = ctypes.windll.kernel32.OpenProcess(0x100000, False, process)  # SYNCHRONIZE
+        return bool(handle) and bool(ctypes.windll.kernel32.CloseHandle(handle))
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # It runs, under another user.
+        return True
+    return True
+
+
 def lock_holder(folder: Path) -> int | None:
     """Return the process that writes a folder: its number, 0 if it is on another machine, None if there is none."""
     with _guard:
@@ -210,8 +226,7 @@ def lock_holder(folder: Path) -> int | None:
             return None
         if words[3:] != platform.node().split():
             return 0
-        os.kill(int(words[1]), 0)
-        return int(words[1])
+        return int(words[1]) if _is_alive(int(words[1])) else None
     except OSError:
         return None
     finally:
