@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+import covey
 from covey import Config
 from covey.core.build import build_federation
 
@@ -23,7 +24,8 @@ ODD = re.compile(
 )
 COST = re.compile(
     r"Over rounds 31 to 60, skew costs FedAvg ([\d.]+) ± ([\d.]+) points of accuracy; "
-    r"our method covey wins back ([\d.]+) ± ([\d.]+) of them, and FedACS loses another ([\d.]+) ± ([\d.]+)\."
+    r"our method covey wins back ([\d.]+) ± ([\d.]+) of them, and FedACS loses another ([\d.]+) ± ([\d.]+)"
+    r": (\d+) % of its invitations go to the (\d+) % of clients with the same digits\."
 )
 SITE = re.compile(
     r"For a site that sees only the digits 3, 8 and 9, a model on demand raises accuracy from ([\d.]+) to ([\d.]+) % "
@@ -69,7 +71,19 @@ def _cost(sentence: str, folder: Path, seeds: Sequence[int]) -> bool | None:
     )
     return all(
         _says(said[place], said[place + 1], values) for place, values in ((1, cost), (3, won), (5, lost))
-    ) and bool(won.mean() <= cost.mean())
+    ) and bool(won.mean() <= cost.mean() and [said[7], said[8]] == _majority(folder, seeds))
+
+
+def _majority(folder: Path, seeds: Sequence[int]) -> list[str]:
+    """Return FedACS's invitations of the clients with digits 0 and 1 alone, and these clients, in percent of all."""
+    invited, clients = [], []
+    for seed in seeds:
+        run = folder / "skew" / "fedacs" / f"seed-{seed}"
+        federation = build_federation(covey.Run.open(run).config)
+        inside = np.array([bool((federation.labels(client) < 2).all()) for client in range(40)])
+        clients.append(inside.mean())
+        invited.append(np.mean([inside[row["clients"]].mean() for row in _rows(run)]))
+    return [f"{100 * np.mean(share):.0f}" for share in (invited, clients)]
 
 
 def _site(sentence: str, folder: Path, seeds: Sequence[int]) -> bool | None:

@@ -94,7 +94,7 @@ class SkewCost:
     @cached_property
     def majority(self) -> dict[str, float | None]:
         """Method → share of the invited clients that belong to the majority; None without skew."""
-        held = [_majority(run.config) for run in self.comparison.runs[BASE]]
+        held = self._members_of_majority
         return {
             method: None
             if method == REFERENCE
@@ -110,11 +110,26 @@ class SkewCost:
             for method, runs in self.comparison.runs.items()
         }
 
+    @cached_property
+    def _members_of_majority(self) -> list[FloatArray]:
+        return [_majority(run.config) for run in self.comparison.runs[BASE]]
+
     @property
     def sentence(self) -> str:
         """The answer: what skew costs, and what each method gains or loses."""
         clauses = [_gained(NAMES[method], gain, self.cost) for method, gain in self.gains.items()]
-        return f"Over {self.rounds_in_words}, {_costs(self.cost)}; {', and '.join(clauses)}."
+        return f"Over {self.rounds_in_words}, {_costs(self.cost)}; {', and '.join(clauses)}{self._reason}."
+
+    @property
+    def _reason(self) -> str:
+        """Why the method named last loses, where it invites the majority more often than by chance."""
+        last = list(self.gains)[-1]
+        invited, held = self.majority[last], float(np.mean(self._members_of_majority))
+        if self.gains[last].sign >= 0 or invited is None or invited < held + 0.1:
+            return ""
+        return (
+            f": {100 * invited:.0f} % of its invitations go to the {100 * held:.0f} % of clients with the same digits"
+        )
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the answer and its numbers for JSON."""
