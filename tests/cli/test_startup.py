@@ -58,7 +58,7 @@ def test_defaults_in_the_help_are_those_of_a_configuration():
     config = Config.of(workers=0)
     plain = {"method": config.method, "dataset": config.dataset.name, "environment": config.environment.name,
              "model": config.model.name, "clients": config.clients, "rounds": config.rounds, "seed": config.seed,
-             "runtime": config.runtime, "precision": config.precision, "device": config.device,
+             "runtime": Config.runtime, "precision": config.precision, "device": config.device,
              "cohort": config.cohort / config.clients, "workers": Config.workers}  # fmt: skip
     for name, default in plain.items():
         option = getattr(flags, f"{name.capitalize()}Flag").__metadata__[0]
