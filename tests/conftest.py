@@ -36,6 +36,14 @@ def local_by_default() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what a user's programs keep in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Every test computes on one thread, as workers do."""

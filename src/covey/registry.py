@@ -24,7 +24,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from covey.errors import Refusal, require
-from covey.trust import extend_path, is_path
+from covey.trust import BUILT_IN, extend_path, is_path
 
 T = TypeVar("T")
 
@@ -260,7 +260,8 @@ def import_path(path: str, kind: str, also: type[Any] | None = None) -> Any:
     """Import the part at `package.module:name`: a class, a function, or an instance of `also`."""
     require(is_path(path), f"'{path}' cannot be the {kind}: give it as package.module:name.")
     module_name, _, attribute = path.partition(":")
-    extend_path()
+    if path not in BUILT_IN:
+        extend_path()
     try:
         part = getattr(import_module(module_name), attribute)
     except Exception as error:

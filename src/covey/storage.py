@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EACCES, EAGAIN, EDEADLK
+from errno import EACCES, EAGAIN, EDEADLK, ELOOP
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -250,6 +250,16 @@ else:
     def _lock(handle: int) -> None:
         # Not flock, which forked workers would inherit.
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def open_unlinked(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a file in a folder that others may have made; a link in its place is refused, wherever it leads."""
+    try:
+        return os.open(path, flags | _NO_LINK, mode)
+    except OSError as error:
+        if error.errno == ELOOP:
+            raise Refusal(f"{path} is a link, and what it leads to would be written: remove it.") from None
+        raise
 
 
 def write_private(path: Path, data: bytes) -> None:

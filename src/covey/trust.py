@@ -16,13 +16,16 @@ from covey.errors import Refusal, require
 Trust = bool | Collection[str]
 """The code that a folder may name: all of it (True), none (False), or these names alone."""
 
-BUILT_IN = frozenset({"covey.fleet.samples:load"})
+BUILT_IN = frozenset({"covey.fleet.samples:load", "covey.fleet.site:app"})
 """Parts of Covey that go by `package.module:name`."""
 
 _PATH = re.compile(r"\.*[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _JOBS = ("compare.json", "ondemand.json", "fleet.toml")
 """Files of folders that hold run folders."""
+
+_DATA = ("compare.json", "ondemand.json", "fleet.toml", "site.toml")
+"""Files of folders that hold jobs, fleets and sites."""
 
 _searched: list[str] = []
 """Folders that are searched for code of one's own beside `sys.path`."""
@@ -35,8 +38,19 @@ def also_search(folder: Path) -> None:
 
 
 def extend_path() -> None:
-    """Put the folders that are searched, too, on the import path. Done only once such code is imported."""
-    sys.path.extend(folder for folder in _searched if folder not in sys.path)
+    """Put the folders that are searched, too, on the import path. Done only once such code is imported.
+
+    Never one that holds data: a library that looks for an optional module would find one there that nobody named.
+    """
+    sys.path.extend(folder for folder in _searched if folder not in sys.path and not _holds_data(Path(folder)))
+
+
+def _holds_data(folder: Path) -> bool:
+    """True if a folder is that of a run, a job, a fleet or a site, or lies in one."""
+    around = (folder.absolute(), *folder.absolute().parents[:2])
+    return any((one / name).is_file() for one in around for name in _DATA) or (
+        (folder / "config.json").is_file() and (folder / "metrics.jsonl").exists()
+    )
 
 
 def is_path(text: str) -> bool:

@@ -206,6 +206,11 @@ def test_the_servers_own_folder_counts_only_where_it_was_made(tmp_path):
     assert (aside / "token").read_text() == "mine"
     assert not (tmp_path / "copied" / ".serve" / "token").exists()
     assert ServedFolder(tmp_path / "copied").claim() is None
+    # Whoever makes a folder knows its number, and cannot sign it.
+    number = (root / ".serve").stat().st_ino
+    for forged in (f"{number}\n", f"{number} {'0' * 64}\n", ""):
+        (root / ".serve" / "origin").write_text(forged)
+        assert ServedFolder(root).claim() is not None
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / ".serve").symlink_to(root / ".serve")
     assert ServedFolder(tmp_path / "linked").claim() is not None

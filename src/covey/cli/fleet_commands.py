@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,9 +39,10 @@ app = typer.Typer(help="A real fleet: TLS, authenticated nodes, faults, restart.
 
 
 @app.callback()
-def fleet() -> None:
-    """Refuse systems on which no part of a fleet can run."""
+def fleet(context: typer.Context) -> None:
+    """Refuse systems on which no part of a fleet can run; have what is written readable by its owner alone."""
     require(hasattr(os, "fork"), "A fleet needs fork and file locks, which this system lacks; use Linux or macOS.")
+    context.call_on_close(partial(os.umask, os.umask(0o077)))
 
 
 SetFlag = Annotated[
@@ -237,6 +239,12 @@ def node(
     named = {f"allow ({name})": name for name in allowed if is_own(name)}
     named |= {"app": site.app} if site.app != Site.app else {}
     require_trusted(refused_names(named, trust, folder), f"{folder / 'site.toml'}")
+    for option in ("memory", "ledger"):
+        require(
+            trust or site.writes_inside(option),
+            f"{folder / 'site.toml'}: {option} lies outside the site's folder, and would be written. If it is yours, "
+            "give --trust.",
+        )
     os.environ.update(environment(folder / "flower"))
     raise typer.Exit(main([str(folder)]))
 

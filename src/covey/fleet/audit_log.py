@@ -9,7 +9,7 @@ from typing import Any
 
 from covey.core.printable_text import printable
 from covey.errors import Refusal
-from covey.storage import read_json
+from covey.storage import open_unlinked, read_json
 
 AUDIT = "audit.jsonl"
 """The log in a fleet's folder."""
@@ -22,7 +22,7 @@ def note_event(folder: Path, event: str, **facts: Any) -> None:
     line |= {name: fact for name, fact in known.items() if fact is not None}
     text = (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace")
     try:
-        handle = os.open(folder / AUDIT, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        handle = open_unlinked(folder / AUDIT, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             # A line that a full disk or a power cut left incomplete ends here, and this one is not lost with it.
             size = os.fstat(handle).st_size

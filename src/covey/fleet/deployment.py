@@ -97,4 +97,4 @@ def write_deployment(fleet: Fleet, server_days: int, *, own_keys: bool = False) 
 
 def _script(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
+    path.chmod(0o700)

@@ -136,6 +136,11 @@ class Site:
         own = {"client": self.name, "folder": str(self.folder / self.data), "memory": str(self.folder / "memory")}
         return {**own, **self.node}
 
+    def writes_inside(self, option: str) -> bool:
+        """True if the file that an option of the node names, to be written, lies in the site's folder."""
+        place = (self.folder / str(self.node.get(option, "inside"))).resolve()
+        return place.is_relative_to(self.folder)
+
     @property
     def secret(self) -> bytes:
         return read_secret(self.folder / "secret")

@@ -57,7 +57,7 @@ def loopback_fleet(
 
 def superlink_command(fleet: Fleet, host: str = "127.0.0.1") -> list[str]:
     """Return the command of the fleet's SuperLink."""
-    return [sys.executable, "-m", "covey.fleet.link_process", str(fleet.folder), "--host", host]
+    return [sys.executable, "-P", "-m", "covey.fleet.link_process", str(fleet.folder), "--host", host]
 
 
 class Loopback:
@@ -125,7 +125,7 @@ class Loopback:
         self.reap()
         folders = [str(self.fleet.site(name)) for name in names]
         log = self.fleet.site(names[0]) / "node.log" if len(names) == 1 else self.fleet.folder / "nodes.log"
-        self._hosts.append(start([sys.executable, "-m", "covey.fleet.node", *folders], log, self._variables))
+        self._hosts.append(start([sys.executable, "-P", "-m", "covey.fleet.node", *folders], log, self._variables))
 
     def reap(self) -> None:
         """Forget processes that have ended."""

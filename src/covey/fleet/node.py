@@ -62,6 +62,8 @@ from covey.flower.private_api import (
     start_client_internal,
 )
 from covey.registry import import_path
+from covey.storage import open_unlinked, replace_file
+from covey.trust import also_search
 
 PID = "node.pid"
 """File in a site's folder with its process ID, which is that of its group as well."""
@@ -83,6 +85,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the nodes of sites; several run in processes of their own, forked after the libraries are loaded."""
     sites = [Site.read(Path(argument)) for argument in arguments]
     require(bool(sites), "Say which site: its folder, with a site.toml.")
+    # Models and apps of one's own, where the sites allow them.
+    also_search(Path.cwd())
     require(hasattr(os, "fork"), "A site's node forks for each order, which this system cannot; use Linux or macOS.")
     torch.set_num_threads(1)
     if len(sites) == 1:
@@ -104,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _separately(site: Site) -> int:
     os.setsid()
-    log = os.open(site.folder / "node.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = open_unlinked(site.folder / "node.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -123,12 +127,12 @@ def run_node(site: Site) -> int:
         f"The site {site.name} has no key yet. Make one: covey fleet join {site.folder}",
     )
     read_authority(site.folder / "ca.crt")
-    alone = (site.folder / "node.lock").open("w")
+    alone = open_unlinked(site.folder / "node.lock", os.O_WRONLY | os.O_CREAT)
     try:
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise Refusal(f"The node of the site {site.name} runs already.") from None
-    (site.folder / PID).write_text(str(os.getpid()))
+    replace_file(site.folder / PID, str(os.getpid()).encode())
     port = site.port or free_port()
     supernode = forked(lambda: _supernode(site, port))
     ended = [0]
@@ -208,7 +212,7 @@ def _noting_number(site: Site) -> Callable[..., Any]:
     @contextmanager
     def connected(*arguments: Any) -> Iterator[Any]:
         with http_request_response(*arguments) as connection:
-            (site.folder / NUMBER).write_text(str(connection[0]))
+            replace_file(site.folder / NUMBER, str(connection[0]).encode())
             yield connection
         (site.folder / NUMBER).unlink(missing_ok=True)
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from covey.storage import open_unlinked
+
 GRACE = 5.0
 """Seconds that a process has to end by itself."""
 
@@ -53,7 +55,7 @@ def environment(home: Path) -> dict[str, str]:
 def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     """Start a process in a group of its own that ends with this one; its output is appended to the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as output:
         return subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,

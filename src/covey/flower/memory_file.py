@@ -9,7 +9,7 @@ from flwr.app import Context
 
 from covey.errors import Refusal
 from covey.flower.private_api import ProtoRecordDict, recorddict_from_proto, recorddict_to_proto
-from covey.storage import write_private
+from covey.storage import open_unlinked, write_private
 
 
 def recall(context: Context, path: Path | None) -> int:
@@ -51,7 +51,7 @@ def _turns(path: Path) -> Iterator[dict[str, int]]:
         import fcntl
     except ImportError:
         raise Refusal("A client's memory needs file locks, which this system lacks; use Linux or macOS.") from None
-    handle = os.open(path.with_name(f"{path.name}.turns"), os.O_RDWR | os.O_CREAT, 0o600)
+    handle = open_unlinked(path.with_name(f"{path.name}.turns"), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         found = [int(word) for word in os.read(handle, 64).split()]

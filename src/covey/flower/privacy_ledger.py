@@ -9,7 +9,7 @@ from pathlib import Path
 
 from covey.errors import Refusal, require
 from covey.probe.class_query import Privacy, composed_epsilon
-from covey.storage import read_json
+from covey.storage import open_unlinked, read_json
 
 _ROUNDING = 1e-9
 """Relative excess that is due to rounding."""
@@ -85,7 +85,7 @@ class Ledger:
         except ImportError:
             raise Refusal("A privacy budget needs file locks, which this system lacks; use Linux or macOS.") from None
         try:
-            handle = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            handle = open_unlinked(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise Refusal(_UNWRITABLE) from error
         try:

@@ -1,19 +1,27 @@
 """The folder that is served: paths of a request as places in it, never outside."""
 
+import hashlib
+import hmac
 import os
+import secrets
 import shutil
 import stat
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 from covey.errors import Refusal, require
 from covey.job.run_index import kind_of
+from covey.storage import write_private
 
 OWN = ".serve"
 """Folder of the server's own files, in the folder that it serves."""
 
 _ORIGIN = "origin"
-"""File with the number that the server's own folder had in the file system when it was made."""
+"""File that proves that the server's own folder was made here: its number in the file system, signed by its user."""
+
+_KEY = "key"
+"""File with the key of a user's signatures, in the user's folder for the state of programs."""
 
 _LONGEST = 400
 """Characters of a path."""
@@ -35,8 +43,8 @@ class ServedFolder:
     def claim(self) -> Path | None:
         """Make the server's own folder; return where an older one was put that was not made in this place, if any.
 
-        A folder that was copied, or came from a stranger, may hold jobs that name code, and a token that others know:
-        its number in the file system tells.
+        A folder that was copied, or came from a stranger, may hold jobs that name code, and a token that others know.
+        Its number in the file system tells, and a stranger cannot sign it.
         """
         aside = None
         if self.own.is_symlink() or (self.own.exists() and not self._made_here()):
@@ -46,7 +54,7 @@ class ServedFolder:
         if not self.own.exists():
             new = self.root / f"{OWN}-new-{os.getpid()}"
             new.mkdir(mode=0o700)
-            (new / _ORIGIN).write_text(f"{new.stat().st_ino}\n")
+            (new / _ORIGIN).write_text(f"{_signed(new)}\n")
             try:
                 new.rename(self.own)
             except OSError:
@@ -57,9 +65,11 @@ class ServedFolder:
     def _made_here(self) -> bool:
         origin = self.own / _ORIGIN
         try:
-            return not origin.is_symlink() and origin.read_text() == f"{self.own.stat().st_ino}\n"
-        except (OSError, ValueError):
+            plain = not origin.is_symlink() and origin.stat().st_size < _LONGEST
+            known = origin.read_bytes().strip() if plain else b""
+        except OSError:
             return False
+        return hmac.compare_digest(known, _signed(self.own).encode())
 
     def place(self, path: str) -> Path:
         """Return the folder or file that a path of a request names; refuse what is not plainly inside.
@@ -94,3 +104,26 @@ class ServedFolder:
         """Return a regular file in the folder; None if there is none."""
         place = self.place(path)
         return place if place.is_file() and not place.is_symlink() else None
+
+
+def _signed(folder: Path) -> str:
+    """Return a folder's number in the file system with this user's signature."""
+    number = str(folder.stat().st_ino)
+    return f"{number} {hmac.new(_user_key(), number.encode(), hashlib.sha256).hexdigest()}"
+
+
+def _user_key() -> bytes:
+    """Return the key that this user signs with; made when it is first asked for."""
+    place = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "covey" / _KEY
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileExistsError):
+            write_private(place, secrets.token_bytes(32))
+        key = place.read_bytes()
+    except OSError as error:
+        raise Refusal(
+            f"The server keeps a key in {place}, which cannot be used: {error.strerror or error}. Set XDG_STATE_HOME "
+            "to a folder of your own that can be written."
+        ) from error
+    require(len(key) == 32, f"The key in {place} is damaged: remove it.")
+    return key
