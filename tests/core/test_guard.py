@@ -73,6 +73,17 @@ def test_a_cohort_of_liars_does_not_set_the_measure():
     assert len(watch.screened(5, model, replies_of(updates(1.0, 1.0, 5000.0)))) == 2
 
 
+def test_clients_unlike_the_majority_are_heard_when_the_model_fits_the_majority():
+    """Then the others' updates are close to nothing, and theirs are as large as they were at first."""
+    watch, model = guard(), torch.zeros(8)
+    for t in range(1, 700):
+        size = 1.0 if t <= 5 else 1e-6
+        assert not watch.screened(t, model, replies_of(updates(size, size, size))).faults
+    found = watch.screened(700, model, replies_of(updates(1e-6, 1e-6, 1e-6, 3.0, 1000.0)))
+    assert found.clients.tolist() == [0, 1, 2, 3]
+    assert len(watch.norms) <= 5 + 512
+
+
 def test_norms_in_double_precision_do_not_overflow():
     states = torch.full((2, 4), 1e30)
     assert update_norms(states, torch.zeros(4)).tolist() == pytest.approx([2e30, 2e30])

@@ -24,14 +24,18 @@ _BLOCK, _BLOCK_ON_GPU = 1 << 14, 1 << 22
 _REMEMBERED = 512
 """Rounds whose typical norm is remembered."""
 
+_FIRST = 5
+"""Rounds that say how large updates of a new model are; they are remembered for good."""
+
 
 @dataclass
 class Guard:
     """Checks updates and sample counts against the cohort's and the past, and says who may be invited.
 
-    Norms: with m the lower median of the norms ‖w_k - w‖ of a round and h the median of earlier m, a reply is dropped
-    if its norm exceeds `limits.norm` times max(h, min(m, limits.norm·h)). The past keeps a cohort of liars from setting
-    the measure; the cohort's own median lets honest norms grow.
+    Norms: with m the lower median of the norms ‖w_k - w‖ of a round, h the median of earlier m and f that of the first
+    five, a reply is dropped if its norm exceeds `limits.norm` times max(f, h, min(m, limits.norm·h)). The past keeps a
+    cohort of liars from setting the measure; the cohort's own median lets honest norms grow. f keeps honest clients
+    whose data differ: once the model fits the majority, its updates are close to nothing, and theirs are not.
 
     Counts: a client has the number of samples that it claimed first. A claim beyond `limits.count` times the median of
     all first claims is not believed: the client counts as the median one.
@@ -61,9 +65,11 @@ class Guard:
         norms = update_norms(replies.states, model)
         typical = float(np.sort(norms)[(len(norms) - 1) // 2])
         past = float(np.median(self.norms)) if self.norms else typical
-        measure = max(past, min(typical, self.limits.norm * past))
+        first = float(np.median(self.norms[:_FIRST])) if self.norms else typical
+        measure = max(first, past, min(typical, self.limits.norm * past))
         far = norms > self.limits.norm * measure if measure > 0 else np.zeros(len(norms), dtype=bool)
-        self.norms = [*self.norms, min(typical, self.limits.norm * measure)][-_REMEMBERED:]
+        norm = min(typical, self.limits.norm * measure)
+        self.norms = [*self.norms[:_FIRST], *[*self.norms[_FIRST:], norm][-_REMEMBERED:]]
         self.health.note(t, replies.clients.tolist(), replies.clients[far].tolist())
         if not far.any():
             return replies
