@@ -17,6 +17,7 @@ from covey.job.model_export import example_of, format_of, write_model
 from covey.model.factory import build_model
 from covey.model.layout import Layout
 from tests.programs import start_covey
+from tests.task.federations import exercise, regression
 
 SMALL: dict[str, Any] = {
     "clients": 6,
@@ -124,3 +125,39 @@ def test_the_command_writes_the_command_on_the_card(tmp_path: Path) -> None:
     assert f"covey run --clients 6 --cohort 2 --rounds 1 --set local.epochs=1 --out {folder}" in (
         tmp_path / "m.onnx.md"
     ).read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:.*the task is regression")
+def test_a_regression_model_leaves_in_the_unit_of_its_targets(tmp_path: Path) -> None:
+    federation = regression(6)
+    run = covey.run(SMALL, federation=federation, out=tmp_path / "run")
+    data, last = federation.dataset, run.metrics[-1]
+    run.export(tmp_path / "m.ts")
+    run.export(tmp_path / "m.onnx")
+    with torch.no_grad():
+        traced = torch.jit.load(str(tmp_path / "m.ts"))(data.test_x)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["targets"], {"x": data.test_x.numpy()})
+    right = data.learns.original(data.test_y)
+    for given in (traced.double(), torch.from_numpy(found).double()):
+        assert float((given - right).square().mean().sqrt()) == pytest.approx(last["score"], rel=1e-4)
+    program, tensors = (run.export(tmp_path / name)["card"] for name in ("m.ts", "m.safetensors"))
+    text = Path(str(program)).read_text(encoding="utf-8")
+    assert f"RMSE on the test set after round 2: {last['score']:.4g}" in text
+    assert f"R² {last['metrics']['r2']:.4g}" in text
+    assert "| output | each target in its own unit |" in text and "logit" not in text
+    unit = data.learns.as_mapping()
+    assert f"times {unit['scale'][0]:.9g}, plus {unit['centre'][0]:.9g}" in Path(str(tensors)).read_text(
+        encoding="utf-8"
+    )
+
+
+def test_a_program_of_many_targets_gives_each_in_its_own_unit(tmp_path: Path) -> None:
+    data = exercise().dataset
+    module = build_model("mlp", {"hidden": (4,)}, data.shape, data.outputs, seed=3).eval()
+    write_model(tmp_path / "m.ts", "torchscript", module, {}, data, {})
+    with torch.no_grad():
+        given = torch.jit.load(str(tmp_path / "m.ts"))(data.x)
+        mean, deviation = torch.tensor(data.mean), torch.tensor(data.deviation)
+        expected = data.learns.original(module((data.x - mean) / deviation))
+    torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-4)

@@ -96,7 +96,7 @@ def export(
     """Write a run's model to a file, and a card about it beside it.
 
     The ending says the format: .safetensors, .onnx, .ts (TorchScript) or .pt (a state dict). ONNX and TorchScript take
-    samples as they are stored, and return a logit for each class.
+    samples as they are stored, and return a logit for each class, or the targets of a regression in their own unit.
 
     Example: covey export runs/mine --to model.onnx
     """

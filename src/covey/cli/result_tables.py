@@ -21,11 +21,11 @@ from covey.job.result_text import (
     percent,
     privacy_text,
     run_summary,
-    score_rows,
     size,
     verdicts,
 )
 from covey.job.runs import Run
+from covey.job.score_text import score_rows
 from covey.task.learning_task import ACCURACY
 from covey.task.run_metric import main_score, metric_of
 

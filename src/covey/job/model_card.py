@@ -10,16 +10,26 @@ from covey.core.records import made_by
 from covey.core.round_record import privacy_of
 from covey.core.scores import LISTED_CLASSES
 from covey.data.dataset import Dataset
+from covey.job.model_export import PROGRAMS, unit_of
+from covey.job.score_text import score_rows
+from covey.task.run_metric import main_score, metric_of
 
 if TYPE_CHECKING:
     from covey.job.runs import Run
+
+_OUTPUTS = {
+    "multilabel": "a logit for each label: positive if it holds",
+    "custom": "what the task's own loss takes",
+    "next-token": "a logit for each word that may follow",
+}
+"""Task → what models for it return; for all others with classes, a logit for each class."""
 
 
 def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
     """Return the card of a run's exported model, about which `exported` says file, format, size and round."""
     config, local, done = run.config, run.config.local, exported["round"]
     before = [row for row in run.metrics if row["round"] <= done]
-    scored = next((row for row in reversed(before) if "accuracy" in row), None)
+    scored = next((row for row in reversed(before) if main_score(row) is not None), None)
     method = config.method + (f" with {config.trainer.name}" if config.trainer and config.trainer.name != "sgd" else "")
     lines = [
         f"# {Path(exported['file']).name}",
@@ -31,6 +41,7 @@ def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
         f"| file | {exported['format']}, {exported['parameters']:,} parameters, {exported['bytes']:,} bytes |",
         f"| model | {_part(config.model.name, config.model.options)} |",
         f"| input | {_input(exported['format'], dataset.shape)} |",
+        f"| output | {_output(exported['format'], dataset)} |",
         f"| data | {_part(config.dataset.name, config.dataset.options)} |",
         f"| clients | {config.clients:,}, split by "
         f"{_part(config.environment.name, config.environment.options)}; {config.cohort:,} a round |",
@@ -50,11 +61,15 @@ def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
 
 
 def _scores(scored: Mapping[str, Any] | None, class_names: Sequence[str]) -> list[str]:
-    if scored is None or scored.get("accuracy") is None:
+    if scored is None:
         return ["It was not scored: there is no test set, or no round was evaluated."]
-    lines = [f"Accuracy on the test set after round {scored['round']}: {_percent(scored['accuracy'])}."]
+    metric = metric_of([scored])
+    label, value = metric.label[:1].upper() + metric.label[1:], metric.text(main_score(scored))
+    lines = [f"{label} on the test set after round {scored['round']}: {value}."]
     if scored.get("own_accuracy") is not None:
         lines[0] += f" On the clients' own class mixes, on average: {_percent(scored['own_accuracy'])}."
+    if more := score_rows(scored):
+        lines += ["", f"Also: {'; '.join(f'{_cell(name)} {figure}' for name, figure in more)}."]
     by_class = scored.get("class_accuracy") or []
     if 0 < len(by_class) <= LISTED_CLASSES:
         names = class_names or [str(number) for number in range(len(by_class))]
@@ -72,9 +87,22 @@ def _privacy(found: Mapping[str, Any]) -> str:
 
 def _input(kind: str, shape: Sequence[int]) -> str:
     size = " x ".join(map(str, shape))
-    if kind in ("onnx", "torchscript"):
-        return f"samples of {size} as they are stored (normalised inside); output: a logit for each class"
+    if kind in PROGRAMS:
+        return f"samples of {size} as they are stored (normalised inside)"
     return f"samples of {size}, normalised by the mean and deviation in the run's data"
+
+
+def _output(kind: str, dataset: Dataset) -> str:
+    centre, scale = unit_of(dataset)
+    if not centre:
+        return _OUTPUTS.get(dataset.learns.name, "a logit for each class")
+    if kind in PROGRAMS:
+        return "each target in its own unit"
+    return f"standardised targets: for their own unit, times {_numbers(scale)}, plus {_numbers(centre)}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.9g}" for value in values)
 
 
 def _percent(value: float) -> str:

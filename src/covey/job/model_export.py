@@ -5,7 +5,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from covey.data.dataset import Dataset
 from covey.errors import Refusal, require
 from covey.storage import replacing
+from covey.task.regression import Regression
 
 FORMATS = {
     "safetensors": ".safetensors",
@@ -29,8 +30,8 @@ FORMATS = {
 
 _ENDINGS = {**{ending: name for name, ending in FORMATS.items()}, ".pth": "state-dict", ".torchscript": "torchscript"}
 
-_PROGRAMS = ("onnx", "torchscript")
-"""Formats that hold the model as a program: it takes samples as they are stored and returns logits."""
+PROGRAMS = ("onnx", "torchscript")
+"""Formats that hold the model as a program: it takes samples as they are stored and answers in the labels' unit."""
 
 
 def format_of(path: Path, given: str | None = None) -> str:
@@ -47,11 +48,16 @@ def format_of(path: Path, given: str | None = None) -> str:
     return name
 
 
-class WithInputs(nn.Module):
-    """A model that takes samples as they are stored, and normalises them itself."""
+class InOwnUnits(nn.Module):
+    """A model that takes samples as they are stored, and answers in the labels' unit.
+
+    It normalises samples itself, and turns the standardised targets of a regression back: `[b, targets]`.
+    """
 
     mean: Tensor
     deviation: Tensor
+    centre: Tensor
+    scale: Tensor
 
     def __init__(self, module: nn.Module, dataset: Dataset) -> None:
         super().__init__()
@@ -60,12 +66,23 @@ class WithInputs(nn.Module):
         spatial = (1,) * (len(dataset.shape) - 1)
         self.register_buffer("mean", torch.tensor(dataset.mean).view(-1, *spatial), persistent=False)
         self.register_buffer("deviation", torch.tensor(dataset.deviation).view(-1, *spatial), persistent=False)
+        centre, scale = unit_of(dataset)
+        self.register_buffer("centre", torch.tensor(centre), persistent=False)
+        self.register_buffer("scale", torch.tensor(scale), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.normalised:
             x = (x - self.mean) / self.deviation
-        logits: Tensor = self.module(x)
-        return logits
+        output: Tensor = self.module(x)
+        # Number of targets: known when the program is written, none for other tasks.
+        targets = len(self.scale)
+        return output.reshape(-1, targets) * self.scale + self.centre if targets else output
+
+
+def unit_of(dataset: Dataset) -> tuple[Sequence[float], Sequence[float]]:
+    """Return centre and scale of each target that a regression is trained on; nothing for other tasks."""
+    task = dataset.learns
+    return (task.centre, task.scale) if isinstance(task, Regression) else ((), ())
 
 
 def with_plain_layers(module: nn.Module) -> nn.Module:
@@ -89,7 +106,7 @@ def write_model(
     path: Path, kind: str, module: nn.Module, tensors: Mapping[str, Tensor], dataset: Dataset, about: Mapping[str, str]
 ) -> None:
     """Write a model, whose state the module holds, in one of `FORMATS`."""
-    program = WithInputs(with_plain_layers(module).float(), dataset).eval() if kind in _PROGRAMS else None
+    program = InOwnUnits(with_plain_layers(module).float(), dataset).eval() if kind in PROGRAMS else None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
@@ -133,7 +150,7 @@ def _write_onnx(path: Path, program: nn.Module, dataset: Dataset, about: Mapping
             (example_of(dataset, 2),),
             dynamo=True,
             input_names=["x"],
-            output_names=["logits"],
+            output_names=["targets" if unit_of(dataset)[0] else "logits"],
             dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}},
             verbose=False,
         )

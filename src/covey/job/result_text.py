@@ -8,7 +8,7 @@ from covey.job.comparison.compared_runs import Comparison, final_privacy
 from covey.job.comparison.row_figures import best_of, terminal_of
 from covey.job.runs import Run
 from covey.task.learning_task import ACCURACY, Metric
-from covey.task.run_metric import known_metric, main_score, metric_of
+from covey.task.run_metric import main_score, metric_of
 
 ONE_SEED, CLEAR = "one seed", "clear of zero"
 """Certainties of a difference that a sentence may leave out."""
@@ -211,21 +211,6 @@ def _scores_of(last: Mapping[str, Any], metric: Metric, best: float | None) -> d
         "best_accuracy": best,
         **more,
     }
-
-
-def score_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return name and figure of the metrics beside the main one, and of the main one over clients."""
-    metric = metric_of([found])
-    rows = [
-        (one.label, one.text(value))
-        for name, value in found.get("metrics", {}).items()
-        if name != metric.name
-        for one in [known_metric(name)]
-    ]
-    if over := found.get("client_score"):
-        worst, spread = metric.text(over["worst_decile"]), metric.text(over["spread"])
-        rows.append(("on clients' own tests", f"{metric.text(over['mean'])}, worst decile {worst}, spread {spread}"))
-    return rows
 
 
 def privacy_text(summary: Mapping[str, Any]) -> str | None:

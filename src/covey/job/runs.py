@@ -118,7 +118,11 @@ class Run:
         return data_frame(self.metrics)
 
     def model(self, client: int | None = None) -> nn.Module:
-        """Return the trained model, frozen parts and all; where every client has its own, that of `client`."""
+        """Return the trained model, frozen parts and all; where every client has its own, that of `client`.
+
+        It takes normalised samples. Of a regression, it returns standardised targets, which
+        `federation.dataset.learns.original` turns back. `export` to ONNX or TorchScript does both by itself.
+        """
         _, module, method, _ = self._trained()
         Layout.of(module).bind(module, method.models()[self._row(method, client)].clone())
         return restore_output(module.eval())
@@ -155,7 +159,8 @@ class Run:
         """Write the trained model, and a card about it beside it; return file, format, parameters, bytes and card.
 
         The format is safetensors, onnx, torchscript or state-dict; by default the ending of the file says which. ONNX
-        and TorchScript take samples as they are stored. Other formats hold the tensors by name.
+        and TorchScript take samples as they are stored, and return targets of a regression in their own unit. Other
+        formats hold the tensors by name.
         """
         path = Path(path)
         kind = format_of(path, format)

@@ -20,9 +20,9 @@ from covey.job.result_text import (
     percent,
     privacy_text,
     run_summary,
-    score_rows,
     size,
 )
+from covey.job.score_text import score_rows
 from covey.job.settings import expand
 from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
