@@ -1,5 +1,7 @@
+import ast
 import csv
 import json
+import shlex
 import warnings
 from pathlib import Path
 from typing import Any
@@ -339,6 +341,29 @@ def test_inspect_shows_what_was_understood(tmp_path, covey_command):
     assert shown.code == 0 and "read as csv" in said and "no column names them" in said
     assert seen["command"] == f"covey run --dataset {path} --environment natural --set dataset.client=ward"
     json.dumps(seen)
+
+
+def test_the_command_of_inspect_reads_the_file_as_inspect_did(tmp_path, covey_command):
+    path = write(tmp_path / "my own.csv", ROWS)
+    given = ["dataset.ignore=seen,age", "dataset.split=by-client", "dataset.test=0.25", "dataset.categories=9"]
+    options = [word for one in given for word in ("--set", one)]
+    answer = covey_command("inspect", path, "--client", "ward", *options, "--json")
+    assert answer.code == 0, answer.err
+    program, command, *words = shlex.split(answer.json["command"])
+    assert (program, command) == ("covey", "run")
+    assert words[:4] == ["--dataset", str(path), "--environment", "natural"]
+    assert sorted(words[5::2]) == sorted([*given, "dataset.client=ward"])
+    described = covey_command("describe", *words, "--json")
+    assert described.code == 0, described.err
+    assert described.json["clients"] == 3, "the fourth client is the test"
+
+
+def test_options_that_no_command_can_say_become_a_call_in_python(tmp_path):
+    rows = [{"a,b": row, "c": row % 5, " label": "xy"[row % 2]} for row in range(30)]
+    seen = covey.inspect(write(tmp_path / "own.csv", rows), ignore=("a,b",))
+    assert seen.command.startswith("covey.run(dataset={'name': 'csv'")
+    dataset = ast.literal_eval(seen.command.removeprefix("covey.run(dataset=").removesuffix(")"))
+    assert covey.inspect(dataset.pop("path"), **{name: dataset[name] for name in ("label", "ignore")}).features == 1
 
 
 def test_inspect_guesses_columns_and_tasks_and_says_so(tmp_path):

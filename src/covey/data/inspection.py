@@ -1,5 +1,6 @@
 """What Covey understands of a user's file before anything runs: columns, label, task, classes, clients, oddities."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from covey.data.own_split import OwnSplit
 from covey.data.table import TableOptions, header_of, read_table
 from covey.errors import Refusal, require
 from covey.registries import datasets
+from covey.trust import is_own
 
 LABELS = ("label", "target", "class", "y", "outcome", "diagnosis")
 """Names that a column of labels is looked for by, where none is given."""
@@ -53,6 +55,8 @@ class Inspection:
     rows: OwnSplit
     notes: tuple[str, ...]
     """What is odd, or was assumed."""
+    options: Mapping[str, Any]
+    """Options of the data set, given, assumed and by default."""
 
     @property
     def features(self) -> int:
@@ -71,13 +75,22 @@ class Inspection:
 
     @property
     def command(self) -> str:
-        """The command that runs on the file."""
-        options = [] if self.label == "label" or self.dataset in ("npz", "npy") else [f"dataset.label={self.label}"]
-        if self.client not in (None, CLIENT):
-            options.append(f"dataset.client={self.client}")
-        name = self.file if self.dataset != "npy" else f"npy --set dataset.path={self.file}"
-        natural = " --environment natural" if self.clients is not None else ""
-        return f"covey run --dataset {name}{natural}" + "".join(f" --set {option}" for option in options)
+        """The command that runs on the file as it was read here; a call in Python if no command can say the options."""
+        known = datasets[self.dataset].options
+        changed = {
+            name: value for name, value in self.options.items() if name != "path" and value != known[name].default
+        }
+        natural = self.clients is not None
+        texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+        lists = [word for value in changed.values() if isinstance(value, tuple) for word in value]
+        if any("," in word for word in lists) or any(text != text.strip() for text in texts.values()):
+            # On the command line commas part the words of a list, and space around a value is cut off.
+            dataset = {"name": self.dataset, "path": self.file, **changed}
+            return f"covey.run(dataset={dataset}" + (", environment='natural')" if natural else ")")
+        by_name = self.dataset == "npy" or is_own(self.file)
+        named = [self.dataset, "--set", f"dataset.path={self.file}"] if by_name else [self.file]
+        words = ["covey", "run", "--dataset", *named, *(["--environment", "natural"] if natural else [])]
+        return shlex.join([*words, *(word for name in texts for word in ("--set", f"dataset.{name}={texts[name]}"))])
 
     def as_mapping(self) -> dict[str, Any]:
         """Return what was understood, for JSON."""
@@ -168,7 +181,7 @@ def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
     client = None if table.clients is None else values["client"]
     return Inspection(
         str(file), kind, tuple(columns), values["label"], table.labels, guess, client, table.clients, table.rows,
-        (*odd, *_odd(table.labels, table.clients, table.rows, guess)),
+        (*odd, *_odd(table.labels, table.clients, table.rows, guess)), values,
     )  # fmt: skip
 
 
@@ -184,7 +197,7 @@ def _of_arrays(file: Path, kind: str, values: Mapping[str, Any]) -> Inspection:
     guess = guessed_task(made.labels)
     return Inspection(
         str(file), kind, (column,), "y", made.labels, guess, None if made.clients is None else CLIENT, made.clients,
-        made.rows, (*made.rows.notes, *_odd(made.labels, made.clients, made.rows, guess)),
+        made.rows, (*made.rows.notes, *_odd(made.labels, made.clients, made.rows, guess)), values,
     )  # fmt: skip
 
 
