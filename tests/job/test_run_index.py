@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import covey
 from covey.job.run_index import RunIndex, filtered, kind_of, last_lines, member_runs
+from covey.job.run_summary import score_text
 from covey.storage import FolderLock, lock_holder
 from tests.conftest import SMALL
+from tests.task.federations import SETTINGS, regression
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +139,22 @@ def test_a_thousand_runs_take_less_than_a_second_of_computing(shelf, tmp_path):
     first = index.all()
     assert len(first) == 1000 and time.process_time() - begin < 1
     assert json.loads(json.dumps([line.as_mapping() for line in first]))[0]["rounds"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*the task is regression")
+def test_runs_of_other_tasks_are_listed_with_their_main_metric(shelf, tmp_path, covey_command):
+    for method in ("fedavg", "fedprox"):
+        covey.run(SETTINGS, method=method, federation=regression(), out=tmp_path / "job" / method / "seed-0")
+    plan = {"methods": ["fedavg", "fedprox"], "vary": {}, "seeds": [0]}
+    (tmp_path / "job" / "compare.json").write_text(json.dumps(plan))
+    ends = [covey.Run.open(tmp_path / "job" / one / "seed-0").metrics[-1]["score"] for one in ("fedavg", "fedprox")]
+    job = by_path(tmp_path)["job"]
+    assert (job.metric, job.better, job.accuracy, job.score) == ("rmse", "lower", None, pytest.approx(np.mean(ends)))
+    alone = RunIndex(tmp_path / "job" / "fedavg").all()[0]
+    assert (alone.metric, alone.score, alone.rank, score_text(alone)) == ("rmse", ends[0], -ends[0], f"{ends[0]:.4g}")
+    said = covey_command("runs", tmp_path).out
+    assert "RMSE" in said and f"{np.mean(ends):.4g}" in said and "accuracy" not in said
+    shutil.copytree(shelf / "first", tmp_path / "classes")
+    said = " ".join(covey_command("runs", tmp_path, "--sort", "score").out.split())
+    assert "score" in said and f"RMSE {np.mean(ends):.4g}" in said and "accuracy " in said
+    assert [line.path for line in filtered(RunIndex(tmp_path).all(), order="score")] == ["classes", "job"]

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import covey
+from tests.task.federations import regression
 
 QUICK = {"clients": 6, "cohort": 3, "rounds": 2, "workers": 1, "local": {"epochs": 1}}
 
@@ -37,3 +39,21 @@ def test_a_federation_and_its_data_say_how_large_they_are() -> None:
     assert repr(federation) == "Federation(pumps <i>: 2 clients of 8 to 24 samples)"
     assert repr(federation.dataset) == "Dataset(pumps <i>: 32 samples of 3, 8 for tests)"
     assert federation._repr_html_() == "Federation(pumps &lt;i&gt;: 2 clients of 8 to 24 samples)"
+
+
+@pytest.mark.filterwarnings("ignore:.*the task is regression")
+def test_runs_and_comparisons_of_other_tasks_tell_their_metric(tmp_path: Path) -> None:
+    comparison = covey.compare(
+        ["fedavg", "fedprox"],
+        seeds=2,
+        federation=regression(6),
+        given={"rounds": 2, "workers": 1},
+        out=tmp_path / "both",
+    )
+    run = comparison.runs["fedavg"][0]
+    last = f"{run.metrics[-1]['score']:.4g}"
+    assert f"round 2 of 2, RMSE {last}; " in repr(run)
+    assert "<th>RMSE</th>" in run._repr_html_() and f"<td>{last}</td>" in run._repr_html_()
+    table = comparison._repr_html_()
+    assert f"<td>{comparison.rows[0]['terminal_score']:.4g}</td>" in table
+    assert "<th>terminal RMSE</th>" in table and "<th>RMSE against fedavg</th>" in table

@@ -16,7 +16,7 @@ from covey.cli.flags import JsonFlag, print_json
 from covey.errors import Refusal, require
 
 if TYPE_CHECKING:
-    from covey.job.run_index import RunSummary
+    from covey.job.run_summary import RunSummary
 
 _WIDE = 110
 """Characters of a line from which on a list also has data and time."""
@@ -33,7 +33,7 @@ def runs(
     kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="run, comparison, ondemand or fleet.")] = "",
     state: Annotated[str, typer.Option("--state", metavar="STATE", help="running, finished, stopped or damaged.")] = "",
     sort: Annotated[
-        str, typer.Option("--sort", metavar="FIGURE", help="changed, accuracy, loss, done, name or path.")
+        str, typer.Option("--sort", metavar="FIGURE", help="changed, score, accuracy, loss, done, name or path.")
     ] = "changed",
     all_: Annotated[bool, typer.Option("--all", help=f"List all, not only the first {_SHOWN}.")] = False,
     json_: JsonFlag = False,
@@ -44,11 +44,12 @@ def runs(
 
     Example: covey runs --state stopped
     """
-    from covey.job.run_index import KINDS, STATES, RunIndex, filtered
+    from covey.job.run_index import RunIndex, filtered
+    from covey.job.run_summary import KINDS, STATES
 
     for flag, value, allowed in (("--kind", kind, ("", *KINDS)), ("--state", state, ("", *STATES))):
         require(value in allowed, f"{flag} is {', '.join(allowed[1:])}, not '{value}'.")
-    figures = ("changed", "accuracy", "loss", "done", "name", "path")
+    figures = ("changed", "score", "accuracy", "loss", "done", "name", "path")
     require(sort in figures, f"--sort is {', '.join(figures)}, not '{sort}'.")
     require(folder.is_dir(), f"There is no folder {folder}; runs are written to runs/ unless --out says otherwise.")
     lines = RunIndex(folder).all()
@@ -67,6 +68,10 @@ def runs(
 
 
 def _table(lines: "list[RunSummary]", folder: Path) -> Table:
+    from covey.job.run_summary import common_label, score_text
+
+    label = common_label(lines)
+    score = label or "score"
     columns: dict[str, Callable[[RunSummary], str]] = {
         "folder": lambda line: str(folder / line.path),
         "kind": lambda line: line.kind,
@@ -74,7 +79,7 @@ def _table(lines: "list[RunSummary]", folder: Path) -> Table:
         "method": lambda line: line.name,
         "data": lambda line: ", ".join(filter(None, (line.dataset, line.environment))),
         "rounds": lambda line: f"{line.done:,}/{line.rounds:,}" if line.rounds else "",
-        "accuracy": lambda line: "-" if line.accuracy is None else f"{line.accuracy:.1%}",
+        score: lambda line: score_text(line, named=label is None),
         "changed": lambda line: f"{datetime.fromtimestamp(line.changed):%Y-%m-%d %H:%M}",
     }
     if all(line.kind == "run" for line in lines):
@@ -85,7 +90,7 @@ def _table(lines: "list[RunSummary]", folder: Path) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in columns:
         wide = name in ("folder", "method", "data")
-        justify: Literal["left", "right"] = "right" if name in ("rounds", "accuracy") else "left"
+        justify: Literal["left", "right"] = "right" if name in ("rounds", score) else "left"
         table.add_column(name, justify=justify, overflow="fold", no_wrap=not wide)
     for line in lines:
         table.add_row(*(text(line) for text in columns.values()))

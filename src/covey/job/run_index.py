@@ -8,18 +8,12 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from covey.core.printable_text import printable
+from covey.job.run_summary import Kind, RunSummary
 from covey.storage import LOCK, is_being_written, read_json
-
-Kind = Literal["run", "comparison", "ondemand", "fleet"]
-
-KINDS: tuple[Kind, ...] = ("run", "comparison", "ondemand", "fleet")
-
-STATES = ("running", "finished", "stopped", "damaged")
 
 DEPTH = 6
 """Folders below this depth are not searched."""
@@ -41,44 +35,10 @@ _LATEST = 253_402_214_400.0
 _TAIL = 1 << 16
 """Bytes at the end of the records that are read first."""
 
+_SCORES = ("accuracy", "score", "metric", "better", "loss")
+"""What is kept of a record's scores."""
+
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One line of the list. Figures that are not known are None."""
-
-    path: str
-    """Relative to the folder that was listed, with "/"; "." is that folder itself."""
-    kind: Kind
-    state: str
-    """One of `STATES`; `stopped` runs can be resumed."""
-    name: str
-    """Method, methods of a comparison, targets of an on-demand job, or address of a fleet."""
-    dataset: str | None = None
-    environment: str | None = None
-    model: str | None = None
-    runtime: str | None = None
-    clients: int | None = None
-    cohort: int | None = None
-    seed: int | None = None
-    done: int = 0
-    """Rounds done, over all runs of a job."""
-    rounds: int = 0
-    """Rounds planned."""
-    accuracy: float | None = None
-    """Last accuracy on the test set; of a job, the mean over its runs."""
-    loss: float | None = None
-    changed: float = 0.0
-    """Time of the last change, in seconds since 1970."""
-    runs: tuple[str, ...] = ()
-    """Paths of the runs of a job, those that have begun."""
-    fault: str | None = None
-    """What is wrong with a damaged folder."""
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Return the line for JSON."""
-        return {**asdict(self), "runs": list(self.runs)}
 
 
 class RunIndex:
@@ -131,6 +91,9 @@ class RunIndex:
             done=done,
             rounds=rounds,
             accuracy=_figure(last, "accuracy"),
+            score=_figure(last, "score"),
+            metric=_word(last, "metric"),
+            better=_word(last, "better"),
             loss=_figure(last, "loss"),
             changed=_changed(place),
         )
@@ -139,7 +102,11 @@ class RunIndex:
         """Return the line of a comparison, an on-demand job or a fleet: that of its runs together."""
         about = self._known(place, next(name for name, one in _MARKS.items() if one == kind), _JOBS[kind])
         runs = [self._run(one, one.relative_to(self.folder).as_posix()) for one in _runs_below(place)]
-        scored = [run.accuracy for run in runs if run.accuracy is not None]
+        scored = [run.main for run in runs if run.main is not None]
+        measured = {(run.metric, run.better) for run in runs if run.main is not None}
+        # Numbers of several metrics have no mean.
+        mean = sum(scored) / len(scored) if len(measured) == 1 else None
+        metric, better = measured.pop() if len(measured) == 1 else (None, None)
         planned = int(about["runs"])
         rounds = sum(run.rounds for run in runs)
         if runs and planned > len(runs):
@@ -160,7 +127,10 @@ class RunIndex:
             cohort=first.cohort if first else None,
             done=sum(run.done for run in runs),
             rounds=rounds,
-            accuracy=sum(scored) / len(scored) if scored else None,
+            accuracy=mean if metric is None else None,
+            score=None if metric is None else mean,
+            metric=metric,
+            better=better,
             changed=max([_changed(place), *(run.changed for run in runs)]),
             runs=tuple(run.path for run in runs),
         )
@@ -269,17 +239,19 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _last_record(path: Path) -> dict[str, Any] | None:
-    """Return round, accuracy and loss of the last line, with the scores of the last line that has any."""
+    """Return round, main metric and loss of the last line, with the scores of the last line that has any."""
     lines = last_lines(path)
     if not lines:
         return None
     last = read_json(lines[-1])
     scored = last
     for line in reversed(lines[-200:]):
-        if b'"accuracy"' in line and "accuracy" in (found := read_json(line)):
-            scored = found
-            break
-    return {"round": last["round"], "accuracy": scored.get("accuracy"), "loss": scored.get("loss")}
+        if b'"accuracy"' in line or b'"score"' in line:
+            found = read_json(line)
+            if found.get("accuracy", found.get("score")) is not None:
+                scored = found
+                break
+    return {"round": last["round"], **{name: scored.get(name) for name in _SCORES}}
 
 
 def _comparison(path: Path) -> dict[str, Any]:
@@ -314,6 +286,11 @@ _JOBS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
 def _figure(record: Mapping[str, Any] | None, name: str) -> float | None:
     value = None if record is None else record.get(name)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _word(record: Mapping[str, Any] | None, name: str) -> str | None:
+    value = None if record is None else record.get(name)
+    return printable(value) if isinstance(value, str) else None
 
 
 def _name(part: Any) -> str | None:
@@ -356,13 +333,17 @@ def filtered(
     order: str = "changed",
     descending: bool = True,
 ) -> list[RunSummary]:
-    """Return the lines that hold every word of `text`, of a kind and a state, by one of their figures; unknown last."""
+    """Return the lines that hold every word of `text`, of a kind and a state, by one of their figures; unknown last.
+
+    By `score`, the best main metric comes first.
+    """
+    figure = "rank" if order == "score" else order
     words = text.lower().split()
     kept = []
     for line in lines:
         about = " ".join(str(one) for one in (line.path, line.name, line.dataset, line.environment, line.model)).lower()
         if all(word in about for word in words) and kind in ("", line.kind) and state in ("", line.state):
             kept.append(line)
-    known = [line for line in kept if getattr(line, order) is not None]
-    known.sort(key=lambda line: getattr(line, order), reverse=descending)
-    return [*known, *(line for line in kept if getattr(line, order) is None)]
+    known = [line for line in kept if getattr(line, figure) is not None]
+    known.sort(key=lambda line: getattr(line, figure), reverse=descending)
+    return [*known, *(line for line in kept if getattr(line, figure) is None)]

@@ -43,6 +43,7 @@ from covey.model.layout import Layout
 from covey.model.outputs import restore_output
 from covey.registries import methods
 from covey.storage import FolderLock, replace_file
+from covey.task.run_metric import main_score, metric_of
 from covey.trust import Trust
 
 if TYPE_CHECKING:
@@ -104,14 +105,16 @@ class Run:
         done, scored = 0, None
         with suppress(Refusal):
             done = len(self.metrics)
-            scored = next((row["accuracy"] for row in reversed(self.metrics) if row.get("accuracy") is not None), None)
-        score = "" if scored is None else f", accuracy {scored:.1%}"
+            scored = next((row for row in reversed(self.metrics) if main_score(row) is not None), None)
+        metric = metric_of([scored or {}])
+        score = "" if scored is None else f", {metric.label} {metric.text(main_score(scored))}"
         return f"{self.config.method} on {self.config.dataset.name}, round {done} of {self.config.rounds}{score}"
 
     def _repr_html_(self) -> str:
-        last = [row for row in self.metrics if row.get("accuracy") is not None][-5:]
-        rows = [(row["round"], f"{row['accuracy']:.1%}", len(row["clients"])) for row in last]
-        return notebook_table(f"{self._line()} — {self.folder}", ("round", "accuracy", "clients"), rows)
+        last = [row for row in self.metrics if main_score(row) is not None][-5:]
+        metric = metric_of(last)
+        rows = [(row["round"], metric.text(main_score(row)), len(row["clients"])) for row in last]
+        return notebook_table(f"{self._line()} — {self.folder}", ("round", metric.label, "clients"), rows)
 
     def frame(self) -> "pandas.DataFrame":
         """Return the metrics as a pandas data frame."""

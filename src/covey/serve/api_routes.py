@@ -39,7 +39,7 @@ _PATIENCE = 120.0
 _LONGEST_HEADER = 4000
 """Most bytes of a model's facts in a header."""
 
-_ORDERS = ("changed", "accuracy", "name", "path", "done", "rounds", "dataset", "state", "kind")
+_ORDERS = ("changed", "score", "accuracy", "name", "path", "done", "rounds", "dataset", "state", "kind")
 
 
 class _Asked(BaseModel):

@@ -13,6 +13,9 @@ from covey.storage import read_json
 
 _FILE = "events.jsonl"
 
+_KEPT = ("round", "accuracy", "score", "metric", "loss")
+"""What an event tells of a round's record."""
+
 _PAUSE = 1.0
 """Seconds between two looks for new runs of a job."""
 
@@ -73,5 +76,5 @@ class JobEvents:
                 tails.setdefault(label, RoundTail(run / "metrics.jsonl"))
         for label, tail in tails.items():
             for record in tail.read():
-                kept: dict[str, Any] = {key: record[key] for key in ("round", "accuracy", "loss") if key in record}
+                kept: dict[str, Any] = {key: record[key] for key in _KEPT if key in record}
                 self.add(job, {"event": "round", "run": label} | kept)

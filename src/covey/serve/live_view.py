@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from covey.job.run_index import RunSummary
+from covey.job.run_summary import RunSummary, label_of
 from covey.page.html_page import escape
-from covey.serve.page_shell import badge, button, facts, link, percent, shell
+from covey.serve.page_shell import badge, button, facts, link, served_score, shell
+from covey.task.run_metric import main_score, metric_of
 
 _LAST = 15
 """Rounds in the table for readers without the script."""
@@ -19,7 +20,7 @@ def live_page(
     parts = [_top(path, line, state, word)]
     if line is not None and line.fault:
         parts.append(f'<p class="notice" role="alert">{escape(line.fault)}</p>')
-    parts.append(_figures())
+    parts.append(_figures(label_of(line) if line else "accuracy"))
     parts.append(f"<noscript>{_rounds(rows)}</noscript>")
     if line is not None and line.runs and line.kind != "run":
         listed = "".join(f"<li>{link(one, one)}</li>" for one in line.runs)
@@ -50,7 +51,7 @@ def _top(path: str, line: RunSummary | None, state: Mapping[str, Any], word: str
     shown = [
         ("state", f'<span id="state" aria-live="polite">{badge(state["state"])}</span>'),
         ("round", f'<span id="round">{done:,} of {rounds:,}</span>'),
-        ("accuracy", f'<span id="accuracy">{percent(line.accuracy if line else None)}</span>'),
+        (label_of(line) if line else "accuracy", f'<span id="accuracy">{served_score(line) if line else "-"}</span>'),
         ("time left", '<span id="left">-</span>'),
         ("sent up / down", '<span id="bytes">-</span>'),
         ("time of a round", '<span id="seconds">-</span>'),
@@ -70,10 +71,10 @@ def _lead(line: RunSummary) -> str:
     return ", ".join(part for part in (*parts, clients, seed, line.runtime) if part)
 
 
-def _figures() -> str:
+def _figures(metric: str) -> str:
     """Return the empty figures; the script draws them, and says in words what they show."""
     kinds = (
-        ("accuracy-chart", "Accuracy", "On the test set, by round."),
+        ("accuracy-chart", escape(metric[:1].upper() + metric[1:]), "On the test set, by round."),
         ("loss-chart", "Loss", "On the test set, and the clients' own in training (dashed)."),
         ("class-chart", "Accuracy by class", "At the last evaluation."),
         ("mix-chart", "Class mix of the cohort", "What the invited clients hold together, and all clients (outlined)."),
@@ -101,14 +102,15 @@ def _figures() -> str:
 
 
 def _rounds(rows: Sequence[Mapping[str, Any]]) -> str:
+    metric = metric_of(rows)
     body = "".join(
-        f'<tr><th scope="row">{int(row["round"])}</th><td>{percent(row.get("accuracy"))}</td>'
+        f'<tr><th scope="row">{int(row["round"])}</th><td>{metric.text(main_score(row))}</td>'
         f"<td>{len(row.get('clients', ()))}</td><td>{len(row.get('dropped', ()))}</td></tr>"
         for row in rows[-_LAST:]
     )
     return (
         "<p>Without its script this page does not move; load it again for more.</p>"
         "<table><caption>Last rounds</caption>"
-        "<thead><tr><th scope=col>round</th><th scope=col>accuracy</th><th scope=col>clients</th>"
+        f"<thead><tr><th scope=col>round</th><th scope=col>{escape(metric.label)}</th><th scope=col>clients</th>"
         f"<th scope=col>lost replies</th></tr></thead><tbody>{body}</tbody></table>"
     )

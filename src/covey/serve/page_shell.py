@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from urllib.parse import quote
 
+from covey.job.run_summary import RunSummary, score_text
 from covey.page import palette
 from covey.page.html_page import escape
 
@@ -93,6 +94,11 @@ def facts(rows: Sequence[tuple[str, str]]) -> str:
 def percent(value: float | None) -> str:
     """Return a fraction as a percentage."""
     return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def served_score(line: RunSummary, *, named: bool = False) -> str:
+    """Return the main metric of a line as HTML, with its name if `named`."""
+    return escape(score_text(line, "{:.1f} %", named=named))
 
 
 def notice(sentence: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from covey.job.run_index import STATES, RunSummary
+from covey.job.run_summary import STATES, RunSummary
 from covey.serve.job_queue import Job
 from covey.serve.round_stream import Counters
 
@@ -34,7 +34,9 @@ def exposition(lines: Sequence[RunSummary], jobs: Sequence[Job], counters: Count
         text.append(_head(f"covey_run_{name}", "gauge", help_))
         for line in shown:
             if (figure := value(line)) is not None:
-                text.append(_line(f"covey_run_{name}", figure, run=line.path, kind=line.kind, name=line.name))
+                metric = {"metric": line.metric or ""} if name == "score" else {}
+                about = {"run": line.path, "kind": line.kind, "name": line.name, **metric}
+                text.append(_line(f"covey_run_{name}", figure, **about))
     for name, kind, help_, figure in (
         ("covey_http_requests_total", "counter", "Requests.", counters.requests),
         ("covey_events_total", "counter", "Events that were sent.", counters.events),
@@ -52,6 +54,7 @@ _OF_RUNS: Sequence[tuple[str, str, Callable[[RunSummary], float | None]]] = (
     ("round", "Rounds done.", lambda line: line.done),
     ("rounds", "Rounds planned.", lambda line: line.rounds),
     ("accuracy", "Last accuracy on the test set.", lambda line: line.accuracy),
+    ("score", "Last main metric on the test set, where it is not accuracy.", lambda line: line.score),
     ("loss", "Last loss on the test set.", lambda line: line.loss),
     ("last_change_seconds", "Time of the last round.", lambda line: line.changed),
 )
@@ -63,9 +66,9 @@ def _head(name: str, kind: str, help_: str) -> str:
     return f"# HELP {name} {help_}\n# TYPE {name} {kind}"
 
 
-def _line(metric: str, value: float, **labels: str) -> str:
+def _line(figure: str, value: float, /, **labels: str) -> str:
     inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{metric}{{{inside}}} {value}" if labels else f"{metric} {value}"
+    return f"{figure}{{{inside}}} {value}" if labels else f"{figure} {value}"
 
 
 def _escaped(text: str) -> str:

@@ -13,9 +13,11 @@ from typing import Any
 
 from covey.core.client_names import read_names
 from covey.errors import Refusal
-from covey.job.run_index import RunIndex, RunSummary, member_runs
+from covey.job.run_index import RunIndex, member_runs
+from covey.job.run_summary import RunSummary
 from covey.serve.job_queue import JobQueue
 from covey.serve.round_tail import RoundTail
+from covey.task.run_metric import metric_of
 
 PAUSE = 0.08
 """Seconds between two looks at a run's records."""
@@ -28,6 +30,7 @@ _SILENCE = 15.0
 
 _FIELDS = (
     *("round", "accuracy", "loss", "class_accuracy", "own_accuracy", "raw_accuracy", "train_loss", "clients"),
+    *("score", "metric", "better", "metrics", "raw_score"),
     *("dropped", "unmeasured", "away", "resting", "attackers", "bytes_up", "bytes_down", "seconds", "clock"),
 )
 """What a page needs of a record."""
@@ -137,6 +140,9 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(figures := record.get("figures"), Mapping):
         spent = {key: value for key, value in figures.items() if "epsilon" in key and isinstance(value, (int, float))}
         kept |= {"privacy": spent} if spent else {}
+    if "metric" in kept:
+        metric = metric_of([kept])
+        kept |= {"label": metric.label, "share": metric.share}
     return kept
 
 

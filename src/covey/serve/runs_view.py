@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from urllib.parse import quote, urlencode
 
-from covey.job.run_index import KINDS, STATES, RunSummary
+from covey.job.run_summary import KINDS, STATES, RunSummary, common_label
 from covey.page.html_page import escape
 from covey.serve.job_queue import Job
-from covey.serve.page_shell import badge, button, facts, link, percent, shell
+from covey.serve.page_shell import badge, button, facts, link, percent, served_score, shell
 from covey.serve.served_folder import ServedFolder
 
 PAGE = 250
@@ -19,10 +19,12 @@ _COLUMNS = (
     ("dataset", "data"),
     ("state", "state"),
     ("done", "rounds"),
-    ("accuracy", "accuracy"),
+    ("score", ""),
     ("changed", "changed"),
 )
-ORDERS = tuple(name for name, _ in _COLUMNS)
+"""Order and heading; the heading of the main metric is its name, where all runs share it."""
+
+ORDERS = (*(name for name, _ in _COLUMNS), "accuracy")
 
 
 def runs_page(lines: Sequence[RunSummary], jobs: Sequence[Job], asked: Mapping[str, str], word: str, total: int) -> str:
@@ -61,13 +63,15 @@ def _table(lines: Sequence[RunSummary], asked: Mapping[str, str]) -> str:
     if not lines:
         return '<p>There is nothing here yet. <a href="/new/run">Begin a run</a>, or show fewer words.</p>'
     order, descending = asked.get("order", "changed"), asked.get("descending", "1") != "0"
+    metric = common_label(lines)
+    headings = {**dict(_COLUMNS), "score": escape(metric or "score")}
     heads = []
-    for name, label in _COLUMNS:
+    for name, label in headings.items():
         turned = "0" if name == order and descending else "1"
         query = urlencode({**asked, "order": name, "descending": turned, "page": "1"})
         sorted_ = f' aria-sort="{"descending" if descending else "ascending"}"' if name == order else ""
         heads.append(f'<th scope="col"{sorted_}><a href="/?{escape(query)}">{label}</a></th>')
-    rows = "".join(map(_row, lines))
+    rows = "".join(_row(line, named=metric is None) for line in lines)
     return (
         '<form method="get" action="/report" id="compare"><p class="tools"><button id="compare-button">'
         'Compare the ticked ones</button> <span class="quiet" id="ticked" aria-live="polite"></span></p>'
@@ -79,7 +83,7 @@ def _table(lines: Sequence[RunSummary], asked: Mapping[str, str]) -> str:
     )
 
 
-def _row(line: RunSummary) -> str:
+def _row(line: RunSummary, named: bool) -> str:
     name = escape(line.path)
     tick = (
         ""
@@ -99,7 +103,7 @@ def _row(line: RunSummary) -> str:
         f'<tr data-run="{name}"><td>{tick}</td><th scope="row">{link(line.path, line.path)} {about}</th>'
         f"<td>{escape(line.name)}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
         f'{f" {escape(line.fault)}" if line.fault else ""}</td><td class="number">{line.done:,} of {line.rounds:,}</td>'
-        f'<td class="number">{percent(line.accuracy)}</td><td class="time">{changed}</td><td>{page}</td></tr>'
+        f'<td class="number">{served_score(line, named=named)}</td><td class="time">{changed}</td><td>{page}</td></tr>'
     )
 
 

@@ -39,6 +39,11 @@
     return [svg, width];
   }
   const percent = (value) => (value === null || value === undefined ? "-" : `${(100 * value).toFixed(1)} %`);
+  /* The main metric of a record: accuracy, or that of another task, which comes with its label. */
+  const scoreOf = (row) => (row.accuracy === undefined ? row.score : row.accuracy);
+  const labelOf = (row) => (row && row.label) || "accuracy";
+  const isShare = (row) => !row || row.share !== false;
+  const scoreText = (row) => (isShare(row) ? percent(scoreOf(row)) : Number(scoreOf(row).toPrecision(4)).toString());
   function nice(low, high, count) {
     const rough = (high - low) / count || 1;
     const power = 10 ** Math.floor(Math.log10(rough));
@@ -129,6 +134,7 @@
       const run = runOf(record.run);
       if (record.round <= run.last) return;
       run.last = record.round;
+      record.main = scoreOf(record);
       run.rows.push(record);
       run.up += record.bytes_up || 0;
       run.down += record.bytes_down || 0;
@@ -158,9 +164,11 @@
       if (!run || !run.rows.length) return;
       const last = run.rows[run.rows.length - 1];
       const points = (one, field) => one.rows.filter((row) => row[field] !== null && row[field] !== undefined).map((row) => [row.round, row[field]]);
-      const scored = [...run.rows].reverse().find((row) => row.accuracy !== null && row.accuracy !== undefined);
-      const ends = all.map((one) => { const found = points(one, "accuracy"); return found.length ? `${one.label || "accuracy"} ${percent(found[found.length - 1][1])} after round ${found[found.length - 1][0]}` : ""; });
-      curves(at("accuracy-chart"), all.map((one) => ({ place: one.place, points: points(one, "accuracy") })), 100, `Accuracy in percent by round: ${ends.filter(Boolean).join(", ") || "nothing yet"}`);
+      const lastScored = (one) => [...one.rows].reverse().find((row) => row.main !== null && row.main !== undefined);
+      const scored = lastScored(run);
+      const name = labelOf(scored), Name = name[0].toUpperCase() + name.slice(1);
+      const ends = all.map((one) => { const found = lastScored(one); return found ? `${one.label || name} ${scoreText(found)} after round ${found.round}` : ""; });
+      curves(at("accuracy-chart"), all.map((one) => ({ place: one.place, points: points(one, "main") })), isShare(scored) ? 100 : 1, `${Name}${isShare(scored) ? " in percent" : ""} by round: ${ends.filter(Boolean).join(", ") || "nothing yet"}`);
       const losses = [...all.map((one) => ({ place: one.place, points: points(one, "loss") })), ...all.map((one) => ({ place: one.place, dashed: true, points: points(one, "train_loss") }))];
       curves(at("loss-chart"), losses, 1, `Loss by round: ${scored && scored.loss ? scored.loss.toPrecision(3) : "-"} at the last evaluation`);
       const world = federations.get(run.path);
@@ -173,7 +181,11 @@
       at("round").textContent = state.rounds ? `${(state.done = Math.max(state.done || 0, all.reduce((sum, one) => sum + one.last, 0)))} of ${state.rounds}` : String(run.last);
       at("progress").value = state.done || run.last;
       if (state.rounds) at("progress").max = state.rounds;
-      if (scored) at("accuracy").textContent = percent(scored.accuracy);
+      if (scored) {
+        at("accuracy").textContent = scoreText(scored);
+        at("accuracy").closest("div").querySelector("dt").textContent = name;
+        at("accuracy-chart-figure").querySelector("h2").textContent = Name;
+      }
       at("bytes").textContent = `${size(all.reduce((sum, one) => sum + one.up, 0))} / ${size(all.reduce((sum, one) => sum + one.down, 0))}`;
       const recent = run.rows.slice(-10);
       const mean = recent.reduce((sum, row) => sum + spent(row), 0) / recent.length;
@@ -402,7 +414,7 @@
       at("events").scrollTop = at("events").scrollHeight;
     };
     source.addEventListener("state", (event) => { const data = JSON.parse(event.data); line(data.error ? `${data.state}: ${data.error}` : data.state); });
-    source.addEventListener("round", (event) => { const data = JSON.parse(event.data); line(`${data.run ? `${data.run}, ` : ""}round ${data.round}${data.accuracy === undefined ? "" : `, accuracy ${percent(data.accuracy)}`}`); });
+    source.addEventListener("round", (event) => { const data = JSON.parse(event.data); line(`${data.run ? `${data.run}, ` : ""}round ${data.round}${data.accuracy === undefined ? "" : `, accuracy ${percent(data.accuracy)}`}${typeof data.score === "number" ? `, ${data.metric} ${Number(data.score.toPrecision(4))}` : ""}`); });
     source.addEventListener("end", () => { source.close(); if (main.dataset.over === "false") location.reload(); });
     addEventListener("pagehide", () => source.close());
   }

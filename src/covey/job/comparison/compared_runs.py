@@ -13,7 +13,7 @@ from covey.core.round_record import privacy_of
 from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
-from covey.job.comparison.row_figures import within
+from covey.job.comparison.row_figures import terminal_of, within
 from covey.job.notebook_table import notebook_table
 from covey.job.pandas_frame import data_frame
 from covey.job.runs import Run
@@ -100,19 +100,16 @@ class Comparison:
         return f"Comparison({', '.join(self.runs)}; {seeds} seed{'s' * (seeds > 1)}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        def percent(value: float | None) -> str:
-            return "" if value is None else f"{value:.1%}"
-
-        rows = [
-            (
-                row["name"],
-                percent(row["terminal_accuracy"]),
-                f"{percent(row['terminal_low'])} to {percent(row['terminal_high'])}" if row["terminal_low"] else "",
-                "" if row["difference"] is None else f"{100 * row['difference']:+.1f}",
-            )
-            for row in self.rows
-        ]
-        header = ("method", "terminal accuracy", "95 % interval", f"points against {self.contenders[0].label}")
+        metric = self.metric
+        form = "+.1f" if metric.share else "+.3g"
+        rows = []
+        for row in self.rows:
+            low, high, gap = row["terminal_low"], row["terminal_high"], row["difference"]
+            between = "" if low is None else f"{metric.text(low)} to {metric.text(high)}"
+            further = "" if gap is None else f"{metric.shown(gap):{form}}"
+            rows.append((row["name"], metric.text(terminal_of(row)), between, further))
+        against = f"{'points' if metric.share else metric.label} against {self.contenders[0].label}"
+        header = ("method", f"terminal {metric.label}", "95 % interval", against)
         return notebook_table(repr(self), header, rows)
 
     @cached_property
