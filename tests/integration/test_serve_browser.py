@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import covey
 from tests.integration.served import SMALL_RUN, Server
 from tests.programs import wait_until
+from tests.task.federations import SETTINGS, regression
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
 DESK: ViewportSize = {"width": 1280, "height": 900}
@@ -295,6 +296,19 @@ def test_a_comparison_and_other_pages_are_sound(server, page):
     sound(page, "queue")
     page.goto(f"/job/{analysis['id']}")
     sound(page, "analysis")
+
+
+@pytest.mark.filterwarnings("ignore:.*the task is regression")
+def test_the_live_page_of_another_task_shows_its_main_metric(server, page):
+    run = covey.run(SETTINGS, federation=regression(), out=server.folder / "amounts")
+    page.goto("/live/amounts")
+    score = f"{run.metrics[-1]['score']:.4g}"
+    said = "document.getElementById('accuracy-chart').getAttribute('aria-label')"
+    until(page, f"{said} === 'RMSE by round: RMSE {score} after round 2'")
+    expect(page.locator("#accuracy")).to_have_text(score)
+    expect(page.locator("#accuracy-chart-figure h2")).to_have_text("RMSE")
+    sound(page, "regression")
+    shutil.rmtree(run.folder)
 
 
 def test_the_page_about_a_thousand_runs_opens_in_under_a_second(server, page, tmp_path):
