@@ -1,11 +1,13 @@
 """Objects print as a line, and as a table in a notebook."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import covey
+from covey.job.result_text import comparison_columns, run_summary
 from tests.task.federations import regression
 
 QUICK = {"clients": 6, "cohort": 3, "rounds": 2, "workers": 1, "local": {"epochs": 1}}
@@ -57,3 +59,31 @@ def test_runs_and_comparisons_of_other_tasks_tell_their_metric(tmp_path: Path) -
     table = comparison._repr_html_()
     assert f"<td>{comparison.rows[0]['terminal_score']:.4g}</td>" in table
     assert "<th>terminal RMSE</th>" in table and "<th>RMSE against fedavg</th>" in table
+    # Every metric, on the common test set and on clients' own tests, in the table, the report and a run's figures.
+    ends = [one.metrics[-1] for one in comparison.runs["fedprox"]]
+    row = comparison.rows[1]
+    assert row["terminal_metrics"] == {
+        name: pytest.approx(np.mean([end["metrics"][name] for end in ends])) for name in ("mae", "r2")
+    }
+    over = row["terminal_client_scores"]
+    assert list(over) == ["rmse", "mae", "r2"]
+    assert over["rmse"]["worst_decile"] == pytest.approx(np.mean([end["client_score"]["worst_decile"] for end in ends]))
+    assert over["mae"]["mean"] == pytest.approx(np.mean([end["client_metrics"]["mae"]["mean"] for end in ends]))
+    columns = comparison_columns(comparison.rows, comparison.target, "fedavg", comparison.metric)
+    assert columns["terminal MAE"](row) == f"{row['terminal_metrics']['mae']:.4g}"
+    assert columns["MAE on clients' own tests"](row) == f"{over['mae']['mean']:.4g}"
+    assert columns["RMSE, worst decile of clients"](row) == f"{over['rmse']['worst_decile']:.4g}"
+    page = covey.report([comparison.folder]).read_text(encoding="utf-8").replace("&#x27;", "'").replace("&#39;", "'")
+    assert "MAE, worst decile of clients" in page
+    assert f"MAE on clients' own tests {ends[0]['client_metrics']['mae']['mean']:.4g}, worst decile" in page
+    assert run_summary(comparison.runs["fedprox"][0])["client_metrics"] == ends[0]["client_metrics"]
+
+
+def test_records_from_before_metrics_over_clients_are_compared_as_ever(tmp_path: Path) -> None:
+    comparison = covey.compare(["fedavg"], seeds=1, given=QUICK, out=tmp_path / "both")
+    records = comparison.runs["fedavg"][0].folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in records.read_text().splitlines()]
+    kept = [{name: value for name, value in row.items() if name != "metrics"} for row in rows]
+    records.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    (row,) = covey.Comparison.open(comparison.folder).rows
+    assert row == {name: value for name, value in comparison.rows[0].items() if name != "terminal_metrics"}

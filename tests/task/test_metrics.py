@@ -10,9 +10,9 @@ from sklearn import metrics as reference
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from covey.core.scores import Scores, client_score, summary
+from covey.core.scores import Scores, over_clients, summary
 from covey.environment.truth import Truth
-from covey.task import Classification, MultiLabel, NextToken, Regression, main_score, metric_of
+from covey.task import Classification, Custom, MultiLabel, NextToken, Regression, main_score, metric_of
 from covey.task.multilabel import average_precision
 from covey.task.regression import quantile_bins
 
@@ -95,7 +95,8 @@ def test_scores_over_clients_tell_mean_worst_decile_and_spread():
         np.zeros(1), np.zeros((1, 0), np.int64), np.zeros(0, np.int64), answers=answers, y=torch.zeros(40, 1), task=task
     )
     tests = [*torch.arange(40).split(2), torch.arange(0)]
-    over = client_score(scores, tests, np.zeros(21, np.int64))
+    every = over_clients(scores, tests, np.zeros(21, np.int64))
+    over = every["rmse"]
     assert over == {
         "mean": pytest.approx(10.5),
         "worst_decile": pytest.approx(19.5),
@@ -107,6 +108,39 @@ def test_scores_over_clients_tell_mean_worst_decile_and_spread():
     assert (row["metric"], row["better"], row["client_score"]) == ("rmse", "lower", over)
     assert main_score(row) == row["score"] == pytest.approx(float(errors.square().mean().sqrt()))
     assert metric_of([row]).label == "RMSE"
+    assert row["client_metrics"] == {"mae": every["mae"]}, "no client's own targets have an R²: they are constant"
+    assert every["mae"]["worst_decile"] == pytest.approx(19.5)
+
+
+def test_scores_over_clients_have_every_metric_of_a_task_with_classes():
+    y = torch.tensor([0, 1, 0, 1, 2, 2])
+    answers = torch.tensor([[0, 1, 1, 1, 2, 0]])
+    tests = [torch.arange(0, 2), torch.arange(2, 4), torch.arange(4, 6)]
+    counts = [torch.bincount(one, minlength=3).numpy() for one in (y[answers[0] == y], answers[0], y)]
+    found = [
+        summary(
+            Scores(np.ones(1), counts[0][None], counts[2], predicted=counts[1][None], answers=answers, y=y, task=task),
+            Truth(np.full((3, 3), 1 / 3), np.zeros(3), tests),
+            np.zeros(3, np.int64),
+        )
+        for task in (Classification(), NextToken())
+    ]
+    own = [reference.f1_score(y[rows], answers[0, rows], average="macro") for rows in tests]
+    f1 = found[0]["client_metrics"]["macro_f1"]
+    assert (f1["mean"], f1["worst_decile"]) == pytest.approx((np.mean(own), min(own)))
+    assert found[0]["client_score"]["mean"] == pytest.approx(np.mean([1, 0.5, 0.5]))
+    assert "client_metrics" not in found[1], "the perplexity of a client needs the losses of its samples"
+
+
+def test_nobody_says_which_clients_a_metric_of_ones_own_serves_worst():
+    task = Custom(loss="tests.task.federations:squared", metrics="tests.task.federations:median_error", better="lower")
+    scores = Scores(
+        np.zeros(1), np.zeros((1, 0), np.int64), np.zeros(0, np.int64),
+        answers=torch.arange(8.0)[None, :, None], y=torch.zeros(8, 1), task=task,
+    )  # fmt: skip
+    over = over_clients(scores, [torch.arange(4), torch.arange(4, 8)], np.zeros(2, np.int64))
+    assert (over["median_error"]["mean"], over["median_error"]["worst_decile"]) == (3.0, 5.0)
+    assert (over["largest_error"]["mean"], over["largest_error"]["worst_decile"]) == (5.0, None)
 
 
 def test_the_loss_of_classification_is_traced_as_cross_entropy():

@@ -117,6 +117,7 @@ def test_with_tests_of_their_own_classification_has_them_too(tmp_path):
     # Each client's rows are a fifth of the test set, so the mean is near that of all rows.
     assert last["client_score"]["mean"] == pytest.approx(last["accuracy"], abs=0.1)
     assert 0 < last["metrics"]["macro_f1"] < 1
+    assert 0 < last["client_metrics"]["macro_f1"]["worst_decile"] <= last["client_metrics"]["macro_f1"]["mean"] < 1
 
 
 def covey_rows(count, clients):

@@ -49,6 +49,7 @@ class RoundRecord(TypedDict, total=False):
     better: str
     metrics: dict[str, float | None]
     client_score: ClientScore
+    client_metrics: dict[str, ClientScore]
     loss: float | None
     class_accuracy: list[float]
     own_accuracy: float | None

@@ -11,6 +11,7 @@ from covey.arrays import FloatArray, IntArray
 from covey.environment.truth import Truth
 from covey.task.classification import Classification
 from covey.task.learning_task import Task
+from covey.task.run_metric import KNOWN
 
 LISTED_CLASSES = 200
 """Most classes whose accuracy a record lists; a vocabulary has thousands."""
@@ -81,11 +82,12 @@ class Scores:
 
 
 class ClientScore(TypedDict):
-    """The main metric over clients, each on its own test samples."""
+    """A metric over clients, each on its own test samples."""
 
     mean: float
-    worst_decile: float
-    """Mean over the tenth of the clients that are served worst."""
+    worst_decile: float | None
+    """Mean over the tenth of the clients that are served worst; None for a metric of one's own beside the main one,
+    of which nobody says whether higher is better."""
     spread: float
     """Standard deviation."""
     clients: int
@@ -105,6 +107,9 @@ class EvaluationScores(TypedDict, total=False):
     metrics: Metrics
     """All metrics, or those beside accuracy."""
     client_score: ClientScore
+    """The main metric over clients."""
+    client_metrics: dict[str, ClientScore]
+    """Those in `metrics` over clients; without the main one, and perplexity, which needs the loss of each sample."""
     loss: float | None
     class_accuracy: list[float]
     own_accuracy: float | None
@@ -116,7 +121,7 @@ class EvaluationScores(TypedDict, total=False):
 def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> EvaluationScores:
     """Return a record's scores: means over clients, each with its model, and on its own class mix.
 
-    Where clients have test samples of their own, also the main metric over clients, each on its own.
+    Where clients have test samples of their own, also the metrics over clients, each on its own.
     """
     if not scores.task.has_classes:
         return _scores_without_classes(scores, truth, model_of_client)
@@ -133,8 +138,7 @@ def summary(scores: Scores, truth: Truth, model_of_client: IntArray) -> Evaluati
     found["own_accuracy"] = own
     if metrics := _mean_metrics(scores, users):
         found["metrics"] = metrics
-    if over_clients := client_score(scores, truth.tests, model_of_client):
-        found["client_score"] = over_clients
+    _add_over_clients(found, over_clients(scores, truth.tests, model_of_client))
     return found
 
 
@@ -149,8 +153,7 @@ def _scores_without_classes(scores: Scores, truth: Truth, model_of_client: IntAr
         "metrics": metrics,
         "loss": finite(float(users @ scores.loss)),
     }
-    if over_clients := client_score(scores, truth.tests, model_of_client):
-        found["client_score"] = over_clients
+    _add_over_clients(found, over_clients(scores, truth.tests, model_of_client))
     return found
 
 
@@ -166,23 +169,46 @@ def _mean_metrics(scores: Scores, users: FloatArray) -> Metrics:
     return found
 
 
-def client_score(scores: Scores, tests: list[Tensor] | None, model_of_client: IntArray) -> ClientScore | None:
-    """Return the main metric over clients, each with its model on its own rows of the test set; None without tests."""
+def _add_over_clients(found: EvaluationScores, over: dict[str, ClientScore]) -> None:
+    """Add the metrics over clients to a record's scores: the main one, which is the first, and those in `metrics`."""
+    if not over:
+        return
+    main, *others = over
+    found["client_score"] = over[main]
+    if kept := {name: over[name] for name in others if name in found.get("metrics", {})}:
+        found["client_metrics"] = kept
+
+
+def over_clients(scores: Scores, tests: list[Tensor] | None, model_of_client: IntArray) -> dict[str, ClientScore]:
+    """Return every metric over clients, the main one first, each client with its model on its own rows of the test set.
+
+    Empty without tests of clients, or if none has a main metric that is defined.
+    """
     if tests is None or scores.answers is None or scores.y is None:
-        return None
-    values = []
+        return {}
+    values: dict[str, list[float]] = {}
     # A reference has one model and clients of its own.
     used = model_of_client if len(scores.loss) > 1 else np.zeros(len(tests), dtype=np.int64)
     for rows, model in zip(tests, used.tolist(), strict=True):
         if len(rows):
-            own = next(iter(scores.task.score(scores.answers[model, rows], scores.y[rows]).values()))
-            values += [] if own is None else [own]
-    if not values:
-        return None
-    worst_first = np.sort(values) if scores.task.main.higher else -np.sort(-np.array(values))
+            for name, own in scores.task.score(scores.answers[model, rows], scores.y[rows]).items():
+                values.setdefault(name, []).extend([] if own is None else [own])
+    if not values or not next(iter(values.values())):
+        return {}
+    known = {name: metric.higher for name, metric in KNOWN.items()}
+    main = next(iter(values))
+    higher = {**known, **{one.name: one.higher for one in scores.task.metrics}, main: scores.task.main.higher}
+    return {name: _client_score(each, higher.get(name)) for name, each in values.items() if each}
+
+
+def _client_score(values: list[float], higher: bool | None) -> ClientScore:
+    worst = None
+    if higher is not None:
+        worst_first = np.sort(values) if higher else -np.sort(-np.array(values))
+        worst = float(worst_first[: -(-len(values) // 10)].mean())
     return {
         "mean": float(np.mean(values)),
-        "worst_decile": float(worst_first[: -(-len(values) // 10)].mean()),
+        "worst_decile": worst,
         "spread": float(np.std(values)),
         "clients": len(values),
     }

@@ -7,6 +7,7 @@ from covey.job.analysis.analysis_result import Analysis
 from covey.job.comparison.compared_runs import Comparison, final_privacy
 from covey.job.comparison.row_figures import best_of, terminal_of
 from covey.job.runs import Run
+from covey.job.score_text import metric_columns
 from covey.task.learning_task import ACCURACY, Metric
 from covey.task.run_metric import main_score, metric_of
 
@@ -115,6 +116,7 @@ def comparison_columns(
         "95 % interval": lambda row: interval(row["terminal_low"], row["terminal_high"], metric),
         "median": lambda row: metric.text(row["terminal_median"]),
         f"best {metric.label}": lambda row: metric.text(best_of(row)),
+        **metric_columns(rows),
         EPSILON: lambda row: privacy_text(row) or "-",
         f"{unit} against {against}": lambda row: difference(row, metric),
         # A target that no method reached is worth a row of dashes.
@@ -198,7 +200,7 @@ def run_summary(run: Run) -> dict[str, Any]:
 
 def _scores_of(last: Mapping[str, Any], metric: Metric, best: float | None) -> dict[str, Any]:
     """Return the scores of a run's last evaluation, and its best main metric."""
-    more = {name: last[name] for name in ("metrics", "client_score") if name in last}
+    more = {name: last[name] for name in ("metrics", "client_score", "client_metrics") if name in last}
     if metric != ACCURACY:
         raw = {"raw_score": last["raw_score"]} if "raw_score" in last else {}
         named = {"metric": metric.name, "better": metric.better, "score": last.get("score")}

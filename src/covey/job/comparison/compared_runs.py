@@ -13,7 +13,7 @@ from covey.core.round_record import privacy_of
 from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
-from covey.job.comparison.row_figures import terminal_of, within
+from covey.job.comparison.row_figures import terminal_metrics, terminal_of, within
 from covey.job.notebook_table import notebook_table
 from covey.job.pandas_frame import data_frame
 from covey.job.runs import Run
@@ -160,6 +160,7 @@ class Comparison:
             "terminal_low": within(own_terminal.low, metric, max),
             "terminal_high": within(own_terminal.high, metric, min),
             f"best_{figure}": best,
+            **terminal_metrics([run.metrics for run in self.runs[variant.label]], metric),
             **({} if metric == ACCURACY else {"metric": metric.name, "better": metric.better}),
             "difference": None if is_first else paired.mean,
             "difference_low": None if is_first else paired.low,
