@@ -1,6 +1,8 @@
 """Every method runs on tasks without classes, or is refused with a sentence that says which do."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,9 @@ def settings_of(method, **more):
 
 def test_these_methods_alone_need_classes():
     assert {name for name in covey.methods.names() if needs_classes(covey.methods[name].part)} == NEEDS_CLASSES
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tasks.md").read_text(encoding="utf-8")
+    said = page.partition("## Methods that need classes\n\n")[2].partition(" work with classes")[0]
+    assert set(re.findall(r"`([\w-]+)`", said)) == NEEDS_CLASSES
 
 
 @pytest.mark.slow
