@@ -173,3 +173,24 @@ def test_a_single_layer_is_a_model(tmp_path: Path) -> None:
     given = {"rounds": 1, "cohort": 1, "workers": 1, "method": "fedacs"}
     run = covey.run(given, federation=federation, model=nn.Linear(4, 3), out=tmp_path / "run")
     assert [name for name, _ in run.model().named_parameters()] == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"runtime": "stacked", "device": "cpu"}, {"method": "fed-cbs"}, {"trainer": "fedlc"}]
+)
+def test_outputs_beyond_the_classes_are_never_an_answer(settings: dict[str, Any], tmp_path: Path) -> None:
+    x, y = torch.arange(240.0).view(60, 4) % 7, torch.arange(60) % 3
+    federation = covey.federation(x, y, torch.arange(60) % 3, test=(x, y))
+    wide = nn.Linear(4, 10)
+    with torch.no_grad():
+        # One that would be every answer.
+        wide.bias[7] = 1e3
+    given = {"rounds": 1, "cohort": 2, "workers": 1, "local.rate": 1e-3, **settings}
+    run = covey.run(given, federation=federation, model=wide, out=tmp_path / "run")
+    logits = run.model()((x - x.mean()) / x.std())
+    assert logits.shape == (60, 10)
+    assert int(logits[0].argmax()) == 7
+    rows = run.metrics[-1]
+    assert len(rows["class_accuracy"]) == 3
+    assert sum(rows["class_accuracy"]) > 0
+    assert rows["accuracy"] == pytest.approx(sum(rows["class_accuracy"]) / 3)

@@ -232,9 +232,7 @@ class Learner:
         for x, y in self.chunks(samples):
             for number, logits in enumerate(self._logits(states, self.inputs(x))):
                 losses[number] += task.loss(logits.to(self.dtype), y, reduction="sum").double()
-                if len(self.never):
-                    logits = logits.index_fill(1, self.never, -torch.inf)
-                answer = task.answers(logits.to(self.dtype))
+                answer = task.answers(self.allowed(logits).to(self.dtype))
                 if counted:
                     correct[number].index_add_(0, y, (answer == y).long())
                     predicted[number].index_add_(0, answer, torch.ones_like(y))
@@ -268,6 +266,15 @@ class Learner:
             self.place(state)
             with self.arithmetic():
                 yield last(*given)
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Return the logits `[..., classes]` that may be answers: those of classes, but for what is never predicted.
+
+        A model may have more outputs than the data has classes, such as a head of 1,000 that it was trained with.
+        """
+        if self.task.has_classes:
+            logits = logits[..., : self.classes]
+        return logits.index_fill(-1, self.never, -torch.inf) if len(self.never) else logits
 
     def loss(self, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of the module's current state on stored samples."""

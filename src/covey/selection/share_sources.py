@@ -136,7 +136,9 @@ class AskedShares(_AskingOnce):
     def surveyed(self, t: int, replies: Replies) -> None:
         heard = self.answers(replies)
         if len(heard):
-            self.shares[heard.clients] = shares_at_zero_head(heard.probes[self._probe.name])
+            # Outputs beyond the classes have no samples, hence a share of zero.
+            found = shares_at_zero_head(heard.probes[self._probe.name])
+            self.shares[heard.clients] = found[:, : self.width]
             self.known[heard.clients] = True
 
     def rows(self, clients: IntArray) -> FloatArray:

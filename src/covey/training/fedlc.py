@@ -30,7 +30,7 @@ class FedLC(Trainer):
         margins = margins if self.tau else torch.zeros_like(margins)
 
         def calibrated(output: Output, y: Tensor) -> Tensor:
-            # Equation 8: cross-entropy of f_c - τ·n_c^(-1/4).
-            return F.cross_entropy(output.logits - margins, y, reduction="none")
+            # Equation 8: cross-entropy of f_c - τ·n_c^(-1/4). Outputs beyond the classes have no samples either.
+            return F.cross_entropy(output.logits[:, : len(margins)] - margins, y, reduction="none")
 
         return net.gradient(w, batch, calibrated), carry

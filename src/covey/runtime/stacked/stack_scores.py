@@ -48,9 +48,7 @@ def _score_group(engine: Engine, states: Tensor, test: Samples, *, keep: bool) -
         labels = y.expand(models, *y.shape)
         each = task.loss(logits.flatten(0, 1), labels.flatten(0, 1)).view(models, -1)
         loss += each.double().sum(dim=1)
-        if len(learner.never):
-            logits = logits.index_fill(2, learner.never, -torch.inf)
-        flat = task.answers(logits.flatten(0, 1))
+        flat = task.answers(learner.allowed(logits).flatten(0, 1))
         answer = flat.view(models, len(y), *flat.shape[1:])
         if counted:
             correct.scatter_add_(1, labels, (answer == y).long())
