@@ -837,6 +837,18 @@ def test_models_with_batch_norm_and_dropout_keep_what_is_not_learned():
     assert not torch.equal(one["1.running_mean"], model().state_dict()["1.running_mean"])
 
 
+def test_batch_norm_trains_on_a_last_batch_of_one_sample():
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    x, y = points(0)
+    app = client_app(model, (x[:9], y[:9]), threads=1)
+    strategy = Strategy("fedavg", model=model(), clients=2, cohort=2, local={"batch": 4})
+    strategy.start(InProcessGrid(app, 2), ArrayRecord(model().state_dict()), num_rounds=1)
+    assert strategy.history[0]["faults"] == []
+
+
 def test_build_model_is_the_same_on_both_sides():
     """Simulated nodes build the model by themselves, from the configuration and the seed."""
     first = build_model("mlp", {"hidden": (16,)}, (1, 8, 8), 10, 3)

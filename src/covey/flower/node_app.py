@@ -28,6 +28,7 @@ from covey.model.dropout import adopt_dropout
 from covey.model.frozen import constants, digest_of
 from covey.model.last_layer import head_of
 from covey.model.layers import adopt_layers
+from covey.model.normalisation import accept_one_sample
 from covey.model.outputs import logits_of, unclear_output
 from covey.task import Custom, MultiLabel, Regression, Task, labels_as, named_task
 
@@ -147,6 +148,7 @@ def learner_and_samples(
     module = ModelWithHead(_made(model, context), head)
     adopt_layers(module)
     adopt_dropout(module)
+    accept_one_sample(module)
     given = _made_data(source, context)
     dataset = _as_dataset(module, as_samples(given), task)
     return Learner(module, dataset, precision), Samples(dataset.x, dataset.y), given

@@ -40,6 +40,7 @@ def adopt_batch_norm(module: nn.Module) -> None:
     Without momentum, statistics are a cumulative mean over batches of all clients that a process has trained. Without
     running statistics, the prediction for a sample depends on the samples scored with it.
     """
+    accept_one_sample(module)
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             require(
@@ -47,6 +48,11 @@ def adopt_batch_norm(module: nn.Module) -> None:
                 f"The layer {name} of the model {type(module).__name__} is a batch norm with momentum=None or "
                 "track_running_stats=False; give it a momentum, such as torch's 0.1, and running statistics.",
             )
-            # The object stays the same, as it may occur at several places of the model.
-            if type(layer) in _OURS:
-                layer.__class__ = _OURS[type(layer)]
+
+
+def accept_one_sample(module: nn.Module) -> None:
+    """Turn those of torch's batch norms that have running statistics into ours, in place."""
+    for layer in module.modules():
+        # The object stays the same, as it may occur at several places of the model.
+        if type(layer) in _OURS and layer.track_running_stats:
+            layer.__class__ = _OURS[type(layer)]
