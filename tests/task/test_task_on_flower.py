@@ -94,7 +94,8 @@ def test_a_strategy_refuses_methods_that_need_classes():
 
 def test_decimal_labels_are_not_cut_to_whole_numbers():
     """They were, before there were tasks: 0.7 became class 0."""
-    from covey.flower.node_app import ModelWithHead, _as_dataset, as_samples
+    from covey.flower.node_app import _as_dataset, as_samples
+    from covey.flower.user_model import ModelWithHead
 
     made = _as_dataset(ModelWithHead(net(1, 2)), as_samples((torch.zeros(3, 2), torch.tensor([0.5, 0.7, 2.0]))), None)
     assert made.learns.name == "regression"

@@ -251,6 +251,7 @@ class LocalNet:
             tensors |= {slot.name: buffers[slot.name].clone() for slot in learner.layout.buffers}
         hook = None
         if self._uses_features or features:
+            learner.layout.require_head("The trainer")
             hook = head_of(learner.module).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         with learner.arithmetic():
             logits: Tensor = functional_call(learner.module, tensors, (x,))

@@ -18,9 +18,9 @@ from covey.config.sections import Local
 from covey.core.messages import Gate, Order
 from covey.core.replies import Replies
 from covey.core.scores import Scores
-from covey.errors import Refusal
+from covey.errors import Refusal, require
 from covey.model.layout import Layout
-from covey.registries import aggregators, manymodels, methods, selectors, trainers
+from covey.registries import aggregators, manymodels, methods, selectors, tasks, trainers
 
 if TYPE_CHECKING:
     from covey.client.learner import Learner
@@ -124,6 +124,11 @@ def require_classes(part: Any, setting: Setting) -> None:
     """Refuse a part that works with classes where the task has none."""
     if not getattr(part, "needs_classes", False) or setting.classes:
         return
+    require(
+        not getattr(tasks[setting.task].part, "has_classes", False),
+        f"{_name_of(part)} works with classes, whose number is that of the last layer's outputs, and "
+        f"{setting.layout.headless}.",
+    )
     needing = ", ".join(name for name in methods.names() if needs_classes(methods[name].part))
     raise Refusal(
         f"{_name_of(part)} works with the classes of clients' samples, and the task {setting.task} has none: "

@@ -67,7 +67,9 @@ class NamedArrays:
 
     @property
     def classes(self) -> int:
-        """The number of outputs of the last layer."""
+        """The number of outputs of the last layer; 0 if it is not known."""
+        if not self.layout.head:
+            return 0
         weight, *others = self.layout.head
         biases = [slot.shape[0] for slot in others if len(slot.shape) == 1]
         return biases[0] if biases else weight.shape[0] if weight.shape else 1

@@ -23,13 +23,13 @@ from covey.flower.node_memory import Memory
 from covey.flower.node_work import Client
 from covey.flower.protection import Protection
 from covey.flower.trainer_memory import require_own_use
+from covey.flower.user_model import ModelWithHead, outputs_of, passed
 from covey.flower.wire import EVALUATE, REPLY, Missing, NodeTask, order_instructions, unpack_order
 from covey.model.dropout import adopt_dropout
+from covey.model.factory import are_words
 from covey.model.frozen import constants, digest_of
-from covey.model.last_layer import head_of
 from covey.model.layers import adopt_layers
 from covey.model.normalisation import accept_one_sample
-from covey.model.outputs import logits_of, unclear_output
 from covey.task import Custom, MultiLabel, Regression, Task, labels_as, named_task
 
 Model = nn.Module | Callable[..., nn.Module]
@@ -37,37 +37,6 @@ Data = Any
 """A loader of batches (x, y), a pair of tensors, `Samples`, or a function of Flower's context that returns one."""
 Train = Callable[[nn.Module, Any, dict[str, Any]], float | None]
 """`train(model, data, settings)`: trains the model in place and returns the mean training loss."""
-
-
-class ModelWithHead(nn.Module):
-    """A user's model with the name of its last layer (`head`), which insights are about."""
-
-    def __init__(self, model: nn.Module, head: str | None = None) -> None:
-        super().__init__()
-        self.model = model
-        self.head = f"model.{head or last_layer(model)}"
-        if hasattr(model, "tokens"):
-            self.tokens = model.tokens
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.model(x)
-        logits = out if isinstance(out, Tensor) else logits_of(out)
-        if logits is None:
-            raise Refusal(unclear_output(self.model, out))
-        return logits
-
-
-def last_layer(model: nn.Module) -> str:
-    """Return the name of a model's last layer: its attribute `head`, or else its last linear layer."""
-    stated = getattr(model, "head", None)
-    if isinstance(stated, str):
-        return str(stated)
-    linear: list[str] = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    if not linear or not linear[-1]:
-        raise Refusal(
-            f"The last layer of the model {type(model).__name__} is not known; name it: head='name of the layer'."
-        )
-    return linear[-1]
 
 
 def client_app(
@@ -94,7 +63,7 @@ def client_app(
     train: your own training function `train(model, data, settings) -> loss`, with `data` as your function returned it
         and `settings` the round's (`lr`, `epochs`, what the strategy's configuration adds). Without it, Covey's local
         training (SGD, Adam or AdamW) does, as the strategy's `local` says, to the same bits as in a simulation.
-    head: name of the last layer; the last linear layer where it is not given.
+    head: name of the last layer, where the model does not end in a linear layer and a method reads it.
     protection: clipping and noise on what the client sends, and its budget; or a function of Flower's context that
         returns them, where several clients share this app: each needs a ledger of its own.
     probes: measurements of your own that the client makes for a server, as `package.module:Name`.
@@ -145,12 +114,13 @@ def learner_and_samples(
     """Return a client's model ready to train, its samples, and these as the user's function returned them."""
     if threads is not None:
         torch.set_num_threads(threads)
-    module = ModelWithHead(_made(model, context), head)
+    made, given = _made(model, context), _made_data(source, context)
+    samples = as_samples(given)
+    module = passed(made, tuple(samples.x.shape[1:]), words=are_words(samples.x), head=head)
     adopt_layers(module)
     adopt_dropout(module)
     accept_one_sample(module)
-    given = _made_data(source, context)
-    dataset = _as_dataset(module, as_samples(given), task)
+    dataset = _as_dataset(module, samples, task)
     return Learner(module, dataset, precision), Samples(dataset.x, dataset.y), given
 
 
@@ -279,9 +249,8 @@ def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(x), torch.as_tensor(y)
 
 
-def _as_dataset(module: nn.Module, samples: Samples, task: Task | str | None) -> Dataset:
-    """Return a data set for a learner: the samples' shape, and a class for each output of the last layer."""
-    outputs = classes_of(module)
+def _as_dataset(module: ModelWithHead, samples: Samples, task: Task | str | None) -> Dataset:
+    """Return a data set for a learner: the samples' shape, and a class for each of the model's outputs."""
     wanted = named_task({"name": task}) if isinstance(task, str) else task
     if wanted is None and (samples.y.is_floating_point() or samples.y.dim() == 2):
         wanted = MultiLabel() if samples.y.dim() == 2 and bool(((samples.y == 0) | (samples.y == 1)).all()) else None
@@ -289,18 +258,14 @@ def _as_dataset(module: nn.Module, samples: Samples, task: Task | str | None) ->
     if isinstance(wanted, Regression) and not wanted.centre:
         columns = samples.y.reshape(len(samples.y), -1).shape[1]
         wanted = Regression(centre=(0.0,) * columns, scale=(1.0,) * columns)
-    names = tuple(str(number) for number in range(outputs)) if wanted is None or wanted.has_classes else ()
+    names: tuple[str, ...] = ()
     if wanted is None or wanted.has_classes:
+        names = tuple(str(number) for number in range(outputs_of(module)))
         return Dataset("client", samples.x, samples.y, samples.x[:1], samples.y[:1], names, task=wanted)
     if isinstance(wanted, Custom) and not samples.y.is_floating_point() and samples.y.dim() == 1:
-        names = tuple(str(number) for number in range(outputs))
+        names = tuple(str(number) for number in range(outputs_of(module)))
     labels = labels_as(wanted, samples.y, samples.y[:1], names, "The client's data")
     return Dataset("client", samples.x, labels.y, samples.x[:1], labels.test_y, labels.names, task=labels.task)
-
-
-def classes_of(module: nn.Module) -> int:
-    """Return the number of outputs of a model's last layer."""
-    return next(iter(head_of(module).parameters())).shape[0]
 
 
 def _made(model: Model, context: Context) -> nn.Module:

@@ -40,13 +40,14 @@ from covey.flower.client_scores import mean_scores
 from covey.flower.exchange import Configure
 from covey.flower.live_method import require_live
 from covey.flower.named_arrays import NamedArrays
-from covey.flower.node_app import ModelWithHead, digest_in
+from covey.flower.node_app import digest_in
 from covey.flower.plain_messages import PlainClients, PlainScores, averaged
 from covey.flower.public_keys import public_bytes
 from covey.flower.roster import Roster
 from covey.flower.started_run import StartedRun
 from covey.flower.strategy_folder import RunFolder
 from covey.flower.strategy_runtime import StrategyRuntime
+from covey.flower.user_model import traced
 from covey.model.layout import Layout
 from covey.randomness import generator
 from covey.storage import write_json
@@ -78,8 +79,8 @@ class Strategy(FlowerStrategy):
     guard: what is believed of clients' updates and sample counts, as in `covey.run` (`{"invitations": 1.5}`).
     server, averaging: the server's optimiser and the average over rounds, as in `covey.run` (`{"optimizer": "adam"}`,
         `{"ema": 0.95}`). Clients train from the model itself; the average is evaluated, and is the result.
-    head: name of the model's last layer; by default the last linear layer, or without a model the last matrix among
-        the initial arrays with the vector behind it.
+    head: name of the model's last layer; by default the linear layer that it ends in, or without a model the last
+        matrix among the initial arrays with the vector behind it.
     plain: True if the clients' apps know nothing of Covey, False if all have it; None asks each when it joins.
     messages: the names in messages of clients without Covey, where they are not those of Flower's quickstarts.
     evaluate: share of the clients that evaluate their model after each round; 0 is none.
@@ -137,7 +138,7 @@ class Strategy(FlowerStrategy):
         self._given: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._given |= {"clients": count, "cohort": cohort, "seed": seed}
         self._local = local
-        self._module = None if model is None else ModelWithHead(model, head)
+        self._module = None if model is None else traced(model, head)
         self._head = head
         self._plain, self._messages = plain, messages or PlainClients()
         self._names = names

@@ -12,11 +12,20 @@ from torch import Tensor, nn
 _FOUND = "covey_head"
 """Attribute for a name that was found; `head` may be the layer itself."""
 
+_KIND = "covey_kind"
+"""Attribute for what sentences call a model that is wrapped in another."""
+
 
 def head_name(module: nn.Module) -> str:
     """Return the name of a model's last layer; empty if it is not known."""
     stated = getattr(module, "head", None)
     return stated if isinstance(stated, str) else str(module.__dict__.get(_FOUND, ""))
+
+
+def state_head(module: nn.Module, name: str) -> None:
+    """Write down the name of a model's last layer that was found."""
+    if name:
+        module.__dict__[_FOUND] = name
 
 
 def head_of(module: nn.Module) -> nn.Module:
@@ -53,7 +62,11 @@ class HeadSearch:
         same = logits.data_ptr() == out.data_ptr() and logits.shape == out.shape and logits._version == version
         once = [one for one, _, _ in self._seen].count(name) == 1
         if same and once and logits.numel():
-            self._module.__dict__[_FOUND] = name
+            state_head(self._module, name)
+
+    def last_like(self, logits: Tensor) -> str:
+        """Return the linear layer that was called last, if its output has as many numbers as the logits; else ""."""
+        return self._seen[-1][0] if self._seen and self._seen[-1][1].numel() == logits.numel() else ""
 
 
 def shared_names(module: nn.Module) -> dict[str, str]:
@@ -70,7 +83,7 @@ def head_slots_of(module: nn.Module, trained: dict[str, Any]) -> tuple[tuple[Any
 
     A head that shares a parameter with another layer has no gradient of its own.
     """
-    kind, head = type(module).__name__, head_name(module)
+    kind, head = str(module.__dict__.get(_KIND, type(module).__name__)), head_name(module)
     if not head:
         return (), (
             f"that of the model {kind} is not known: it does not end in a linear layer. Give the model an attribute "
