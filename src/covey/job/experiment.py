@@ -46,16 +46,27 @@ def build_runtime(
 
 
 def _on_a_fitting_runtime(config: Config, module: nn.Module, dataset: Dataset) -> Config:
-    """Return the configuration on the local runtime, with a warning, if a GPU cannot train its model."""
-    if config.runtime == ON_GPU and config.device == "auto" and gpu_here():
-        reason = why_not_stacked(module, dataset)
-        if reason:
-            warnings.warn(
-                f"A GPU, which trains many clients at once, cannot train this model ({reason.rstrip('.')}): the local "
-                "runtime trains it on the CPU.",
-                stacklevel=2,
-            )
-            return replace(config, runtime="local")
+    """Return the configuration, on a runtime that can train the model.
+
+    The local one takes the place of a GPU that was chosen by the machine, with a warning; one that was asked for is
+    refused.
+    """
+    by_machine = config.device == "auto"
+    if config.runtime != ON_GPU or (by_machine and not gpu_here()):
+        return config
+    reason = why_not_stacked(module, dataset).rstrip(".")
+    require(
+        not reason or by_machine,
+        f"The runtime '{ON_GPU}', which trains many clients at once, cannot train this model ({reason}): use the "
+        "runtime 'local'.",
+    )
+    if reason:
+        warnings.warn(
+            f"A GPU, which trains many clients at once, cannot train this model ({reason}): the local runtime trains "
+            "it on the CPU.",
+            stacklevel=2,
+        )
+        return replace(config, runtime="local")
     return config
 
 

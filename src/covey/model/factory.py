@@ -160,9 +160,11 @@ def _output(module: nn.Module, sample: Tensor) -> Any:
 def _try_training(module: nn.Module, sample: Tensor) -> None:
     """Refuse a model whose training cannot be repeated or averaged; its buffers are left as they were.
 
-    A buffer of whole numbers that changes (but batch norm's count of batches) could not be averaged.
+    A buffer of whole numbers that changes (but batch norm's count of batches) could not be averaged. One that is
+    replaced by another tensor is no longer a part of the state, so that its change would be lost.
     """
-    kind, before = type(module).__name__, {name: one.clone() for name, one in module.named_buffers()}
+    kind, held = type(module).__name__, dict(module.named_buffers())
+    before = {name: one.clone() for name, one in held.items()}
     generator = torch.get_rng_state()
     _output(start_training(module), sample)
     require(
@@ -176,9 +178,19 @@ def _try_training(module: nn.Module, sample: Tensor) -> None:
         if not one.is_floating_point() and name.rpartition(".")[2] != "num_batches_tracked"
         if name in before and not torch.equal(one, before[name])
     ]
-    for name, one in module.named_buffers():
-        if name in before:
-            one.copy_(before[name])
+    replaced = [
+        name
+        for name, one in module.named_buffers()
+        if name in held and one is not held[name] and one.shape == held[name].shape and not one.equal(before[name])
+    ]
+    for name, one in held.items():
+        owner, _, leaf = name.rpartition(".")
+        module.get_submodule(owner)._buffers[leaf] = one.copy_(before[name])
+    require(
+        not replaced,
+        f"The model {kind} replaces the buffer {', '.join(replaced[:1])} by another tensor as it trains, so that what "
+        "it learns there would be lost: change it in place (self.mean.mul_(0.9).add_(0.1 * new), say).",
+    )
     require(
         not changed,
         f"The model {kind} changes the buffer {', '.join(changed[:1])} of whole numbers as it trains: only "

@@ -31,6 +31,13 @@ def stack_module(module: nn.Module, algorithms: Mapping[str, ConvAlgorithm]) -> 
         if type(layer) is nn.Embedding and _is_plain(layer):
             layer.__class__ = WordVectors
         require(
+            not isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            or (layer.max_norm is None and not layer.scale_grad_by_freq),
+            f"The layer {name} is an embedding with max_norm or scale_grad_by_freq, which depend on all samples of a "
+            "batch and change weights in a pass, so that a stack of models cannot train it: leave them out, or use the "
+            "runtime 'local'.",
+        )
+        require(
             not isinstance(layer, nn.modules.instancenorm._InstanceNorm) or not layer.track_running_stats,
             f"The layer {name} is an instance norm with running statistics, which a stack of models cannot train: "
             "leave out track_running_stats, or use the runtime 'local'.",
