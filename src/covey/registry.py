@@ -11,13 +11,14 @@ entry points in the group `covey.<plural>`, for instance
 
 import contextlib
 import difflib
+import functools
 import inspect
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -54,7 +55,8 @@ class Entry(Generic[T]):
     @cached_property
     def summary(self) -> str:
         """First paragraph of the part's docstring (or its `summary`)."""
-        text = getattr(self.part, "summary", None) or inspect.getdoc(self.part) or ""
+        part = _innermost(self.part)
+        text = getattr(part, "summary", None) or inspect.getdoc(part) or ""
         return " ".join(str(text).split("\n\n")[0].split())
 
     @cached_property
@@ -62,14 +64,35 @@ class Entry(Generic[T]):
         """The part's keyword-only parameters, and those of its dataclass `Options` if it takes `**options`."""
         if not callable(self.part):
             return {}
-        declared = getattr(self.part, "Options", None)
+        declared = getattr(_innermost(self.part), "Options", None)
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in _parameters(self.part).values())
         inherited = _keyword_options(declared) if takes_any and isinstance(declared, type) else {}
-        return {**inherited, **_keyword_options(self.part)}
+        found = {**inherited, **_keyword_options(self.part)}
+        preset: dict[str, Any] = self.part.keywords if isinstance(self.part, functools.partial) else {}
+        # What a configuration cannot hold, such as a class, stays as it was given.
+        set_here = {name: value for name, value in preset.items() if _is_plain(value)}
+        return {
+            name: replace(one, default=set_here.get(name, one.default))
+            for name, one in found.items()
+            if name in set_here or name not in preset
+        }
+
+
+def _is_plain(value: Any) -> bool:
+    """True if a configuration can hold a value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _innermost(part: Any) -> Any:
+    """Return the class or function that a `functools.partial` calls."""
+    return _innermost(part.func) if isinstance(part, functools.partial) else part
 
 
 def _keyword_options(part: Any) -> dict[str, Option]:
-    hints = _hints(part.__init__ if inspect.isclass(part) else part)
+    called = _innermost(part)
+    hints = _hints(called.__init__ if inspect.isclass(called) else called)
     return {
         name: Option(name, hints.get(name, Any), parameter.default)
         for name, parameter in _parameters(part).items()

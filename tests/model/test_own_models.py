@@ -1,5 +1,7 @@
 """Models of users' own: what they return, which layer is their last, and what is refused."""
 
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import covey
 from covey import Refusal
 from covey.model.factory import build_model
 from covey.model.layout import Layout
-from covey.registries import models
+from covey.registries import models, selectors, trainers
 from tests.model import own_models
 from tests.model.own_models import Alone, Counting, Headless, Plain, Random, Tied, Unclear, frozen_whole
 
@@ -123,6 +125,31 @@ def test_the_signature_says_how_a_model_is_called() -> None:
         del models._entries["two"]
 
 
+def test_a_partial_is_a_model_with_other_defaults(tmp_path: Path) -> None:
+    run = covey.run(GIVEN, model=partial(Plain, hidden=5), out=tmp_path / "run")
+    assert run.config.model.options == {"hidden": 5}
+    assert run.config.model.name.startswith("Plain@")
+    assert run.model().get_parameter("body.weight").shape == (5, 64)
+    other = {"name": partial(Plain, hidden=5), "hidden": 3}
+    other_run = covey.run(GIVEN, model=other, out=tmp_path / "other")
+    assert other_run.model().get_parameter("body.weight").shape == (3, 64)
+
+    def built_with(shape: tuple[int, ...], classes: int, layer: Any = nn.ReLU) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), layer())
+
+    # A configuration cannot hold a class.
+    gelu = covey.run(GIVEN, model=partial(built_with, layer=nn.GELU), out=tmp_path / "gelu")
+    assert isinstance(list(gelu.model().children())[2], nn.GELU)
+    assert gelu.config.model.options == {}
+
+
+def test_partials_of_parts_have_other_defaults(tmp_path: Path) -> None:
+    selector, trainer = partial(selectors["fedacs"].part, pool=0.9), partial(trainers["fedsam"].part)
+    run = covey.run(GIVEN, model=Plain, selector=selector, trainer=trainer, out=tmp_path / "run")
+    assert run.config.selector is not None
+    assert run.config.selector.options["pool"] == 0.9
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
 
@@ -137,6 +164,26 @@ def wrong_width() -> nn.Module:
 
 def not_flat() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 10, 3))
+
+
+class OfSizes(nn.Linear):
+    """Wants numbers, not a shape and a number of classes."""
+
+    def __init__(self, in_features: int, num_classes: int) -> None:
+        super().__init__(in_features, num_classes)
+
+
+def hooked() -> nn.Module:
+    """A model whose weight is computed from others, and is no parameter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(64, 10)))
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(Alone())
 
 
 @pytest.mark.parametrize(
@@ -158,6 +205,13 @@ def not_flat() -> nn.Module:
         (wrong_width, r"The model Sequential fails on samples of the shape \(1, 8, 8\): RuntimeError: mat1 and mat2"),
         (not_flat, r"returns a tensor \(2, 10, 6, 6\) for 2 samples, not logits \(2, classes\)"),
         (lambda size, depth, width: Alone(), "is not called as name.shape, classes"),
+        (
+            OfSizes,
+            r"The model '.*:OfSizes' cannot be built with shape = \(1, 8, 8\), classes = 10: TypeError: .* lambda: N",
+        ),
+        (scripted(), "The model Alone is TorchScript, whose layers cannot be replaced"),
+        (scripted, "The model Alone is TorchScript, whose layers cannot be replaced"),
+        (hooked(), r"The model Sequential cannot be copied: RuntimeError: .*parametrizations\.weight_norm can"),
     ],
 )
 def test_wrong_models_are_refused_in_a_sentence(model: Any, sentence: str, tmp_path: Path) -> None:

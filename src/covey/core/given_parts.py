@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from covey.config.recipe import Recipe
 from covey.errors import Refusal, require
-from covey.model.factory import require_usable
+from covey.model.factory import copied, require_usable
 from covey.model.frozen import architecture, digest_of
 from covey.registries import aggregators, datasets, environments, manymodels, methods, models, selectors, trainers
 from covey.registry import Registry, is_held
@@ -44,7 +44,8 @@ def name_of_part(section: str, part: Any) -> str:
     if name is not None:
         return name
     digest, sure = _digest(part)
-    shown = part.__name__ if _makes(part) and hasattr(part, "__name__") else type(part).__name__
+    called = part.func if isinstance(part, functools.partial) else part
+    shown = called.__name__ if _makes(called) and hasattr(called, "__name__") else type(called).__name__
     shown = "function" if shown == "<lambda>" else shown
     held = f"{shown}@{digest}"
     number = 2
@@ -95,7 +96,7 @@ def _builder(section: str, part: Any) -> Any:
     """Return what a registry holds for a part: itself if it makes parts, else a function that copies it."""
     if isinstance(part, Recipe) or _makes(part) or section in _WORDS:
         return part
-    kept = copy.deepcopy(part)
+    kept = copied(part) if isinstance(part, nn.Module) else copy.deepcopy(part)
 
     def build() -> Any:
         return copy.deepcopy(kept)

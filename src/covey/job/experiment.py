@@ -1,6 +1,5 @@
 """An experiment: everything that a configuration describes, built and ready to run."""
 
-import copy
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from covey.environment.federated_data import Federation
 from covey.environment.truth import Truth
 from covey.errors import Refusal, require
 from covey.job.settings import as_configured
+from covey.model.factory import copied
 from covey.model.layout import Layout
 from covey.registries import runtimes
 from covey.registry import is_held
@@ -92,7 +92,7 @@ def _try_trainer(method: Method, module: nn.Module, federation: Federation) -> N
     """Refuse a trainer that does not do what it must, whatever the runtime."""
     if isinstance(method, OneModel) and method.trainer is not None:
         dataset = federation.dataset
-        learner = Learner(copy.deepcopy(module), dataset)
+        learner = Learner(copied(module), dataset)
         check_trainer(method.trainer.ref, learner, Samples(dataset.x[:2], dataset.y[:2]))
 
 
@@ -101,7 +101,7 @@ def _try_loss(module: nn.Module, dataset: Dataset) -> None:
     task = dataset.learns
     if task.has_classes:
         return
-    learner = Learner(copy.deepcopy(module), dataset)
+    learner = Learner(copied(module), dataset)
     x, y = learner.inputs(dataset.x[:2]), dataset.y[:2]
     with torch.no_grad():
         learner.module.eval()

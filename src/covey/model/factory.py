@@ -1,5 +1,6 @@
 """Builds models by name, and prepares them for federated training."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +37,7 @@ def build_model(
     given = models.options(name, options)
     arguments = _arguments(name, build, shape, classes, given)
     with torch_seed(seed, "initialisation"):
-        module = build(*arguments, **given)
-    require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
+        module = _built(name, build, arguments, given)
     require_usable(module)
     if not list(module.children()):
         # A single layer: layers are replaced in what holds them.
@@ -81,9 +81,44 @@ def _arguments(
     return arguments
 
 
+def _built(name: str, build: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> nn.Module:
+    try:
+        module: nn.Module = build(*arguments, **options)
+    except Refusal:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        called = "shape = {}, classes = {}".format(*arguments) if arguments else "no arguments"
+        raise Refusal(
+            f"The model '{name}' cannot be built with {called}: {type(error).__name__}: {reason}. A class or function "
+            "is called with the shape of a sample and the number of classes, or, if it needs nothing, without "
+            "arguments; else give a function that calls it, such as lambda: Net(8, 3)."
+        ) from error
+    require(isinstance(module, nn.Module), f"The model '{name}' built a {type(module).__name__}, not an nn.Module.")
+    return module
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a model; refuse one that cannot be copied."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise Refusal(
+            f"The model {type(module).__name__} cannot be copied: {type(error).__name__}: {reason}. Tensors that are "
+            "computed from others are no parameters: torch.nn.utils.parametrizations.weight_norm can be copied, and "
+            "torch.nn.utils.weight_norm cannot."
+        ) from error
+
+
 def require_usable(module: nn.Module) -> None:
-    """Refuse a model that cannot be trained here: lazy, elsewhere, in another precision, or frozen as a whole."""
+    """Refuse a model that cannot be trained here: TorchScript, lazy, elsewhere, in another precision, or all frozen."""
     kind = type(module).__name__
+    require(
+        not any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()),
+        f"The model {getattr(module, 'original_name', kind)} is TorchScript, whose layers cannot be replaced: give the "
+        "torch.nn.Module that it was made of.",
+    )
     named = [*module.named_parameters(), *module.named_buffers()]
     for name, one in named:
         require(

@@ -17,6 +17,7 @@ from covey.data.dataset import Dataset, Samples
 from covey.errors import Refusal
 from covey.model.attention import in_plain_attention
 from covey.model.dropout import dropout_layers, set_dropout_key
+from covey.model.factory import copied
 from covey.model.frozen import start_training
 from covey.model.layout import Layout
 from covey.model.trees import Tree
@@ -53,10 +54,10 @@ def why_not_stacked(module: nn.Module, dataset: Dataset) -> str:
 def _alone(module: nn.Module, dataset: Dataset, samples: Samples) -> tuple[Learner, tuple[Tensor, Tensor]]:
     """Return the gradient and the buffers of a step on the local runtime; in float32 if the model allows no float64."""
     try:
-        learner = Learner(copy.deepcopy(module), dataset, "fp64")
+        learner = Learner(copied(module), dataset, "fp64")
         return learner, _step_alone(learner, samples)
     except RuntimeError:
-        learner = Learner(copy.deepcopy(module), dataset)
+        learner = Learner(copied(module), dataset)
         return learner, _step_alone(learner, samples)
 
 
