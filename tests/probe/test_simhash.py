@@ -1,5 +1,7 @@
 """SimHash: hashes, fingerprints, and clients that send only their bits."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from covey.probe.simhash import (
     hamming,
     hashes_of_numbers,
     hashes_of_words,
+    mean_input,
     of_tokens,
     of_words,
     packed,
@@ -231,6 +234,23 @@ def test_topics_are_told_apart_better_without_stop_words():
         spread = np.sqrt((distances[same].var() + distances[~same].var()) / 2)
         apart[stop_words] = (distances[~same].mean() - distances[same].mean()) / spread
     assert apart["ignore"] > 1.5 * apart["hash"]
+
+
+def test_the_mean_of_images_is_exact_and_needs_no_copy_of_them():
+    images = torch.from_numpy(generator(0, "images").integers(0, 256, size=(300, 1, 20, 20), dtype=np.uint8))
+    labels = torch.arange(300) % 2
+    learner = Learner(nn.Linear(400, 2), Dataset("images", images, labels, images, labels))
+    tracemalloc.start()
+    mean = mean_input(learner, images)
+    ours = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        mean_input(learner, images)
+    torchs = max(one.cpu_memory_usage for one in seen.events())
+    exact = images.long().sum(dim=0).double() / 300 * learner.scale.double() + learner.shift.double()
+    assert np.array_equal(mean, exact.flatten().numpy())
+    # A copy as int64 is eight times as large as the images.
+    assert ours + torchs < 2 * images.nbytes
 
 
 def test_auto_is_projection_for_images():

@@ -187,11 +187,20 @@ def mean_input(learner: "Learner", x: Tensor) -> FloatArray:
 
     Bytes are summed as integers and the rest is computed on the host, so that a GPU gives the same bits.
     """
-    total = x.sum(dim=0, dtype=torch.float64 if x.is_floating_point() else torch.int64)
-    mean = total.cpu().double() / len(x)
+    mean = _total(x).double() / len(x)
     normalised = mean * learner.scale.cpu().double() + learner.shift.cpu().double()
     values: FloatArray = normalised.flatten().numpy()
     return values
+
+
+def _total(x: Tensor) -> Tensor:
+    """Return the sum of samples `[n, ...]`, on the host: of whole numbers int64, of others float64."""
+    if x.is_floating_point():
+        return x.sum(dim=0, dtype=torch.float64).cpu()
+    if x.device.type != "cpu":
+        return x.sum(dim=0, dtype=torch.int64).cpu()
+    # PyTorch makes a copy of all samples as int64 first. Those of many clients leave memory full of holes.
+    return torch.from_numpy(np.asarray(x.numpy().sum(axis=0, dtype=np.int64)))
 
 
 @lru_cache(maxsize=4)
