@@ -12,17 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.data.columns import (
-    Column,
-    ColumnKind,
-    MissingRule,
-    Values,
-    absent,
-    conversions,
-    encoded,
-    fitted,
-    tests_notes,
-)
+from covey.data.arrow_values import index_of_pandas, kind_of, labels_of_column, values_of, words_of_column
+from covey.data.columns import Column, MissingRule, absent, conversions, encoded, fitted, tests_notes
 from covey.data.dataset import Dataset, channel_statistics
 from covey.data.labels import label_values, targets_of
 from covey.data.memory_map import READ_AT_ONCE
@@ -83,6 +74,8 @@ class ArrowFile:
                 about = self._parquet.metadata
                 self.schema = self._parquet.schema_arrow
                 counts = [about.row_group(at).num_rows for at in range(about.num_row_groups)]
+        self.index = index_of_pandas(self.schema)
+        """Columns of pandas' row index, which are no features."""
         self.begin = np.cumsum([0, *counts])
         """Row where each block begins, and after them the number of rows."""
 
@@ -139,73 +132,6 @@ def require_arrow() -> None:
             "Parquet, Feather and Arrow files are read by pyarrow, which is not installed: "
             "pip install 'covey[parquet]'."
         ) from None
-
-
-def kind_of(field: Any, where: str) -> ColumnKind:
-    """Return what a column is, by its type."""
-    from pyarrow import types
-
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-    if types.is_boolean(kind):
-        return "yes or no"
-    if types.is_null(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return "number"
-    if types.is_timestamp(kind) or types.is_date(kind):
-        return "date"
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "category"
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if lists and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
-        return "vector"
-    raise Refusal(
-        f"{where}, column '{field.name}' is of the type {field.type}, which is neither numbers, dates, words nor lists "
-        f"of numbers: leave it out with dataset.ignore={field.name}."
-    )
-
-
-def values_of(given: Any, kind: ColumnKind, where: str) -> Values:
-    """Return the values of a column of Arrow, as `covey.data.columns` has them; `where` names the column."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    chunks = given if isinstance(given, pyarrow.ChunkedArray) else pyarrow.chunked_array([given])
-    if pyarrow.types.is_dictionary(chunks.type):
-        chunks = chunks.cast(chunks.type.value_type)
-    if kind == "vector":
-        return _vectors(chunks, where)
-    if kind == "category":
-        return np.asarray(compute.fill_null(chunks.cast(pyarrow.string()), "").to_numpy().astype(np.str_))
-    if kind == "date":
-        micro = chunks.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
-        days: Values = _floats(micro) / 86_400e6
-        return days
-    return _floats(chunks)
-
-
-def _floats(chunks: Any) -> Values:
-    import pyarrow
-
-    values: Values = chunks.cast(pyarrow.float64(), safe=False).to_numpy()
-    return values
-
-
-def _vectors(chunks: Any, where: str) -> Values:
-    """Return lists of numbers of one length as rows, `[n, length]`."""
-    import pyarrow.compute as compute
-
-    require(chunks.null_count == 0, f"{where}: a row has no list of numbers; all must.")
-    fixed = hasattr(chunks.type, "list_size")
-    lengths = {chunks.type.list_size} if fixed else set(compute.unique(compute.list_value_length(chunks)).to_pylist())
-    require(
-        len(lengths) <= 1, f"{where}: lists of numbers have different lengths ({_some(lengths)}); all must have one."
-    )
-    flat = chunks.combine_chunks().flatten() if chunks.num_chunks != 1 else chunks.chunk(0).flatten()
-    require(flat.null_count == 0, f"{where}: a list holds a missing value.")
-    return _floats(flat).reshape(len(chunks), -1)
-
-
-def _some(numbers: set[int]) -> str:
-    return ", ".join(str(number) for number in sorted(numbers)[:4])
 
 
 class ArrowSamples(SampleStore):
@@ -285,10 +211,12 @@ class ArrowTable:
     """Sentences about clients without samples of a kind, and about values of the test rows alone."""
     task_note: str = ""
     """A sentence about the task that the labels are for, if it was inferred."""
+    how_read: tuple[str, ...] = ()
+    """Sentences about columns that were left out."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*self.converted, *self.tested)
+        return (*self.how_read, *self.converted, *self.tested)
 
     @property
     def source(self) -> str:
@@ -321,18 +249,29 @@ def read_arrow_table(file: Path, options: TableOptions) -> ArrowTable:
 
 
 def _understood(table: ArrowFile, file: Path, options: TableOptions) -> ArrowTable:
+    from pyarrow.types import is_dictionary
+
     header = list(table.schema.names)
     named = options.named(header, str(file))
     require(table.rows > 0, f"{file} has no rows.")
-    features = [name for name in header if name not in named]
+    features = [name for name in header if name not in named and name not in table.index]
     require(len(features) > 0, f"{file} has no columns beside {' and '.join(map(repr, named))}: no features.")
     kinds = {name: kind_of(table.schema.field(name), str(file)) for name in features}
     answers = options.labels(header)
-    labels, note = label_values([_words(table, name) for name in answers], answers, str(file))
-    clients = _words(table, options.client) if options.client in named else None
+    categories = [name for name in answers if is_dictionary(table.schema.field(name).type)]
+    labels, note = label_values(
+        [labels_of_column(table.column(name), file, name) for name in answers], answers, str(file),
+        lambda row: f"{file}, row {row}", categories,
+        "if labels are words: the type dictionary, category in pandas",
+    )  # fmt: skip
+
+    def words(name: str) -> NDArray[Any]:
+        return words_of_column(table.column(name), file, name)
+
+    clients = words(options.client) if options.client in named else None
     marked = None
     if options.test_column:
-        told_so = _words(table, options.test_column)
+        told_so = words(options.test_column)
         marked = marked_rows([f"{file}, row {row}" for row in range(len(told_so))], told_so, options.test_column)
     rows = split_rows(clients, table.rows, options.test, str(file), how=options.split, marked=marked)
     columns, notes = [], list(rows.notes)
@@ -352,7 +291,11 @@ def _understood(table: ArrowFile, file: Path, options: TableOptions) -> ArrowTab
         columns.append(column)
         notes += tests_notes(column, values[rows.test.numpy()])
     store = ArrowSamples(table, columns)
-    return ArrowTable(store, labels, clients, rows, conversions(columns), tuple(notes), note)
+    dropped = [name for name in table.index if name not in named]
+    index = tuple(
+        f"The index '{name}' of pandas was left out: it tells the order of rows, or names them." for name in dropped
+    )
+    return ArrowTable(store, labels, clients, rows, conversions(columns), tuple(notes), note, index)
 
 
 def _vector_size(table: ArrowFile, name: str, where: str) -> int:
@@ -360,23 +303,3 @@ def _vector_size(table: ArrowFile, name: str, where: str) -> int:
     size = values_of(first.slice(0, 1), "vector", where).shape[1]
     require(size > 0, f"{where}: lists hold no values.")
     return int(size)
-
-
-def _words(table: ArrowFile, name: str) -> NDArray[Any]:
-    """Return labels or clients, numbers or words; every row must have one."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    column = table.column(name)
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    words = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
-    missing = compute.is_null(column, nan_is_null=True)
-    if words:
-        missing = compute.or_kleene(missing, compute.equal(compute.utf8_trim_whitespace(column), ""))
-    for row in np.flatnonzero(missing.to_numpy())[:1]:
-        raise Refusal(f"{table.file}, row {row}: the column '{name}' is empty.")
-    plain = words or pyarrow.types.is_primitive(column.type)
-    require(plain, f"{table.file}: the column '{name}' must hold numbers or words, not {column.type}.")
-    found = column.to_numpy()
-    return np.asarray(found.astype(np.str_) if words or found.dtype.kind not in "biuf" else found)

@@ -5,13 +5,14 @@ sentence what it does.
 """
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from covey.data.written_values import EPOCH, days_of, decimal_commas, is_written_missing, maybe_thousands, with_point
 from covey.errors import Refusal, require
 
 ColumnKind = Literal["number", "yes or no", "date", "category", "vector"]
@@ -19,12 +20,7 @@ ColumnKind = Literal["number", "yes or no", "date", "category", "vector"]
 MissingRule = Literal["median", "refuse"]
 """What is done where a value is missing: the training rows' median takes its place, or the file is refused."""
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "nat", "<na>", "?"})
-"""How tables write that there is no value, in lower case."""
-
 _TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 Values = NDArray[Any]
 """A column's values: float64 `[n]` with NaN where one is missing (a vector's: `[n, width]`); of categories the words
@@ -135,7 +131,7 @@ def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str) -
             len(words) <= most,
             f"{where}, column '{name}' has {len(words):,} different words ({_few(words)}), more than the {most} that "
             f"become features of their own: leave the column out with dataset.ignore={name}, or raise "
-            "dataset.categories; dates are written as 2024-01-31.",
+            "dataset.categories; dates are written as 2024-01-31, or all as 31.01.2024 or 1/31/2024.",
         )
         return Column(name, kind, words, gaps=gaps, constant=constant)
     fill = float(np.median(present)) if len(present) else 0.0
@@ -153,15 +149,29 @@ class Cells:
     cells: Sequence[str]
     lines: Sequence[int]
     """Line of each cell in the file."""
+    separator: str = ","
+    """What is between cells in the file."""
 
     def place(self, row: int) -> str:
         return f"{self.files[row]}, line {self.lines[row]}, column '{self.name}': '{self.cells[row]}'"
 
 
-def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> tuple[ColumnKind, Values]:
+class Understood(NamedTuple):
+    """What a column of text is, and its values."""
+
+    kind: ColumnKind
+    values: Values
+    notation: str = ""
+    """How its numbers or dates are written, if that is not the usual way; a sentence names the columns."""
+
+
+DECIMAL_COMMA = "numbers with a decimal comma"
+
+
+def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> Understood:
     """Return what a column of text is, and its values."""
     words = [cell.strip() for cell in column.cells]
-    gaps = np.array([word.lower() in MISSING for word in words], dtype=bool)
+    gaps = np.array([is_written_missing(word) for word in words], dtype=bool)
     for row in np.flatnonzero(gaps)[:1] if missing == "refuse" else ():
         raise Refusal(
             f"{column.place(int(row))} is a missing value; with dataset.missing=median the column's median takes its "
@@ -169,17 +179,46 @@ def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> tuple[
         )
     filled = [word for word, gap in zip(words, gaps, strict=True) if not gap]
     if not categorical:
-        numbers = _numbers(column, words, gaps, len(filled))
+        points = with_points(column, words)
+        numbers = _numbers(column, points or words, gaps, len(filled))
         if numbers is not None:
-            return "number", numbers
-        kinds: list[tuple[ColumnKind, Values | None]] = [
-            ("yes or no", _spread(_truths(filled), gaps)),
-            ("date", _spread(_days(filled), gaps)),
-        ]
-        for kind, values in kinds:
-            if values is not None:
-                return kind, values
-    return "category", np.array(["" if gap else word for word, gap in zip(words, gaps, strict=True)], dtype=np.str_)
+            return Understood("number", numbers, DECIMAL_COMMA if points else "")
+        truths = _spread(_truths(filled), gaps)
+        if truths is not None:
+            return Understood("yes or no", truths)
+        days = days_of(filled)
+        if days is not None:
+            dates = _spread(days.values, gaps)
+            assert dates is not None
+            return Understood("date", dates, f"dates, {days.order}" if days.order else "")
+    words = ["" if gap else word for word, gap in zip(words, gaps, strict=True)]
+    return Understood("category", np.array(words, dtype=np.str_))
+
+
+def with_points(column: Cells, words: Sequence[str]) -> list[str] | None:
+    """Return words with decimal points in place of commas; None if they are no numbers with commas."""
+    filled = [word for word in words if not is_written_missing(word)]
+    if not decimal_commas(filled):
+        return None
+    if column.separator == "," and maybe_thousands(filled):
+        row = next(row for row, word in enumerate(words) if "," in word)
+        raise Refusal(
+            f"{column.place(row)} may have a decimal comma or a comma between thousands: write it without, or take the "
+            f"column for words with dataset.categorical={column.name}."
+        )
+    return [with_point(word) for word in words]
+
+
+def notations(found: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each way in which columns are written; `found` are the columns' names and ways."""
+    ways: dict[str, list[str]] = {}
+    for name, way in found.items():
+        if way:
+            ways.setdefault(way, []).append(f"'{name}'")
+    return tuple(
+        f"Column{'s' if len(names) > 1 else ''} {_few(names)} {'were' if len(names) > 1 else 'was'} read as {way}."
+        for way, names in ways.items()
+    )
 
 
 def _numbers(column: Cells, words: Sequence[str], gaps: NDArray[np.bool_], filled: int) -> Values | None:
@@ -215,22 +254,6 @@ def _truths(words: Sequence[str]) -> list[float] | None:
     return [float(word in _TRUE) for word in lower] if fits and words else None
 
 
-def _days(words: Sequence[str]) -> list[float] | None:
-    """Return dates such as 2024-01-31 or 2024-01-31 12:30 as days from 1970; None if there are others."""
-    found = []
-    for word in words:
-        try:
-            date = datetime.datetime.fromisoformat(word)
-        except ValueError:
-            return None
-        found.append((_aware(date) - _EPOCH) / datetime.timedelta(days=1))
-    return found or None
-
-
-def _aware(date: datetime.datetime) -> datetime.datetime:
-    return date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
-
-
 def _spread(found: list[float] | None, gaps: NDArray[np.bool_]) -> Values | None:
     """Return values in their rows, NaN in the others."""
     if found is None:
@@ -243,7 +266,7 @@ def _spread(found: list[float] | None, gaps: NDArray[np.bool_]) -> Values | None
 def _day(number: float) -> str:
     """Return the date of a day counted from 1970, or its number where no calendar has it."""
     try:
-        return str(_EPOCH.date() + datetime.timedelta(days=int(np.floor(number))))
+        return str(EPOCH.date() + datetime.timedelta(days=int(np.floor(number))))
     except OverflowError:
         return f"day {number:g} after 1970"
 

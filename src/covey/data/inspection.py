@@ -156,7 +156,7 @@ def inspect(path: Path | str, **options: Any) -> Inspection:
 
 
 def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
-    header = header_of(file) if kind == "csv" else list(ArrowFile(file).schema.names)
+    header, index = (header_of(file), ()) if kind == "csv" else _of_arrow(file)
     assumed = []
     found = dict(options)
     for option, names in (("label", LABELS), ("client", CLIENTS)):
@@ -167,8 +167,8 @@ def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
                 if name != datasets[kind].options[option].default:
                     assumed.append(f"'{name}' was taken for the {option} by its name: dataset.{option}={name}.")
             elif option == "label":
-                found[option] = header[-1]
-                assumed.append(f"No column is called label; the last one, '{header[-1]}', was taken for it.")
+                found[option] = last = next((name for name in reversed(header) if name not in index), header[-1])
+                assumed.append(f"No column is called label; the last one, '{last}', was taken for it.")
     values = datasets.options(kind, {**found, "path": str(file)})
     if kind == "csv":
         test_file = Path(values["test_file"]) if values["test_file"] else None
@@ -176,13 +176,19 @@ def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
     else:
         table = read_arrow_table(file, _table_options({**values, "categorical": ()}))
     columns = [ColumnSeen(column.name, column.kind, column.width, column.sentence) for column in table.columns]
-    odd = [*assumed, *table.tested]
+    odd = [*assumed, *table.how_read, *table.tested]
     guess = guessed_task(table.labels)
     client = None if table.clients is None else values["client"]
     return Inspection(
         str(file), kind, tuple(columns), values["label"], table.labels, guess, client, table.clients, table.rows,
         (*odd, *_odd(table.labels, table.clients, table.rows, guess)), values,
     )  # fmt: skip
+
+
+def _of_arrow(file: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns of a file, and those that are pandas' row index."""
+    table = ArrowFile(file)
+    return list(table.schema.names), table.index
 
 
 def _table_options(values: Mapping[str, Any]) -> TableOptions:

@@ -127,6 +127,8 @@ class OwnArrays:
     ) -> Dataset:
         """Return the arrays as a data set."""
         names, target, note = targets_of(self.labels, class_names, self.source)
+        if self.x.dtype == torch.int64 and names:
+            note = ""  # Numbers of words are no amounts.
         rows = self.rows
         mean, deviation = statistics(self.x)
         return Dataset(
@@ -221,9 +223,9 @@ def _samples(x: Any, what: str, tokens: bool) -> Tensor:
         require(whole and array.min(initial=0) >= 0, f"{name}: tokens must be whole numbers from 0.")
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
     if array.dtype == np.uint8:
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(np.require(array, requirements=("C", "W")))
     with np.errstate(over="ignore"):  # Values too large for float32 become infinite, and are refused.
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        return torch.from_numpy(np.require(array, dtype=np.float32, requirements=("C", "W")))
 
 
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:

@@ -1,6 +1,5 @@
 """A user's table in a CSV file: a label, optionally each row's client, and columns that become features."""
 
-import csv as csv_module
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from covey.data.columns import (
+    DECIMAL_COMMA,
     Cells,
     Column,
     MissingRule,
@@ -18,18 +18,19 @@ from covey.data.columns import (
     conversions,
     encoded,
     fitted,
+    notations,
     read_cells,
     tests_notes,
+    with_points,
 )
+from covey.data.csv_file import CsvFile, Row, read_csv
 from covey.data.dataset import Dataset, channel_statistics
 from covey.data.labels import label_values, targets_of
 from covey.data.own_arrays import CLIENT, find, tested_alone
 from covey.data.own_split import OwnSplit, SplitKind, split_rows
+from covey.data.written_values import is_written_missing
 from covey.errors import Refusal, require
 from covey.registries import datasets
-
-Row = tuple[int, list[str]]
-"""A line of a CSV file: its number and its cells."""
 
 EARLIER_TABLE: dict[str, Any] = {
     "split": "within", "missing": "refuse", "ignore": (), "categorical": (), "categories": 50, "test_file": "",
@@ -94,6 +95,7 @@ def csv(
 
     Words become features of 0 and 1, dates days; a missing value becomes the median, or is refused. The share `test` is
     held out: within every client, its last rows, or whole clients; or `test_file` or `test_column` says what is.
+    Columns in `categorical` are words, whatever they look like; so is a label that is named there.
     """
     options = TableOptions(label, client, test, split, missing, ignore, categorical, categories, test_column)
     file = find(path, data_dir, "csv")
@@ -118,10 +120,12 @@ class Table:
     """Sentences about clients without samples of a kind, and about values of the test rows alone."""
     task_note: str = ""
     """A sentence about the task that the labels are for, if it was inferred."""
+    how_read: tuple[str, ...] = ()
+    """Sentences about separator, encoding and the way numbers and dates are written, if they are not the usual."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*self.converted, *self.tested)
+        return (*self.how_read, *self.converted, *self.tested)
 
     def dataset(self, name: str) -> Dataset:
         """Return the table as a data set."""
@@ -138,42 +142,67 @@ class Table:
 
 def read_table(file: Path, test_file: Path | None, options: TableOptions) -> Table:
     """Read a CSV file, and understand its columns."""
-    header, rows = _lines(file)
+    found = read_csv(file)
+    header, rows = found.header, found.rows
     named = options.named(header, str(file))
-    sources = [str(file)] * len(rows)
+    sources, separator = [str(file)] * len(rows), found.separator
+    how_read = [*found.notes]
     if test_file is not None:
-        require(not options.test_column, "Give dataset.test_file or dataset.test_column, not both.")
-        test_header, test_rows = _lines(test_file)
-        require(
-            test_header == header,
-            f"{test_file} has other columns ({', '.join(test_header)}) than {file} ({', '.join(header)}).",
-        )
-        rows, sources = rows + test_rows, sources + [str(test_file)] * len(test_rows)
+        tests = _test_rows(test_file, found, options)
+        rows, sources = rows + tests.rows, sources + [str(test_file)] * len(tests.rows)
+        how_read += [note for note in tests.notes if note not in how_read]
     features = [name for name in header if name not in named]
     kept = [name for name in named if name not in options.ignore]
     require(len(features) > 0, f"{file} has no columns beside {' and '.join(map(repr, kept))}: no features.")
+
+    def cells(name: str) -> Cells:
+        place = header.index(name)
+        return Cells(sources, name, [row[place] for _, row in rows], [line for line, _ in rows], separator)
+
+    def place_of(row: int) -> str:
+        return f"{sources[row]}, line {rows[row][0]}"
+
     words = {name: _column(sources, header, rows, name) for name in kept}
     marked = None
     if test_file is not None:
         marked = np.array([source != str(file) for source in sources])
     elif options.test_column:
-        places = [f"{file}, line {line}" for line, _ in rows]
-        marked = marked_rows(places, words[options.test_column], options.test_column)
+        marked = marked_rows(
+            [place_of(row) for row in range(len(rows))], words[options.test_column], options.test_column
+        )
     clients = words.get(options.client)
-    understood = []
-    for name in features:
-        place = header.index(name)
-        cells = Cells(sources, name, [row[place] for _, row in rows], [line for line, _ in rows])
-        understood.append(read_cells(cells, options.missing, name in options.categorical))
+    understood = {name: read_cells(cells(name), options.missing, name in options.categorical) for name in features}
+    ways = {name: one.notation for name, one in understood.items()}
     split = split_rows(clients, len(rows), options.test, str(file), how=options.split, marked=marked)
     columns, notes = [], list(split.notes)
-    for name, (kind, values) in zip(features, understood, strict=True):
+    for name, (kind, values, _) in understood.items():
         column = fitted(name, kind, values[split.train.numpy()], options.categories, str(file))
         columns.append(column)
         notes += tests_notes(column, values[split.test.numpy()])
-    found = [values for _, values in understood]
-    labels, note = label_values([words[name] for name in options.labels(header)], options.labels(header), str(file))
-    return Table(str(file), labels, clients, split, tuple(columns), found, conversions(columns), tuple(notes), note)
+    answers = options.labels(header)
+    for name in (name for name in answers if name not in options.categorical):
+        points = with_points(cells(name), words[name].tolist())
+        if points is not None:
+            words[name], ways[name] = np.array(points), DECIMAL_COMMA
+    labels, note = label_values(
+        [words[name] for name in answers], answers, str(file), place_of, options.categorical,
+        f"if labels are words: dataset.categorical={answers[0]}",
+    )  # fmt: skip
+    return Table(
+        str(file), labels, clients, split, tuple(columns), [one.values for one in understood.values()],
+        conversions(columns), tuple(notes), note, (*how_read, *notations(ways)),
+    )  # fmt: skip
+
+
+def _test_rows(file: Path, training: CsvFile, options: TableOptions) -> CsvFile:
+    """Read the file of test rows, which has the columns of the training rows."""
+    require(not options.test_column, "Give dataset.test_file or dataset.test_column, not both.")
+    found = read_csv(file)
+    require(
+        found.header == training.header,
+        f"{file} has other columns ({', '.join(found.header)}) than {training.file} ({', '.join(training.header)}).",
+    )
+    return found
 
 
 def told(source: str, notes: tuple[str, ...]) -> None:
@@ -185,30 +214,22 @@ def told(source: str, notes: tuple[str, ...]) -> None:
 
 def header_of(file: Path) -> list[str]:
     """Return the names of a CSV file's columns."""
-    return _lines(file)[0]
-
-
-def _lines(file: Path) -> tuple[list[str], list[Row]]:
-    """Return the header and the rows of a CSV file, each with its line."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv_module.reader(lines)
-            header = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv_module.Error) as error:
-        raise Refusal(f"{file} cannot be read as CSV: {error}.") from error
-    for line, row in rows:
-        require(len(row) == len(header), f"{file}, line {line}: {len(row)} values for {len(header)} columns.")
-    require(len(rows) > 0, f"{file} has no rows.")
-    return header, rows
+    return read_csv(file).header
 
 
 def _column(sources: list[str], header: list[str], rows: list[Row], name: str) -> NDArray[Any]:
     """Return the labels or clients; every row must have one."""
     place = header.index(name)
     for source, (line, row) in zip(sources, rows, strict=True):
-        require(row[place].strip() != "", f"{source}, line {line}: the column '{name}' is empty.")
+        require_given(row[place], f"{source}, line {line}", name)
     return np.array([row[place] for _, row in rows])
+
+
+def require_given(word: str, place: str, column: str) -> None:
+    """Refuse a label or a client that is empty, or a word for a missing value."""
+    if is_written_missing(word):
+        says = f"says '{word}', which stands for a missing value" if word.strip() else "is empty"
+        raise Refusal(f"{place}: the column '{column}' {says}: give it a value, or leave the row out.")
 
 
 def marked_rows(places: list[str], words: NDArray[Any], name: str) -> NDArray[np.bool_]:

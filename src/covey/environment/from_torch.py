@@ -79,16 +79,19 @@ def _own(given: Any, labels: Any, clients: Any, name: str, what: str, tokens: bo
         targets = labels_of(given, labels, name)
         words = checked_labels(targets, name, what)
         owners = None if clients is None else clients_of(clients, len(targets), name)
-        return DatasetSamples(given, words, f"{name}: {what}", tokens), words, owners
+        return DatasetSamples(given, targets, f"{name}: {what}", tokens), words, owners
     require(clients is None, "Where each client has a Dataset, clients says nothing more: leave it out.")
     require(labels is None, "Where each client has a Dataset, labels are theirs: leave y out.")
     by_name = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
     stores: list[DatasetSamples] = []
+    checked: list[NDArray[Any]] = []
     for client, one in by_name.items():
         own = f"{name}: {what} of client {client!r}"
         require(len(one) > 0 or what != "x", f"{name}: client {client!r} has no samples; leave it out.")
         if len(one):
-            stores.append(DatasetSamples(one, checked_labels(labels_of(one, None, own), own, what), own, tokens))
+            labels = labels_of(one, None, own)
+            checked.append(checked_labels(labels, own, what))
+            stores.append(DatasetSamples(one, labels, own, tokens))
     require(bool(stores), f"{name}: there are no {'training' if what == 'x' else 'test'} samples.")
     for store in stores:
         require(
@@ -98,5 +101,4 @@ def _own(given: Any, labels: Any, clients: Any, name: str, what: str, tokens: bo
         )
     counts = [len(one) for one in by_name.values()]
     owners = np.repeat(np.array(list(by_name), dtype=np.str_ if isinstance(given, Mapping) else np.int64), counts)
-    targets = np.concatenate([store.labels for store in stores])
-    return StoredTogether(stores, f"{name}: {what}"), targets, owners
+    return StoredTogether(stores, f"{name}: {what}"), np.concatenate(checked), owners

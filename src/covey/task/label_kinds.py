@@ -21,7 +21,7 @@ FEW = 20
 """Numbers such as 1.0 and 2.0 are classes if there are at most so many different ones, and none has decimals."""
 
 MANY = 50
-"""More whole numbers than these, and more than a tenth of the samples, may well be amounts and not classes."""
+"""More whole numbers than these may well be amounts and not classes."""
 
 
 PLAIN_TASK: Mapping[str, Any] = {"name": "classification"}
@@ -73,9 +73,7 @@ def infer(values: NDArray[Any], where: str) -> tuple[str, str]:
             f"{where}: labels are {len(different)} different whole numbers, so the task is classification; "
             "--task regression predicts them as numbers."
         )
-    if values.dtype.kind in "iu" and len(different) > max(MANY, len(values) // 10):
-        return "classification", _many(len(different), where)
-    return "classification", ""
+    return "classification", _many(len(different), where) if values.dtype.kind in "iu" else ""
 
 
 def infer_words(words: NDArray[Any], where: str) -> tuple[NDArray[Any], str, str]:
@@ -88,11 +86,13 @@ def infer_words(words: NDArray[Any], where: str) -> tuple[NDArray[Any], str, str
         return words, "classification", ""
     if any("." in word or "e" in word.lower() for word in words.tolist()):
         return numbers, *infer(numbers, where)
-    different = len(np.unique(numbers))
-    return words, "classification", _many(different, where) if different > max(MANY, len(words) // 10) else ""
+    return words, "classification", _many(len(np.unique(numbers)), where)
 
 
 def _many(different: int, where: str) -> str:
+    """Return a sentence about whole numbers that may be amounts; empty if there are few of them."""
+    if different <= MANY:
+        return ""
     return (
         f"{where}: labels are {different} different whole numbers, each taken as a class; if they are amounts, say "
         "--task regression."
