@@ -183,6 +183,33 @@ def test_what_is_no_dataset_of_clients_is_refused_in_a_sentence(given, sentence)
         covey.federation(*given)
 
 
+class Broken(Points):
+    """Points one of which cannot be read."""
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        if number == 50:
+            raise OSError("truncated image")
+        return super().__getitem__(number)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_sample_that_the_dataset_cannot_read_is_named(tmp_path, workers):
+    with pytest.raises(Refusal, match=r"own data: x\[50\] cannot be read: OSError: truncated image"):
+        covey.federation(Broken(), clients=np.arange(120) // 60)
+    listing = type("BrokenListing", (Broken,), {"targets": Y.tolist()})
+    federation = covey.federation(listing(), clients=np.arange(120) // 60)
+    with pytest.raises(Refusal, match=r"own data: x\[50\] cannot be read: OSError: truncated image"):
+        covey.run(settings(workers=workers), federation=federation, out=tmp_path / "run")
+
+
+def test_tensors_that_numpy_cannot_hold_are_read():
+    x, y = torch.from_numpy(X), torch.from_numpy(X[:, 0])
+    odd = TensorDataset(x.bfloat16().requires_grad_(), y.bfloat16().requires_grad_())
+    federation = covey.federation(odd, clients=np.arange(120) % 2)
+    assert federation.dataset.learns.name == "regression"
+    assert torch.equal(federation.dataset.x[:][:1], x.bfloat16().float()[federation.dataset.x.chosen[:1]])  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_that_reads_nan_ends_with_a_sentence_that_names_the_row(tmp_path, workers):
     federation = covey.federation(gaps(50), clients=np.arange(120) // 60)

@@ -100,6 +100,9 @@ def chosen(section: str, given: Any) -> tuple[str | None, dict[str, Any]]:
         options = dict(given)
         name = options.pop("name", None)
         return (None if name is None else part_name(section, name)), options
+    if section == "task":
+        task: tuple[str, dict[str, Any]] = import_module("covey.core.given_task").name_and_options(given)
+        return task
     if section in PARTS:
         return part_name(section, given), {}
     raise Refusal(f"{section} must be a name, or a section with a name and options, not {given!r}.")
@@ -119,7 +122,10 @@ def part_name(section: str, given: Any) -> str:
     if isinstance(given, str):
         return given
     require(section != "many", f"many must be a name, or a section with a name and options, not {given!r}.")
-    # Imported late: it knows models, a layer above configuration.
+    # Imported late: it knows tasks and models, layers above configuration.
+    if section == "task":
+        task: str = import_module("covey.core.given_task").name_and_options(given)[0]
+        return task
     name: str = import_module("covey.core.given_parts").name_of_part(section, given)
     return name
 

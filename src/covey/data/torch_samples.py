@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covey import randomness
 from covey.data.dataset import channel_statistics
-from covey.data.labels import array_of
+from covey.data.labels import array_of, numpy_of
 from covey.data.sample_store import SampleStore, taken
 from covey.errors import Refusal, require
 
@@ -76,7 +76,13 @@ def is_torch_dataset(given: Any) -> bool:
 def pair_of(dataset: Any, row: int, where: str) -> tuple[Any, Any]:
     """Return sample and label as a Dataset gives them, its random draws keyed by the sample's number."""
     with _keyed_draws(randomness.key(row, "torch dataset")):
-        given = dataset[row]
+        try:
+            given = dataset[row]
+        except Refusal:
+            raise
+        except Exception as error:
+            # Code of the user's own, which raises anything.
+            raise Refusal(f"{where} cannot be read: {type(error).__name__}: {error}.") from error
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise Refusal(f"{where} is a {type(given).__name__}; a Dataset must give pairs (sample, label).")
     x, y = given
@@ -85,7 +91,7 @@ def pair_of(dataset: Any, row: int, where: str) -> tuple[Any, Any]:
 
 def _label(y: Any, where: str) -> Any:
     if isinstance(y, Tensor):
-        y = y.detach().cpu().numpy()
+        y = numpy_of(y)
     if isinstance(y, np.ndarray) and y.ndim == 0:
         y = y[()]
     plain = isinstance(y, str | bool | int | float | np.generic | np.ndarray | list)
@@ -159,11 +165,11 @@ def _listed(dataset: Any) -> Any:
         parts = [_listed(part) for part in dataset.datasets]
         return None if any(part is None for part in parts) else np.concatenate([np.asarray(part) for part in parts])
     if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors[1].numpy()
+        return numpy_of(dataset.tensors[1])
     for attribute in ("targets", "labels"):
         found = getattr(dataset, attribute, None)
         if found is not None and hasattr(found, "__len__") and len(found) == len(dataset):
-            return found.numpy() if isinstance(found, Tensor) else np.asarray(found)
+            return numpy_of(found) if isinstance(found, Tensor) else np.asarray(found)
     return None
 
 

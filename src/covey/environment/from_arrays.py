@@ -20,6 +20,7 @@ from covey.environment.from_torch import dataset_of_datasets, holds_datasets
 from covey.environment.natural import groups_of, own_tests
 from covey.errors import require
 from covey.registries import tasks
+from covey.task.learning_task import Task
 
 
 def federation(
@@ -34,7 +35,7 @@ def federation(
     class_names: Sequence[str] | None = None,
     name: str = "own data",
     tokens: bool = False,
-    task: str | Mapping[str, Any] | None = None,
+    task: str | Mapping[str, Any] | Task | type[Task] | None = None,
 ) -> Federation:
     """Return a federation of your own samples, to pass to `covey.run(federation=...)`.
 
@@ -94,8 +95,8 @@ def federation(
     return Federation(named(None), [torch.from_numpy(part) for part in members], shared=shared, names=names)
 
 
-def _for_task(dataset: Dataset, task: str | Mapping[str, Any] | None) -> Dataset:
-    """Return the data set for a task that is named, with its options or without."""
+def _for_task(dataset: Dataset, task: Any) -> Dataset:
+    """Return the data set for a task that is named, with its options or without, or given."""
     name, options = chosen("task", task)
     return dataset if name is None else for_task(dataset, {"name": name, **tasks.options(name, options)})
 
