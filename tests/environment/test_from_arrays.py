@@ -1,6 +1,7 @@
 """The user's own data: arrays, tables, and federations whose clients are altered."""
 
 import io
+import warnings
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,16 @@ def test_clients_may_be_named_with_their_samples():
 def test_what_is_neither_a_share_nor_test_samples_is_refused(test):
     with pytest.raises(Refusal, match=r"a share to hold out, or a pair \(test_x, test_y\), not"):
         covey.federation(X, Y, SITES, test=test)
+
+
+def test_classes_that_only_test_samples_have_are_told_of():
+    test = (X[:50], np.where(np.arange(50) % 9, Y[:50], "aside"))
+    with pytest.warns(UserWarning, match=r"own data: 1 class is in the test samples alone \('aside'\): no model can"):
+        covey.federation(X, Y, SITES, test=test)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        covey.federation(X, Y, SITES, test=(X[:50], Y[:50]))
+        covey.federation(X, np.arange(300), SITES, test=(X[:3], np.array([5.0, 400.0, 9.5])), task="regression")
 
 
 def test_images_stay_uint8_and_are_normalised_by_their_own_statistics():

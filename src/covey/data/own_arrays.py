@@ -192,10 +192,12 @@ def _given_split(clients: NDArray[Any] | None, test_clients: Any, count: int, te
 
 def tested_alone(target: Tensor, rows: OwnSplit, names: Sequence[str]) -> tuple[str, ...]:
     """Return what to say about classes that the test samples have and the training samples lack."""
-    if not names:
-        return ()
-    trained = torch.bincount(target[rows.train], minlength=len(names))
-    tested = torch.bincount(target[rows.test], minlength=len(names))
+    return untrained_classes(target[rows.train], target[rows.test], names) if names else ()
+
+
+def untrained_classes(y: Tensor, test_y: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    """Return what to say about classes that `test_y` has and `y` lacks."""
+    trained, tested = (torch.bincount(one, minlength=len(names)) for one in (y, test_y))
     alone = [names[label] for label in torch.nonzero((trained == 0) & (tested > 0)).flatten().tolist()]
     if not alone:
         return ()

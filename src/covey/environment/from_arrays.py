@@ -1,5 +1,6 @@
 """A federation of the user's own data: arrays, memory maps, or torch Datasets."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Real
@@ -12,7 +13,7 @@ from torch import Tensor
 from covey.arrays import IntArray
 from covey.config.values import chosen
 from covey.data.dataset import Dataset, for_task
-from covey.data.own_arrays import from_arrays
+from covey.data.own_arrays import from_arrays, untrained_classes
 from covey.data.own_split import SplitKind
 from covey.data.torch_samples import clients_of, is_torch_dataset
 from covey.environment.federated_data import Federation
@@ -70,7 +71,12 @@ def federation(
     )  # fmt: skip
 
     def named(of: Any, **more: Any) -> Dataset:
-        return _for_task(made(of, **more), task)
+        dataset = _for_task(made(of, **more), task)
+        # Rare words are always in some samples alone; and where a note says that classes may be amounts, they may be.
+        if dataset.learns.has_classes and not tokens and not dataset.note:
+            for sentence in untrained_classes(dataset.y, dataset.test_y, dataset.class_names):
+                warnings.warn(f"{name}: {sentence}", stacklevel=3)
+        return dataset
 
     if parts is None:
         return of_clients(named(None))
