@@ -4,15 +4,17 @@ import json
 import math
 import os
 import platform
+import stat
 import struct
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EACCES, EAGAIN, EDEADLK, ELOOP
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, BinaryIO, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from covey.errors import Refusal
 
@@ -24,6 +26,11 @@ _LOCKED_BYTE = 1 << 30
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 """Flag with which opening a link fails, instead of writing to what it points to; Windows has none."""
+
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+"""Flag with which opening a pipe does not wait for its other end."""
+
+_PLAIN = _NO_WAIT | getattr(os, "O_BINARY", 0)
 
 _held: dict[Path, int] = {}
 """Folders that this process writes; a forked process writes none of them."""
@@ -48,6 +55,18 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number := float(text)) else _no_number(text)
 
 
+def open_plain(path: Path, *, links: bool = False) -> BinaryIO:
+    """Open a regular file to read, a link to one only with `links`; OSError for pipes and devices, which may block."""
+    handle = os.open(path, os.O_RDONLY | _PLAIN | (0 if links else _NO_LINK))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path.name} is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+_hints = lru_cache(maxsize=None)(get_type_hints)
+
+
 def misfit(value: Any, annotation: Any, where: str) -> str | None:
     """Return where a JSON value is not of a type (`list[int]`, a typed dictionary, …), as a clause; None if it is.
 
@@ -65,7 +84,7 @@ def misfit(value: Any, annotation: Any, where: str) -> str | None:
         missing = sorted(annotation.__required_keys__ - value.keys())
         if missing:
             return f"{where} has no {missing[0]}"
-        hints = get_type_hints(annotation)
+        hints = _hints(annotation)
         faults = [misfit(item, hints.get(name, Any), f"{where}.{name}") for name, item in value.items()]
         return next((fault for fault in faults if fault is not None), None)
     if origin in (list, dict) and isinstance(value, origin):
@@ -213,7 +232,7 @@ def lock_holder(folder: Path) -> int | None:
         if (holder := _held.get(folder.resolve())) is not None:
             return holder
     try:
-        handle = os.open(folder / LOCK, os.O_RDONLY | _NO_LINK)
+        handle = os.open(folder / LOCK, os.O_RDONLY | _NO_LINK | _NO_WAIT)
     except OSError:
         return None
     try:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -312,3 +313,25 @@ def test_watching_costs_next_to_nothing(server, client):
     print(f"watching took {spent:.2f} s beside {used(runner) - theirs:.2f} s of the run, in {passed:.1f} s")
     # Looking for rounds costs by the time that passes, and on a machine of its own a run computes all the time.
     assert spent < 0.02 * passed + 0.05
+
+
+def test_pipes_in_the_place_of_files_block_nobody(server, client, base):
+    """Whoever opens a pipe to read waits until somebody writes to it, which may be never."""
+    config = (server.folder / base / "config.json").read_bytes()
+    for name in ("metrics.jsonl", "environment.json", ".lock"):
+        place = server.folder / "pipes" / name.strip(".")
+        place.mkdir(parents=True)
+        (place / "config.json").write_bytes(config)
+        os.mkfifo(place / name)
+    listed = {line["path"]: line for line in client.runs()}
+    assert listed["pipes/metrics.jsonl"]["fault"] == "metrics.jsonl is no regular file"
+    assert {listed[f"pipes/{name}"]["state"] for name in ("environment.json", "lock")} == {"stopped"}
+    page = client._open("/live/pipes/metrics.jsonl").read().decode()
+    assert "is no regular file" in page
+    assert next(client.events("/runs/pipes/metrics.jsonl/events"))[1] == "member"
+    for command, code in (("runs", 0), ("show", 2), ("report", 2)):
+        place = server.folder / "pipes" / ("" if command == "runs" else "metrics.jsonl")
+        program = start_covey(command, place)
+        _, said = program.communicate(timeout=100)
+        assert program.returncode == code, said
+    shutil.rmtree(server.folder / "pipes")

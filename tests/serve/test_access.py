@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import time
 
@@ -279,6 +280,19 @@ def test_names_that_are_no_text_break_no_page(served_runs, tmp_path):
         ("bad", "damaged"),
         ("odd", "stopped"),
     }
+
+
+def test_records_that_are_none_are_left_out(served_runs, tmp_path):
+    shutil.copytree(served_runs / "first", tmp_path / "odd")
+    lines = (tmp_path / "odd" / "metrics.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    faults: list[tuple[str, object]] = [("accuracy", "<b>"), ("clients", 3), ("dropped", [1]), ("bytes_up", "x")]
+    faults += [("seconds", {"clients": "1"}), ("round", True), ("round", "9"), ("round", None), ("class_accuracy", {})]
+    odd = [json.dumps({**first, "round": 9, name: value}) for name, value in faults]
+    (tmp_path / "odd" / "metrics.jsonl").write_text("\n".join([*lines[:2], *odd, "[]", "7", *lines[2:], ""]))
+    client = client_of(tmp_path)
+    assert client.get("/live/odd").status_code == 200
+    assert [row["round"] for row in client.get("/runs/odd/rounds").json()[""]] == [1, 2, 3]
 
 
 def test_what_is_not_running_cannot_be_stopped(asked):

@@ -41,7 +41,7 @@ from covey.core.printable_text import printable
 from covey.core.round_record import RoundRecord, read_record
 from covey.core.scores import EvaluationScores, finite
 from covey.errors import Refusal, require
-from covey.storage import LOCK, FolderLock, read_json, replace_file, write_json
+from covey.storage import LOCK, FolderLock, open_plain, read_json, replace_file, write_json
 from covey.trust import Trust
 
 _BEFORE_A_RUN = ("environment.json", "environment.json.part", CONSTANTS, f"{CONSTANTS}.part", "config.json.part", LOCK)
@@ -237,7 +237,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        with open_plain(path, links=True) as file:
+            *lines, _ = file.read().decode(errors="replace").split("\n")
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
     rows: list[dict[str, Any]] = []
@@ -277,7 +278,8 @@ def describe_machine() -> dict[str, object]:
 def made_by(folder: Path) -> str:
     """Return the command that began a run; empty if it was no command, or is not known."""
     try:
-        words = read_json((folder / "environment.json").read_text(encoding="utf-8"))["command"]
+        with open_plain(folder / "environment.json", links=True) as file:
+            words = read_json(file.read())["command"]
         first, *rest = map(str, words)
     except (OSError, ValueError, KeyError, TypeError):
         return ""

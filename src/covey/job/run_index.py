@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.core.printable_text import printable
 from covey.job.run_summary import Kind, RunSummary
-from covey.storage import LOCK, is_being_written, read_json
+from covey.storage import LOCK, is_being_written, open_plain, read_json
 
 DEPTH = 6
 """Folders below this depth are not searched."""
@@ -37,8 +37,6 @@ _TAIL = 1 << 16
 
 _SCORES = ("accuracy", "score", "metric", "better", "loss")
 """What is kept of a record's scores."""
-
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class RunIndex:
@@ -186,8 +184,7 @@ def member_runs(place: Path) -> list[tuple[str, Path]]:
 
 def last_lines(path: Path, most: int = _LARGEST) -> list[bytes]:
     """Return the whole lines at the end of a file, at least one if there is any within `most` bytes."""
-    handle = os.open(path, os.O_RDONLY | _NO_LINK)
-    with os.fdopen(handle, "rb") as file:
+    with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         block = _TAIL
         while True:
@@ -224,8 +221,7 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    handle = os.open(path, os.O_RDONLY | _NO_LINK)
-    with os.fdopen(handle, "rb") as file:
+    with open_plain(path) as file:
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"{path.name} is larger than {_LARGEST >> 20} MiB")

@@ -28,7 +28,7 @@ from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
 from covey.page.run_data import FederationGroup, Line, ReportData, federation_of, runs_of, settings, spell
 from covey.registries import methods
-from covey.storage import read_json
+from covey.storage import open_plain, read_json
 from covey.task.run_metric import main_score, metric_of
 
 _FLAGS = (
@@ -345,7 +345,8 @@ def _arguments(flat: Mapping[str, Any]) -> list[str]:
 def environment_of(folder: Path) -> dict[str, Any]:
     """Return a run folder's record of its machine, or an empty mapping."""
     try:
-        about = read_json((folder / "environment.json").read_text(encoding="utf-8"))
+        with open_plain(folder / "environment.json", links=True) as file:
+            about = read_json(file.read())
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}

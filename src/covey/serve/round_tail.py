@@ -1,15 +1,13 @@
 """New rounds of a run, read from the end of its records as they are written."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-from covey.storage import read_json
+from covey.core.round_record import RoundRecord
+from covey.storage import misfit, open_plain, read_json
 
 _MOST = 16 << 20
 """Bytes that are read at once."""
-
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class RoundTail:
@@ -23,7 +21,7 @@ class RoundTail:
         self._at = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the rounds that were written since, in order; none twice."""
+        """Return the rounds that were written since, in order, none twice; lines that are no records are left out."""
         try:
             found = self.path.stat(follow_symlinks=False)
         except OSError:
@@ -34,10 +32,10 @@ class RoundTail:
             # A resumed run replaces its records: rounds that it computes again are known already.
             self._at = 0
         try:
-            handle = os.open(self.path, os.O_RDONLY | _NO_LINK)
+            opened = open_plain(self.path)
         except OSError:
             return []
-        with os.fdopen(handle, "rb") as file:
+        with opened as file:
             file.seek(self._at)
             data = file.read(_MOST)
         *lines, rest = data.split(b"\n")
@@ -47,10 +45,9 @@ class RoundTail:
         for line in lines:
             try:
                 record = read_json(line)
-                number = record["round"]
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 continue
-            if isinstance(number, int) and number > self.last:
-                self.last = number
+            if misfit(record, RoundRecord, "") is None and record.get("round", 0) > self.last:
+                self.last = record["round"]
                 records.append(record)
         return records
