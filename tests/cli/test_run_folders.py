@@ -1,6 +1,7 @@
 """Listing, showing and removing the runs under a folder."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,18 @@ def test_runs_are_removed_after_a_question_and_nothing_else_is(shelf: Path, cove
         assert refused.code == 2 and (shelf / "cut").exists() and (shelf / "whole").exists()
     assert covey_command("rm", shelf / "cut", shelf / "both", "--yes").code == 0
     assert sorted(path.name for path in shelf.iterdir()) == ["link", "notes", "whole"]
+
+
+def test_whoever_is_asked_decides_whether_runs_are_removed(shelf: Path, covey_command, monkeypatch) -> None:
+    pty = pytest.importorskip("pty", reason="there are no terminals to ask on")
+    keyboard, terminal = pty.openpty()
+    with os.fdopen(terminal) as asked, os.fdopen(keyboard, "wb", buffering=0) as typed:
+        monkeypatch.setattr("sys.stdin", asked)
+        for answer, code, left in ((b"n\n", 1, True), (b"\n", 1, True), (b"y\n", 0, False)):
+            typed.write(answer)
+            said = covey_command("rm", shelf / "cut")
+            assert (said.code, (shelf / "cut").exists()) == (code, left), said.err
+            assert f"Remove 1 folder ({shelf / 'cut'})?" in said.err
 
 
 def test_a_run_that_is_being_written_is_not_removed(shelf: Path, covey_command) -> None:

@@ -1,7 +1,6 @@
 """The built documentation: no warning, no dead link, nothing missing, and a browser opens and searches it offline."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,6 +14,7 @@ import pytest
 
 from covey.config.reference import settings_reference
 from covey.registries import methods
+from tests.browsers import chromium
 from tests.docs.page_blocks import ROOT, check_command, command_lines
 
 pytest.importorskip("sphinx", reason="sphinx is not installed")
@@ -151,10 +151,6 @@ def test_figures_of_benchmarks_and_verdicts_are_those_of_the_results(site: Path)
     results = (site / "results.html").read_text(encoding="utf-8")
     for text in ("does not hold", "+1.3\u00a0±\u00a00.5", "-9.6\u00a0±\u00a011.4"):
         assert text in results
-
-
-def chromium() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,15 @@
 """The impact panel in a browser."""
 
-import shutil
-
 import pytest
 
 from covey.page.run_report import report
+from tests.browsers import chromium
 from tests.page.test_impact_panel import compared  # noqa: F401 (a fixture)
 from tests.page.test_run_report import DRAWN, Browser
 
 
 def test_a_browser_draws_them(compared, tmp_path, tmp_path_factory):
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    program = chromium()
     if program is None:
         pytest.skip("there is no Chromium to open the page in")
     browser = Browser(program, tmp_path_factory.mktemp("profile"))

@@ -294,25 +294,25 @@ def test_a_gigabyte_is_refused_while_it_is_sent(server):
 
 
 def test_watching_costs_next_to_nothing(server, client):
-    """Processor time of the server while a run is watched, by that of the run and by the time that passes."""
+    """Processor time of the server while a run is watched, by that of the run where it has a processor to itself."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def used(process):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / ticks
 
-    client.run(name="watched", **{**SMALL_RUN, "local": {"epochs": 20, "batch": 4}}, rounds=300)
+    client.run(name="watched", **{**SMALL_RUN, "local": {"epochs": 50, "batch": 4}}, rounds=900)
     wait_for_rounds(server.folder / "watched", 1)
     runner, own, begin = lock_holder(server.folder / "watched"), used(server.process.pid), time.monotonic()
     theirs = used(runner)
-    for _, kind, data in client.events("/runs/watched/events"):
-        if kind == "round" and data["round"] >= 25:
+    for _, kind, _data in client.events("/runs/watched/events"):
+        if kind == "round" and used(runner) - theirs > 4:
             break
-    spent, passed = used(server.process.pid) - own, time.monotonic() - begin
+    spent, passed, computed = used(server.process.pid) - own, time.monotonic() - begin, used(runner) - theirs
     client.stop("watched")
-    print(f"watching took {spent:.2f} s beside {used(runner) - theirs:.2f} s of the run, in {passed:.1f} s")
-    # Looking for rounds costs by the time that passes, and on a machine of its own a run computes all the time.
-    assert spent < 0.02 * passed + 0.05
+    print(f"watching took {spent:.2f} s beside {computed:.2f} s of the run, in {passed:.1f} s")
+    # Where others compute as well, the run waits for a processor, and looks for its rounds still go by the clock.
+    assert spent < 0.02 * max(computed, 0.9 * passed)
 
 
 def test_pipes_in_the_place_of_files_block_nobody(server, client, base):

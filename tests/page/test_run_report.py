@@ -30,6 +30,7 @@ from covey.page.run_data import read_report_data
 from covey.page.run_report import page_of, report
 from covey.page.tables import made_by, reproduced_by
 from covey.page.tensorboard import tensorboard
+from tests.browsers import chromium
 from tests.conftest import SMALL
 
 plotly = pytest.importorskip("plotly")
@@ -635,7 +636,7 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    program = chromium()
     if program is None:
         pytest.skip("there is no Chromium to open the page in")
     driven = Browser(program, tmp_path_factory.mktemp("profile"))

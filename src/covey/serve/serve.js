@@ -193,6 +193,7 @@
       at("left").textContent = state.state === "running" && state.rounds ? time(mean * Math.max(0, state.rounds - state.done)) : "-";
       faults(run);
       legend(all);
+      if (main.dataset.round === String(last.round)) return;
       main.dataset.round = String(last.round);
       main.dataset.drawn = String(performance.timeOrigin + performance.now());
     }
