@@ -2,11 +2,13 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 import covey
+from covey.page.tables import made_by as page_command
 
 QUICK = ["--clients", "6", "--cohort", "3", "--rounds", "2", "--workers", "1", "--set", "local.epochs=1"]
 
@@ -101,3 +103,16 @@ def test_a_run_that_is_being_written_is_not_removed(shelf: Path, covey_command) 
 def test_resume_extends_a_run(shelf: Path, covey_command) -> None:
     assert covey_command("resume", shelf / "whole", "--rounds", "4", "--json").json["rounds"] == 4
     assert covey_command("resume", shelf / "both", "--rounds", "4").code == 2
+    assert covey_command("resume", shelf / "whole", "--rounds", "5", "--json").json["rounds"] == 5
+
+
+def test_what_made_an_extended_run_says_so(shelf: Path, tmp_path: Path, covey_command) -> None:
+    """The first command alone makes another model."""
+    assert covey_command("resume", shelf / "whole", "--rounds", "3").code == 0
+    assert covey_command("resume", shelf / "whole", "--rounds", "4").code == 0
+    first = f"covey run {shlex.join(QUICK)} --out {shelf / 'whole'}"
+    whole = f"{first} --json && covey resume {shelf / 'whole'} --rounds 4"
+    assert covey_command("show", shelf / "whole", "--json").json["command"] == whole
+    assert covey_command("export", shelf / "whole", "--to", tmp_path / "m.onnx").code == 0
+    assert whole in (tmp_path / "m.onnx.md").read_text()
+    assert whole == page_command(shelf / "whole")

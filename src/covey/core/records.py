@@ -118,6 +118,7 @@ class Records:
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             try:
                 if config is not None:
+                    write_json(folder / "environment.json", {**environment_of(folder), "extended": config.rounds})
                     write_json(folder / "config.json", {"format": FORMAT, "config": config.as_mapping()})
                 replace_file(folder / "metrics.jsonl", text.encode())
                 opened = cls(folder, done, float(rows[-1].get("clock", 0.0)) if rows else 0.0, lock=lock)
@@ -276,16 +277,31 @@ def describe_machine() -> dict[str, object]:
 
 
 def made_by(folder: Path) -> str:
-    """Return the command that began a run; empty if it was no command, or is not known."""
+    """Return the commands that began and extended a run; empty if it was no command, or is not known."""
+    words = environment_of(folder).get("command")
+    if not isinstance(words, list) or not words or Path(str(words[0])).name not in ("covey", "__main__.py"):
+        return ""
+    return printable(shlex.join(["covey", *map(str, words[1:])]) + extended_by(folder))
+
+
+def extended_by(folder: Path) -> str:
+    """Return the command that extended a run to its last number of rounds, to append to the one that began it."""
+    rounds = environment_of(folder).get("extended")
+    return (
+        f" && {shlex.join(['covey', 'resume', str(folder), '--rounds', str(rounds)])}"
+        if isinstance(rounds, int)
+        else ""
+    )
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """Return a run folder's record of its machine; empty if it cannot be read."""
     try:
         with open_plain(folder / "environment.json", links=True) as file:
-            words = read_json(file.read())["command"]
-        first, *rest = map(str, words)
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    if Path(first).name not in ("covey", "__main__.py"):
-        return ""
-    return printable(shlex.join(["covey", *rest]))
+            about = read_json(file.read())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _commit() -> str | None:

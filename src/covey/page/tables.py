@@ -9,6 +9,7 @@ from typing import Any
 from covey.config.recipe import recipe_of
 from covey.config.schema import GIVEN, NATURAL, Config
 from covey.core.client_names import read_names
+from covey.core.records import environment_of, extended_by
 from covey.core.runtime_traits import traits_of
 from covey.job.comparison.plan import is_comparison, read_plan
 from covey.job.result_text import (
@@ -28,7 +29,6 @@ from covey.page.figures import keys_of
 from covey.page.html_page import Markup, escape, folded, swatch, table
 from covey.page.run_data import FederationGroup, Line, ReportData, federation_of, runs_of, settings, spell
 from covey.registries import methods
-from covey.storage import open_plain, read_json
 from covey.task.run_metric import main_score, metric_of
 
 _FLAGS = (
@@ -266,7 +266,7 @@ def made_by(folder: Path) -> str | None:
     if name in ("covey", "covey.exe") or program.replace("\\", "/").endswith(
         ("covey/cli.py", "covey/__main__.py", "covey/cli/__main__.py", "covey/cli/main.py")
     ):
-        return shlex.join(["covey", *rest])
+        return shlex.join(["covey", *rest]) + extended_by(folder)
     return shlex.join(["python", program, *rest])
 
 
@@ -340,16 +340,6 @@ def _arguments(flat: Mapping[str, Any]) -> list[str]:
         value = spell(flat[key])
         words += [f"--{key.replace('_', '-')}", value] if key in _FLAGS else ["--set", f"{key}={value}"]
     return words
-
-
-def environment_of(folder: Path) -> dict[str, Any]:
-    """Return a run folder's record of its machine, or an empty mapping."""
-    try:
-        with open_plain(folder / "environment.json", links=True) as file:
-            about = read_json(file.read())
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
 
 
 def _named(line: Line) -> Markup:

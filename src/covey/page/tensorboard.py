@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from covey.core.records import environment_of
 from covey.errors import Refusal
 from covey.job.runs import Run
 from covey.job.trackers import scalars
 from covey.page.run_data import runs_of
-from covey.page.tables import environment_of
 
 
 def tensorboard(folder: Path, out: Path) -> int:
