@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from covey.serve.access import LARGEST
+from covey.serve.job_request import run_request
 from covey.serve.web_app import ServeOptions, create_service
 from tests.serve.conftest import client_of
 
@@ -239,6 +240,40 @@ def test_refusals_are_sentences(asked):
     assert asked.post("/models", json={"base": "first", "target": {"0": 0}}).status_code == 422
     assert asked.post("/models", json={"base": "first", "target": {"0": 1}, "extra": 1}).status_code == 422
     assert asked.post("/models", content=b"{", headers={"Content-Type": "application/json"}).status_code == 422
+
+
+def test_people_are_told_on_a_page_and_programs_in_json(asked):
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path in ("/live/nothing", "/job/nothing", "/new/nothing", "/nowhere", "/live/..%2f"):
+        page = asked.get(path, headers=browser)
+        assert page.status_code in (404, 422)
+        assert "<h1>Not" in page.text and 'class="notice"' in page.text and 'href="/"' in page.text
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert asked.get(path).json()["detail"]
+    assert "<script>x" not in asked.get("/live/<script>x", headers=browser).text
+
+
+def test_buttons_of_a_page_that_is_no_longer_true_lead_to_what_is(asked):
+    (word,) = re.findall(r'name="word" value="([0-9a-f]{64})"', asked.get("/new/run").text)
+    for act in ("stop", "resume"):
+        answer = asked.post(f"/live/first/{act}", data={"word": word})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/live/first")
+        assert asked.post(f"/live/nothing/{act}", data={"word": word}).status_code in (404, 422)
+    job = asked.post("/runs", json={"settings": {"rounds": 2}}).json()["id"]
+    answer = asked.post(f"/job/{job}/retry", data={"word": word})
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/job/{job}")
+    asked.post(f"/jobs/{job}/cancel", json={})
+
+
+def test_a_job_that_has_no_folder_is_shown_as_it_ended(served_runs):
+    service = create_service(served_runs, ServeOptions())
+    client = TestClient(service.app, base_url="http://127.0.0.1", client=("127.0.0.1", 50_000))
+    job = service.do.queue.submit(run_request({"rounds": 7}))
+    for state, error in (("failed", "There is no data."), ("done", "Its folder is no longer there.")):
+        job.state, job.error = state, error if state == "failed" else None
+        page = client.get(f"/live/{job.meaning.place}").text
+        assert f'data-state="{state}"' in page and error in page
+        assert '<span id="stop" hidden>' in page and '<span id="resume">' in page
 
 
 def test_every_page_keeps_to_its_own_script_and_says_so(asked):

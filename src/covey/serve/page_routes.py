@@ -106,7 +106,10 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
     async def job_act(id_: str, act: str, request: Request) -> Response:
         await form_of(request)
         require(act in ("cancel", "retry"), f"There is no '{act[:20]}' of a job.")
-        await run_in_threadpool(do.queue.cancel if act == "cancel" else do.queue.retry, id_)
+        known = await run_in_threadpool(do.queue.job, id_)
+        # A page that has been open for a while may offer what is no longer possible: the job's page shows what is.
+        with suppress(Refusal):
+            await run_in_threadpool(do.queue.cancel if act == "cancel" else do.queue.retry, known.id)
         return RedirectResponse(f"/job/{quote(id_)}", 303)
 
     @app.get("/report", include_in_schema=False)
@@ -187,7 +190,12 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
         await form_of(request)
         path, _, act_ = rest.rpartition("/")
         require(act_ in ("stop", "resume"), f"There is no '{act_[:20]}' of a run.")
-        await run_in_threadpool(do.stop if act_ == "stop" else do.resume, path)
+        try:
+            await run_in_threadpool(do.stop if act_ == "stop" else do.resume, path)
+        except Refusal:
+            # The run may have ended, or begun again, since the page was loaded: the live page shows it as it is.
+            if do.index.one(path) is None and do.queue.writing(path) is None:
+                raise
         return RedirectResponse(f"/live/{quote(path)}", 303)
 
 

@@ -150,15 +150,20 @@ def state_of(path: str, line: RunSummary | None, queue: JobQueue) -> dict[str, A
     """Return the state of a run or job of runs: from its folder, and from the job that makes it."""
     job = queue.writing(path)
     state = "waiting" if line is None else line.state
+    error = None if job is None else job.error
     if job is not None and not job.over and state != "running":
         state = "waiting" if job.state == "waiting" else "running"
+    elif job is not None and line is None:
+        # It failed before there was a folder, or the folder has been removed since.
+        state = job.state
+        error = error or ("Its folder is no longer there." if state == "done" else None)
     return {
         "state": state,
         "done": 0 if line is None else line.done,
         "rounds": 0 if line is None else line.rounds,
         "job": None if job is None else job.id,
         "job_state": None if job is None else job.state,
-        "error": None if job is None else job.error,
+        "error": error,
     }
 
 

@@ -10,16 +10,20 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 import covey
 from covey.config.schema import Config
+from covey.core.printable_text import printable
 from covey.errors import Refusal
 from covey.serve import api_routes, page_routes
 from covey.serve.access import RequestGate, is_loopback, secret_of
 from covey.serve.api_routes import ServeActions
 from covey.serve.form_fields import FormField
 from covey.serve.job_queue import JobQueue
+from covey.serve.page_shell import notice, shell
 from covey.serve.served_folder import ServedFolder
 from covey.storage import FolderLock
 
@@ -87,20 +91,29 @@ def create_service(folder: Path, options: ServeOptions | None = None) -> Service
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
-        return _said(str(refusal), 404 if str(refusal).startswith(_MISSING) else 422)
+        return _said(request, str(refusal), 404 if str(refusal).startswith(_MISSING) else 422)
 
     @app.exception_handler(RequestValidationError)
     async def misshapen(request: Request, error: RequestValidationError) -> Response:
         faults = [f"{'.'.join(map(str, one['loc'][1:])) or 'the body'}: {one['msg']}" for one in error.errors()[:5]]
-        return _said(f"The request is not as it should be: {'; '.join(faults)}.", 422)
+        return _said(request, f"The request is not as it should be: {'; '.join(faults)}.", 422)
+
+    @app.exception_handler(HTTPException)
+    async def impossible(request: Request, error: HTTPException) -> Response:
+        answer = _said(request, str(error.detail), error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
 
     page_routes.add(app, do, gate, options.forms)
     app.include_router(api_routes.routes(do))
     return Service(gate, do)
 
 
-def _said(sentence: str, status: int) -> Response:
-    """Return an answer with a sentence, which may repeat text of a request that UTF-8 cannot hold."""
+def _said(request: Request, sentence: str, status: int) -> Response:
+    """Return an answer with a sentence, a page for people; it may repeat text of a request that UTF-8 cannot hold."""
+    if "text/html" in request.headers.get("accept", ""):
+        body = notice(printable(sentence)) + '<p><a href="/">All runs</a>, <a href="/queue">all jobs</a></p>'
+        return HTMLResponse(shell("Not found" if status == 404 else "Not possible", body), status)
     return Response(json.dumps({"detail": sentence}), status, media_type="application/json")
 
 
