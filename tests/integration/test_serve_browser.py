@@ -207,6 +207,8 @@ def test_the_whole_story(server, page, tmp_path):
 
     # The curve grows while one looks.
     page.wait_for_url("**/live/fedprox-uniform-*")
+    expect(page.locator(".lead")).to_have_text("fedprox, digits, uniform, mlp, 20 clients, 2 a round, seed 0, local")
+    expect(page.get_by_role("link", name="Order a model of it")).to_be_visible()
     path = page.url.rpartition("/live/")[2]
     until(page, f"{ROUND} >= 3")
     points = "document.querySelector('#accuracy-chart polyline').getAttribute('points').split(' ').length"
@@ -233,6 +235,9 @@ def test_the_whole_story(server, page, tmp_path):
     # Compare two.
     page.goto("/")
     sound(page, "runs")
+    page.set_viewport_size(PHONE)
+    assert page.get_by_role("columnheader", name="accuracy").bounding_box()["x"] < 300
+    page.set_viewport_size(DESK)
     page.get_by_label("tick base").check()
     page.get_by_label(f"tick {path}").check()
     expect(page.locator("#ticked")).to_have_text("2 ticked")
@@ -240,6 +245,8 @@ def test_the_whole_story(server, page, tmp_path):
     until(page, "document.querySelectorAll('.js-line').length >= 2")
     expect(page.locator("h1")).to_contain_text("fedprox")
     look(page, "report")
+    page.get_by_role("link", name="Back to all runs").click()
+    page.wait_for_url(server.address + "/")
 
     # A model by sliders, downloaded and loaded.
     page.goto("/mix")
@@ -247,7 +254,7 @@ def test_the_whole_story(server, page, tmp_path):
     page.get_by_role("button", name="Take it").click()
     page.get_by_label("0", exact=True).fill("60")
     page.get_by_label("3", exact=True).fill("40")
-    expect(page.locator("#nearest")).to_contain_text("clients together come within")
+    expect(page.locator("#nearest")).to_contain_text("clients together come")
     expect(page.locator("#share-0")).to_have_text("60 %")
     sound(page, "mix")
     page.get_by_label("Rounds of fine-tuning").fill("3")
@@ -321,8 +328,17 @@ def test_a_comparison_and_other_pages_are_sound(server, page):
     for name in ("comparison", "analysis", "ondemand"):
         page.goto(f"/new/{name}")
         sound(page, f"new-{name}")
+    # Long titles, with numbers that nobody wants to read in full.
+    shares = [0.0123456789 * (label + 1) for label in range(10)]
+    model = client.order("base", {str(label): share / sum(shares) for label, share in enumerate(shares)}, rounds=1)
     page.goto("/queue")
+    expect(page.locator(f"tr[data-run='job {model['id']}'] th")).to_contain_text("0=0.0182,1=0.0364,")
     sound(page, "queue")
+    client.wait(model["id"])
+    page.goto(f"/live/ondemand-base-{model['id'][:8]}")
+    until(page, f"{ROUND} === 1")
+    assert page.locator("#accuracy-chart text").all_text_contents()[-2:] == ["1", "round"]
+    sound(page, "one-round")
     page.goto(f"/job/{analysis['id']}")
     sound(page, "analysis")
 

@@ -132,16 +132,18 @@ def _fields(command: Callable[..., Any]) -> "list[FormField]":
         flag = next((word for word in words if isinstance(word, str) and word.startswith("--")), "")
         default = parameter.default
         listed = tuple(part["name"] for part in parts_of(_LISTED[name])) if name in _LISTED else _CHOICES.get(name, ())
+        # A command makes several models, and a form one.
+        one_target = name == "target" and command.__name__ == "ondemand"
         fields.append(
             FormField(
                 name=name,
                 flag=flag,
                 metavar=str(info.metavar or ""),
-                help=str(info.help or ""),
+                help=str(info.help or "").removesuffix(" Repeatable.") if one_target else str(info.help or ""),
                 panel=str(getattr(info, "rich_help_panel", None) or ""),
                 switch=kind is bool,
-                repeated="list" in str(kind),
-                needed=name in ("base", "methods") or (name == "target" and command.__name__ == "ondemand"),
+                repeated="list" in str(kind) and not one_target,
+                needed=name in ("base", "methods") or one_target,
                 default=default if isinstance(default, str) else "",
                 suggestions=listed,
             )

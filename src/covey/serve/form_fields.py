@@ -51,10 +51,10 @@ def filled_request(kind: str, fields: Sequence[FormField], form: Mapping[str, st
         names = ("estimator", "rounds", "pairing", "survey", "insight_dp", "continued")
         own = {key: given.pop(key, None) for key in names}
         require("base" in given, "Say which run the model begins at.")
-        base, target = str(given.pop("base")), given.pop("target", [])
-        require(len(target) == 1, "Say what mix the model is for, such as 0=0.5,3=0.3,7=0.2: one line.")
+        base, target = str(given.pop("base")), str(given.pop("target", ""))
+        require(bool(target), "Say what mix the model is for, such as 0=0.5,3=0.3,7=0.2.")
         own["rounds"] = int(_number(own["rounds"] or "50", "rounds"))
-        return ondemand_request(folder, base, str(target[0]), **own, settings=_settings(given))
+        return ondemand_request(folder, base, target, **own, settings=_settings(given))
     return run_request(_settings(given))
 
 

@@ -69,7 +69,7 @@ def _field(field: FormField, filled: str) -> str:
         value = escape(filled)
         control = (
             f'<input type="text" autocomplete="off" spellcheck="false" value="{value}" '
-            f'placeholder="{escape(field.default)}" '
+            f'placeholder="{escape(field.default or (field.metavar if field.needed else ""))}" '
             f"{common}{listed}{needed}>"
         )
         if field.suggestions:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from covey.job.run_summary import RunSummary, label_of
 from covey.page.html_page import escape
-from covey.serve.page_shell import badge, button, facts, link, served_score, shell
+from covey.serve.page_shell import badge, button, facts, link, percent, rounded, served_score, shell
 from covey.task.run_metric import main_score, metric_of
 
 _LAST = 15
@@ -27,6 +27,7 @@ def live_page(
         parts.append(f'<section aria-labelledby="members"><h2 id="members">Its runs</h2><ul>{listed}</ul></section>')
     lead = "" if line is None else _lead(line)
     live = {"page": "live", "path": path, "events": f"/runs/{quote(path)}/events", "state": state["state"]}
+    live |= {"known": str(line is not None and line.done > 0).lower()}
     return shell(path, "\n".join(parts), lead=lead, live=live)
 
 
@@ -60,12 +61,13 @@ def _top(path: str, line: RunSummary | None, state: Mapping[str, Any], word: str
         f'<p class="notice" id="error" role="alert"{"" if error else " hidden"}>{error}</p>'
         f'<progress id="progress" aria-label="rounds done" max="{max(rounds, 1)}" value="{done}"></progress>'
         f"{facts(shown)}"
-        f'<div class="tools">{stop}{resume}{report}{model}{job}</div><p class="quiet" id="link" role="status"></p>'
+        f'<div class="tools" id="actions">{stop}{resume}{report}{model}{job}</div>'
+        '<p class="quiet" id="link" role="status"></p>'
     )
 
 
 def _lead(line: RunSummary) -> str:
-    parts = [line.kind if line.kind != "run" else "", line.name, line.dataset, line.environment, line.model]
+    parts = [line.kind if line.kind != "run" else "", rounded(line.name), line.dataset, line.environment, line.model]
     clients = f"{line.clients:,} clients, {line.cohort:,} a round" if line.clients and line.cohort else ""
     seed = f"seed {line.seed}" if line.seed is not None else ""
     return ", ".join(part for part in (*parts, clients, seed, line.runtime) if part)
@@ -81,7 +83,7 @@ def _figures(metric: str) -> str:
         (
             "part-chart",
             "Who takes part",
-            "A square is a client: darker if invited more often, outlined in the last round.",
+            "A square is a client: stronger in colour if invited more often, outlined in the last round.",
         ),
         ("time-chart", "Seconds of a round, by phase", "Selection, clients, aggregation, evaluation."),
     )

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import parse_qsl, quote
 
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from covey.errors import Refusal, require
 from covey.job.run_index import filtered, member_runs
+from covey.page.html_page import escape
 from covey.serve.access import COOKIE, RequestGate
 from covey.serve.api_routes import ServeActions, job_view
 from covey.serve.form_fields import FormField, filled_request
@@ -100,7 +102,7 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
     def job_result(id_: str) -> Response:
         path = do.queue.place(do.queue.job(id_).id) / "page.html"
         require(path.is_file(), f"There is no page of the job '{id_}'.")
-        return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": _REPORT_POLICY})
+        return _with_way_back(path, f"/job/{quote(id_)}", "Back to the job")
 
     @app.post("/job/{id_}/{act}", include_in_schema=False)
     async def job_act(id_: str, act: str, request: Request) -> Response:
@@ -119,7 +121,7 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
             page = do.report(paths)
         except Refusal as refusal:
             return HTMLResponse(shell("No report", notice(str(refusal))), 422)
-        return FileResponse(page, media_type="text/html", headers={"Content-Security-Policy": _REPORT_POLICY})
+        return _with_way_back(page, "/", "Back to all runs")
 
     @app.get("/new/{kind}", include_in_schema=False)
     def new(kind: str, request: Request) -> Response:
@@ -199,6 +201,13 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
         return RedirectResponse(f"/live/{quote(path)}", 303)
 
 
+def _with_way_back(page: Path, address: str, label: str) -> Response:
+    """Return a page that stands alone, with a link to where its reader came from."""
+    link = f'<p><a href="{escape(address)}">{escape(label)}</a></p>'
+    text = page.read_text(encoding="utf-8").replace("<header>", f"<header>{link}", 1)
+    return HTMLResponse(text, headers={"Content-Security-Policy": _REPORT_POLICY})
+
+
 def _bases(do: ServeActions) -> list[str]:
     """Return the runs, and fleets, that models can begin at."""
     lines = do.index.all()
@@ -210,4 +219,5 @@ _LOGIN = (
     '<input id="token" name="token" type="password" autocomplete="current-password" required>'
     '<span class="help">The person who started the server has it.</span></div>'
     '<p class="tools"><button class="main">Log in</button></p></form>'
+    '<p class="quiet">Logged in already, and here from a report? <a href="/">All runs</a></p>'
 )

@@ -1,5 +1,6 @@
 """What all pages share: the frame, badges, buttons and small tables."""
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from urllib.parse import quote
@@ -99,6 +100,11 @@ def percent(value: float | None) -> str:
 def served_score(line: RunSummary, *, named: bool = False) -> str:
     """Return the main metric of a line as HTML, with its name if `named`."""
     return escape(score_text(line, "{:.1f} %", named=named))
+
+
+def rounded(text: str) -> str:
+    """Return text with the shares of classes in it as people write them."""
+    return re.sub(r"\b0?\.\d{4,}\b", lambda found: f"{float(found[0]):.3g}", text)
 
 
 def notice(sentence: str) -> str:

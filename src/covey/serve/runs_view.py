@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 from covey.job.run_summary import KINDS, STATES, RunSummary, common_label
 from covey.page.html_page import escape
 from covey.serve.job_queue import Job
-from covey.serve.page_shell import badge, button, facts, link, percent, served_score, shell
+from covey.serve.page_shell import badge, button, facts, link, percent, rounded, served_score, shell
 from covey.serve.served_folder import ServedFolder
 
 PAGE = 250
@@ -50,10 +50,10 @@ def _filter(asked: Mapping[str, str]) -> str:
 
     return (
         '<form class="filter" method="get" action="/" role="search">'
-        '<label for="text">Words</label>'
-        f'<input id="text" name="text" type="search" value="{escape(asked.get("text", ""))}">'
-        f'<label for="kind">Kind</label>{options("kind", KINDS)}'
-        f'<label for="state">State</label>{options("state", STATES)}'
+        '<div class="field"><label for="text">Words</label>'
+        f'<input id="text" name="text" type="search" value="{escape(asked.get("text", ""))}"></div>'
+        f'<div class="field"><label for="kind">Kind</label>{options("kind", KINDS)}</div>'
+        f'<div class="field"><label for="state">State</label>{options("state", STATES)}</div>'
         f'<input type="hidden" name="order" value="{escape(asked.get("order", "changed"))}">'
         "<button>Show</button></form>"
     )
@@ -70,13 +70,15 @@ def _table(lines: Sequence[RunSummary], asked: Mapping[str, str]) -> str:
         turned = "0" if name == order and descending else "1"
         query = urlencode({**asked, "order": name, "descending": turned, "page": "1"})
         sorted_ = f' aria-sort="{"descending" if descending else "ascending"}"' if name == order else ""
-        heads.append(f'<th scope="col"{sorted_}><a href="/?{escape(query)}">{label}</a></th>')
+        figure = ' class="number"' if name in ("done", "score") else ""
+        heads.append(f'<th scope="col"{figure}{sorted_}><a href="/?{escape(query)}">{label}</a></th>')
     rows = "".join(_row(line, named=metric is None) for line in lines)
     return (
         '<form method="get" action="/report" id="compare"><p class="tools"><button id="compare-button">'
         'Compare the ticked ones</button> <span class="quiet" id="ticked" aria-live="polite"></span></p>'
-        '<div class="scroll" tabindex="0" role="region" aria-label="Runs"><table class="runs">'
-        "<caption>Tick two or more to compare them; a name leads to the live page.</caption>"
+        '<p class="quiet" id="about-runs">Tick two or more to compare them; a name leads to the live page.</p>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Runs" aria-describedby="about-runs">'
+        '<table class="runs">'
         f'<thead><tr><th scope="col"><span class="hidden">tick</span></th>{"".join(heads)}'
         '<th scope="col">report</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></form>"
@@ -101,7 +103,7 @@ def _row(line: RunSummary, named: bool) -> str:
     data = " ".join(part for part in (line.dataset, line.environment) if part)
     return (
         f'<tr data-run="{name}"><td>{tick}</td><th scope="row">{link(line.path, line.path)} {about}</th>'
-        f"<td>{escape(line.name)}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
+        f"<td>{escape(rounded(line.name))}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
         f'{f" {escape(line.fault)}" if line.fault else ""}</td><td class="number">{line.done:,} of {line.rounds:,}</td>'
         f'<td class="number">{served_score(line, named=named)}</td><td class="time">{changed}</td><td>{page}</td></tr>'
     )
@@ -144,8 +146,9 @@ def jobs_table(jobs: Sequence[Job], word: str) -> str:
             f"<td>{badge(job.state)}</td><td>{link(where, where) if where else '-'}</td><td>{acts}</td></tr>"
         )
     return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Jobs"><table><thead><tr><th scope="col">job</th>'
-        '<th scope="col">state</th><th scope="col">folder</th><th scope="col"><span class="hidden">cancel</span></th>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Jobs"><table class="jobs"><thead><tr>'
+        '<th scope="col">job</th><th scope="col">state</th>'
+        '<th scope="col">folder</th><th scope="col"><span class="hidden">cancel</span></th>'
         "</tr>"
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -159,7 +162,7 @@ def title_of(job: Job) -> str:
         "run": lambda: f"run {settings.get('method', '')} {_named(settings.get('environment'))}".strip(),
         "comparison": lambda: f"compare {', '.join(asked['methods'])}",
         "analysis": lambda: f"analyze {asked['of'] or _named(settings.get('environment')) or 'a federation'}",
-        "ondemand": lambda: f"model of {asked['base']} for {asked['target']}",
+        "ondemand": lambda: f"model of {asked['base']} for {rounded(asked['target'])}",
         "resume": lambda: f"resume {asked['path']}",
     }.get(asked["kind"], lambda: str(asked["kind"]))()[:120]
 
@@ -221,6 +224,6 @@ def _model(job: Job, model: Mapping[str, object]) -> str:
         "<h2>The model</h2>"
         f'<p><a class="button" href="/models/{job.id}.safetensors" download>Download the model</a></p>'
         f"{facts(shown)}<table><caption>Class mix</caption><thead><tr><th scope=col>class</th>"
-        f"<th scope=col>asked for</th>"
-        f"<th scope=col>achieved</th></tr></thead><tbody>{rows}</tbody></table>{f'<ul>{said}</ul>' if said else ''}"
+        '<th scope="col" class="number">asked for</th><th scope="col" class="number">achieved</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>{f'<ul>{said}</ul>' if said else ''}"
     )

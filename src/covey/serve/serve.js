@@ -63,12 +63,13 @@
     place.setAttribute("aria-label", alt);
     if (!points.length) { shape(svg, "text", { x: 12, y: 40 }, "Nothing yet."); return; }
     const values = points.map((point) => point[1] * scale);
-    const last = Math.max(2, ...points.map((point) => point[0]));
+    const last = Math.max(...points.map((point) => point[0]));
     let low = Math.min(...values), high = Math.max(...values);
-    const margin = Math.max((high - low) * 0.06, 1e-3 * Math.max(1, Math.abs(high)));
+    /* A difference of less than a hundredth of the value must not fill the figure. */
+    const margin = Math.max((high - low) * 0.06, (0.02 * Math.max(1e-6, Math.abs(high)) - (high - low)) / 2);
     low -= margin; high += margin;
     const left = 52, right = width - 12, top = 10, bottom = 196;
-    const x = (t) => left + ((t - 1) / (last - 1)) * (right - left);
+    const x = (t) => (last < 2 ? (left + right) / 2 : left + ((t - 1) / (last - 1)) * (right - left));
     const y = (value) => bottom - ((value * scale - low) / (high - low)) * (bottom - top);
     const [ticks, digits] = nice(low, high, 5);
     for (const tick of ticks) {
@@ -76,7 +77,7 @@
       shape(svg, "line", { x1: left, x2: right, y1: height, y2: height, class: "grid" });
       shape(svg, "text", { x: left - 8, y: height + 4, "text-anchor": "end" }, tick.toFixed(digits));
     }
-    for (const tick of nice(1, last, Math.min(6, last - 1))[0].filter((one) => Number.isInteger(one)))
+    for (const tick of last < 2 ? [1] : nice(1, last, Math.min(6, last - 1))[0].filter((one) => Number.isInteger(one)))
       shape(svg, "text", { x: x(tick), y: bottom + 18, "text-anchor": "middle" }, tick);
     shape(svg, "text", { x: right, y: bottom + 32, "text-anchor": "end" }, "round");
     for (const line of lines) {
@@ -156,6 +157,7 @@
     function time(seconds) {
       if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
       if (seconds >= 60) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+      if (seconds > 0 && seconds < 0.1) return `${Math.max(1, Math.round(1000 * seconds))} ms`;
       return `${seconds >= 10 ? Math.round(seconds) : seconds.toFixed(1)} s`;
     }
     function draw() {
@@ -287,7 +289,7 @@
     }
     function stated(found) {
       state = { ...found, done: Math.max(found.done, state.done || 0) };
-      const marks = { running: "▶", finished: "✓", damaged: "!", waiting: "…" };
+      const marks = { running: "▶", finished: "✓", done: "✓", damaged: "!", failed: "!", waiting: "…" };
       const badge = document.createElement("span");
       badge.className = `badge ${state.state}`;
       badge.textContent = `${marks[state.state] || "■"} ${state.state}`;
@@ -297,7 +299,20 @@
       at("error").hidden = !state.error;
       at("error").textContent = state.error || "";
       main.dataset.state = state.state;
+      if (main.dataset.known === "false" && state.done > 0) complete();
       soon();
+    }
+    /* A page that was opened before the first round lacks what was not known yet. */
+    async function complete() {
+      main.dataset.known = "true";
+      try {
+        const fresh = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
+        const lead = fresh.querySelector(".lead");
+        if (lead && !document.querySelector(".lead")) document.querySelector("header").append(lead);
+        at("actions").replaceWith(fresh.getElementById("actions"));
+        const members = fresh.getElementById("members");
+        if (members && !at("members")) main.append(members.parentElement);
+      } catch { main.dataset.known = "false"; }
     }
     async function known(run) {
       if (federations.has(run.path)) return;
@@ -329,9 +344,27 @@
   function list() {
     const ticked = () => {
       const count = document.querySelectorAll("input[name=run]:checked").length;
-      if (at("compare-button")) at("compare-button").disabled = count < 1;
+      if (at("compare-button")) at("compare-button").disabled = count < 2;
       if (at("ticked")) at("ticked").textContent = count ? `${count} ticked` : "";
     };
+    /* Rows in the new order, those that are there already with their ticks and buttons. */
+    function merged(body, fresh) {
+      const known = new Map([...body.rows].map((row) => [row.dataset.run, row]));
+      const focused = document.activeElement;
+      const rows = [...fresh.rows].map((row) => {
+        const old = known.get(row.dataset.run);
+        if (!old) return row;
+        [...row.cells].forEach((cell, number) => {
+          if (!cell.querySelector("input, button") && old.cells[number].innerHTML !== cell.innerHTML)
+            old.cells[number].replaceChildren(...cell.childNodes);
+        });
+        return old;
+      });
+      if (rows.some((row, number) => row !== body.rows[number]) || rows.length !== body.rows.length) {
+        body.replaceChildren(...rows);
+        if (body.contains(focused)) focused.focus();
+      }
+    }
     document.addEventListener("change", ticked);
     ticked();
     if (main.dataset.running !== "true") return;
@@ -339,14 +372,14 @@
       if (document.hidden) return;
       try {
         const fresh = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
-        for (const row of fresh.querySelectorAll("tr[data-run]")) {
-          const old = document.querySelector(`tr[data-run="${CSS.escape(row.dataset.run)}"]`);
-          if (!old) { location.reload(); return; }
-          [...row.cells].forEach((cell, number) => {
-            if (!cell.querySelector("input, button") && old.cells[number].innerHTML !== cell.innerHTML)
-              old.cells[number].replaceChildren(...cell.childNodes);
-          });
-        }
+        const queue = (page) => page.querySelector("section[aria-labelledby=waiting]");
+        if (queue(fresh) && !queue(document)) main.prepend(queue(fresh));
+        else if (!queue(fresh) && queue(document)) queue(document).remove();
+        const bodies = (page) => [...page.querySelectorAll("tbody")].filter((body) => body.querySelector("tr[data-run]"));
+        const [shown, now] = [bodies(document), bodies(fresh)];
+        if (shown.length !== now.length) { location.reload(); return; }
+        now.forEach((body, number) => merged(shown[number], body));
+        ticked();
       } catch { /* The next time. */ }
     }, 5000);
   }
@@ -388,7 +421,7 @@
       shown = number;
       const found = await answer.json();
       if (!answer.ok) { at("nearest").textContent = found.detail; return; }
-      at("nearest").textContent = `${found.clients.length} clients together come within ${(50 * found.distance).toFixed(1)} % of it. ${found.warning || ""}`;
+      at("nearest").textContent = found.warning ? `${found.clients.length} clients together come nearest. ${found.warning}` : `${found.clients.length} clients together come within ${(50 * found.distance).toFixed(1)} % of it.`;
       last = found;
       main.dataset.distance = String(found.distance);
       drawn();
@@ -415,7 +448,7 @@
       at("events").scrollTop = at("events").scrollHeight;
     };
     source.addEventListener("state", (event) => { const data = JSON.parse(event.data); line(data.error ? `${data.state}: ${data.error}` : data.state); });
-    source.addEventListener("round", (event) => { const data = JSON.parse(event.data); line(`${data.run ? `${data.run}, ` : ""}round ${data.round}${data.accuracy === undefined ? "" : `, accuracy ${percent(data.accuracy)}`}${typeof data.score === "number" ? `, ${data.metric} ${Number(data.score.toPrecision(4))}` : ""}`); });
+    source.addEventListener("round", (event) => { const data = JSON.parse(event.data); line(`${data.run ? `${data.run}, ` : ""}round ${data.round}${data.accuracy === undefined ? "" : `, accuracy on the test set ${percent(data.accuracy)}`}${typeof data.score === "number" ? `, ${data.metric} ${Number(data.score.toPrecision(4))}` : ""}`); });
     source.addEventListener("end", () => { source.close(); if (main.dataset.over === "false") location.reload(); });
     addEventListener("pagehide", () => source.close());
   }
