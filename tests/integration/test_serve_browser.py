@@ -314,6 +314,23 @@ def test_the_keyboard_alone_begins_a_run_ticks_and_moves_a_slider(server, page):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
+def test_a_new_run_joins_the_list_and_ticks_stay(server, page):
+    client = covey.Client(server.address)
+    client.wait(client.jobs()[-1]["id"])
+    job = client.run(name="endless", **SMALL_RUN, rounds=100_000)
+    page.goto("/")
+    page.get_by_label("tick base").check()
+    fresh = Written(server, server.folder / "newcomer")
+    fresh.write(1)
+    expect(page.locator("tr[data-run=newcomer]")).to_be_visible()
+    assert page.get_by_label("tick base").is_checked()
+    expect(page.locator("#ticked")).to_have_text("1 ticked")
+    assert page.evaluate("performance.getEntriesByType('navigation')[0].type") == "navigate"
+    shutil.rmtree(server.folder / "newcomer")
+    client.cancel(job["id"])
+    expect(page.locator("section[aria-labelledby=waiting]")).to_have_count(0)
+
+
 def test_a_comparison_and_other_pages_are_sound(server, page):
     client = covey.Client(server.address)
     job = client.compare(["fedavg", "iid"], 1, settings={**SMALL_RUN, "rounds": 3}, name="both")

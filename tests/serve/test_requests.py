@@ -1,6 +1,7 @@
 """Requests as jobs: their identity, their command line, and what forms mean."""
 
 import ast
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from covey.serve.form_fields import filled_request
 from covey.serve.job_queue import Job, JobQueue
 from covey.serve.job_request import (
     JobRequest,
+    analysis_request,
     comparison_request,
     ondemand_request,
     report_request,
@@ -24,8 +26,10 @@ from covey.serve.job_request import (
     run_request,
     target_text,
 )
+from covey.serve.report_pages import KEPT
 from covey.serve.round_stream import positions
 from covey.serve.round_tail import RoundTail
+from covey.serve.runs_view import PAGE, jobs_page
 from covey.serve.served_folder import ServedFolder
 
 
@@ -239,6 +243,41 @@ def test_a_fault_of_the_disk_does_not_end_the_queue(served_runs, tmp_path, monke
     finally:
         queue.stop()
     assert "No space left" in capsys.readouterr().err
+
+
+def test_the_last_pages_of_reports_are_kept_and_others_made_anew(served_runs, tmp_path):
+    shutil.copytree(served_runs / "first", tmp_path / "first")
+    folder = ServedFolder(tmp_path)
+    folder.claim()
+    queue = JobQueue(folder)
+    do = ServeActions(folder, queue)
+    analysis = queue.place(queue.submit(analysis_request(None, "head", 1, 0.05, {})).id) / "page.html"
+    queue.cancel(analysis.parent.name)
+    old = [queue.place(f"old-{number:02}") / "page.html" for number in range(KEPT + 3)]
+    for age, page in enumerate([analysis, *old], 1):
+        page.parent.mkdir(exist_ok=True)
+        page.write_text("page")
+        os.utime(page, (age, age))
+    queue.start()
+    try:
+        made = do.report(["first"])
+        assert analysis.exists() and made.exists()
+        assert [page.exists() for page in old] == [number >= 4 for number in range(KEPT + 3)]
+        made.unlink()
+        assert do.report(["first"]) == made
+        assert "<html" in made.read_text()
+    finally:
+        queue.stop()
+
+
+def test_many_jobs_are_on_several_pages(served_runs, tmp_path):
+    queue = JobQueue(ServedFolder(tmp_path))
+    for number in range(PAGE + 7):
+        queue._jobs[str(number)] = Job(str(number), number, {"kind": "resume", "path": f"run-{number}"}, state="done")
+    first, second = (jobs_page(queue.all(), "word", page) for page in (1, 2))
+    assert (first.count("<tr data-run"), second.count("<tr data-run")) == (PAGE, 7)
+    assert 'href="/queue?page=2"' in first and 'href="/queue?page=1"' in second
+    assert "resume run-0<" in second and "resume run-0<" not in first
 
 
 def test_many_models_are_listed_quickly(served_runs, tmp_path):

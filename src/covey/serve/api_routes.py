@@ -28,6 +28,7 @@ from covey.serve.job_request import (
     target_text,
 )
 from covey.serve.prometheus import exposition
+from covey.serve.report_pages import drop_old_pages
 from covey.serve.round_stream import Counters, job_events, run_events, shortened
 from covey.serve.round_tail import RoundTail
 from covey.serve.served_folder import ServedFolder
@@ -157,8 +158,10 @@ class ServeActions:
     def report(self, paths: list[str]) -> Path:
         """Return a fresh report about runs, made at most once for what they hold now."""
         request = report_request(self.folder, paths)
-        job = self.quick(self.queue.submit(request, again=self._failed(request.identity)))
-        return self.queue.place(job.id) / "page.html"
+        page = self.queue.place(request.identity) / "page.html"
+        self.quick(self.queue.submit(request, again=self._failed(request.identity) or not page.exists()))
+        drop_old_pages(self.queue)
+        return page
 
     def federation(self, path: str) -> Any:
         """Return the true class mixes of a simulated run's clients; none, and why, where they are not known here."""

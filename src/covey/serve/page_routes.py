@@ -88,8 +88,9 @@ def add(app: FastAPI, do: ServeActions, gate: RequestGate, forms: Mapping[str, S
         return HTMLResponse(runs_page(found, do.queue.all(), asked, gate.word, len(lines)))
 
     @app.get("/queue", include_in_schema=False)
-    def jobs() -> Response:
-        return HTMLResponse(jobs_page(do.queue.all(), gate.word))
+    def jobs(page: str = "1") -> Response:
+        require(page.isdecimal() and 0 < len(page) < 7, "The list has no such page.")
+        return HTMLResponse(jobs_page(do.queue.all(), gate.word, int(page)))
 
     @app.get("/job/{id_}", include_in_schema=False)
     def job(id_: str) -> Response:

@@ -36,7 +36,12 @@ def runs_page(lines: Sequence[RunSummary], jobs: Sequence[Job], asked: Mapping[s
     begin = (int(asked.get("page") or "1") - 1) * PAGE
     shown = lines[begin : begin + PAGE]
     live = {"page": "runs", "running": str(any(line.state == "running" for line in shown) or bool(waiting)).lower()}
-    body = (queue if waiting else "") + _filter(asked) + _table(shown, asked) + _pages(len(lines), begin, asked)
+    body = (
+        (queue if waiting else "")
+        + _filter(asked)
+        + _table(shown, asked)
+        + _pages("Runs", "/", len(lines), begin, asked)
+    )
     lead = f"{total:,} under this folder" + (f", {len(lines):,} shown." if len(lines) != total else ".")
     return shell("Runs", body, current="/", lead=lead, live=live)
 
@@ -109,23 +114,25 @@ def _row(line: RunSummary, named: bool) -> str:
     )
 
 
-def _pages(count: int, begin: int, asked: Mapping[str, str]) -> str:
+def _pages(what: str, address: str, count: int, begin: int, asked: Mapping[str, str]) -> str:
     if count <= PAGE:
         return ""
     last = (count - 1) // PAGE + 1
     links = " ".join(
         f"<b>{number}</b>"
         if (number - 1) * PAGE == begin
-        else f'<a href="/?{escape(urlencode({**asked, "page": number}))}">{number}</a>'
+        else f'<a href="{address}?{escape(urlencode({**asked, "page": number}))}">{number}</a>'
         for number in range(1, last + 1)
     )
-    return f'<nav aria-label="More runs"><p>Page {links}</p></nav>'
+    return f'<nav aria-label="{what}, by page"><p>Page {links}</p></nav>'
 
 
-def jobs_page(jobs: Sequence[Job], word: str) -> str:
-    """Return the list of all jobs."""
+def jobs_page(jobs: Sequence[Job], word: str, page: int = 1) -> str:
+    """Return a page of the list of all jobs."""
+    begin = (page - 1) * PAGE
     running = str(any(not job.over for job in jobs)).lower()
-    body = jobs_table(jobs, word) if jobs else '<p>No job yet. <a href="/new/run">Begin a run</a>.</p>'
+    shown = jobs_table(jobs[begin:], word) + _pages("Jobs", "/queue", len(jobs), begin, {})
+    body = shown if jobs else '<p>No job yet. <a href="/new/run">Begin a run</a>.</p>'
     return shell(
         "Jobs",
         body,
