@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from covey.job.run_summary import RunSummary, label_of
 from covey.page.html_page import escape
-from covey.serve.page_shell import badge, button, facts, link, percent, rounded, served_score, shell
+from covey.serve.page_shell import badge, button, facts, link, rounded, served_score, shell
 from covey.task.run_metric import main_score, metric_of
 
 _LAST = 15
