@@ -54,6 +54,15 @@ def test_what_is_no_number_among_amounts_is_refused_with_its_row(tmp_path, kind,
         table(tmp_path, with_odd(word, whole), kind=kind)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_none_is_a_name_like_any_other(tmp_path, kind):
+    """A sample without any defect has the class none."""
+    labels, sites = ["none", "scratch"] * 30, ["None", "north"] * 30
+    assert table(tmp_path, labels, sites, kind=kind, client="client").class_names == ("none", "scratch")
+    with pytest.raises(covey.Refusal, match=r"x\[5\] has no label"):
+        from_arrays("mine", X, with_odd(None, labels), None)  # type: ignore[arg-type]
+
+
 def test_a_label_of_a_few_numbers_and_words_has_classes(tmp_path):
     assert table(tmp_path, with_odd("other", ["1", "2"] * 30)).class_names == ("1", "2", "other")
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from covey.data.columns import ColumnKind, Values
 from covey.data.table import require_given
-from covey.data.written_values import is_written_missing
+from covey.data.written_values import is_missing_name
 from covey.errors import Refusal, require
 
 _CLASSES = 10_000
@@ -108,7 +108,7 @@ def words_of_column(column: Any, file: Path, name: str) -> NDArray[Any]:
         return np.asarray(found)
     found = found.astype(np.str_)
     different, first = np.unique(found, return_index=True)
-    for row in sorted(row for row, word in zip(first.tolist(), different, strict=True) if is_written_missing(word))[:1]:
+    for row in sorted(row for row, word in zip(first.tolist(), different, strict=True) if is_missing_name(word))[:1]:
         require_given(str(found[row]), f"{file}, row {row}", name)
     return np.asarray(found)
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.data.written_values import days_of, is_written_missing
+from covey.data.written_values import days_of, is_missing_name
 from covey.errors import Refusal, require
 from covey.task.label_kinds import MANY, infer, infer_words, require_numbers
 
@@ -202,7 +202,7 @@ def words_of(given: Any, where: str, what: str, samples: str) -> NDArray[Any]:
 
 def is_missing(word: object) -> bool:
     """True if a label or a client is blank or a word for a missing value, or a None, NaN or NaT of Python or pandas."""
-    return is_written_missing(word.decode("latin-1") if isinstance(word, bytes) else str(word))
+    return word is None or is_missing_name(word.decode("latin-1") if isinstance(word, bytes) else str(word))
 
 
 def numbered(words: NDArray[Any], where: str, what: str) -> tuple[tuple[str, ...], NDArray[Any]]:

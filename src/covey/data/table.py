@@ -28,7 +28,7 @@ from covey.data.dataset import Dataset, channel_statistics
 from covey.data.labels import label_values, targets_of
 from covey.data.own_arrays import CLIENT, find, tested_alone
 from covey.data.own_split import OwnSplit, SplitKind, split_rows
-from covey.data.written_values import is_written_missing
+from covey.data.written_values import is_missing_name
 from covey.errors import Refusal, require
 from covey.registries import datasets
 
@@ -227,7 +227,7 @@ def _column(sources: list[str], header: list[str], rows: list[Row], name: str) -
 
 def require_given(word: str, place: str, column: str) -> None:
     """Refuse a label or a client that is empty, or a word for a missing value."""
-    if is_written_missing(word):
+    if is_missing_name(word):
         says = f"says '{word}', which stands for a missing value" if word.strip() else "is empty"
         raise Refusal(f"{place}: the column '{column}' {says}: give it a value, or leave the row out.")
 

@@ -38,6 +38,11 @@ def is_written_missing(word: str) -> bool:
     return word.strip().lower() in MISSING
 
 
+def is_missing_name(word: str) -> bool:
+    """True for a word that names no class and no client. "None" may name one: a sample without any defect."""
+    return is_written_missing(word) and word.strip().lower() != "none"
+
+
 def decimal_commas(words: Sequence[str]) -> bool:
     """True if most words are numbers, some of them with a decimal comma, as `1,5`."""
     if not any("," in word for word in words):
