@@ -121,10 +121,10 @@ def measured(case: Case) -> dict[str, Any]:
 
 def run_all(path: Path, processes: int) -> None:
     """Run what is missing, and store every result as it comes."""
-    stored = read(path)
+    stored = read_runs(path, SETTINGS)
     have = {(row["table"], row["row"], row["column"], row["seed"]) for row in stored["runs"]}
     todo = [case for case in cases() if (case.table, case.row, case.column, case.seed) not in have]
-    commit = _commit()
+    commit = commit_here()
     print(f"{len(have)} runs are stored, {len(todo)} to go.", flush=True)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for number, found in enumerate(pool.imap_unordered(measured, todo), start=1):
@@ -135,15 +135,16 @@ def run_all(path: Path, processes: int) -> None:
                 print(f"{number} of {len(todo)}", flush=True)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_runs(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored runs, or none yet with the facts about them."""
     if path.is_file():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
-    return {"commit": _commit(), "torch": torch.__version__, "settings": SETTINGS, "runs": []}
+    return {"commit": commit_here(), "torch": torch.__version__, "settings": dict(settings), "runs": []}
 
 
-def _commit() -> str:
+def commit_here() -> str:
+    """Return the commit of the checkout."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip()
 
@@ -209,7 +210,8 @@ def _spread(values: Sequence[float]) -> str:
     return spread(Estimate.of(values)) if values else MISSING
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -219,7 +221,7 @@ def _accuracies(cells: Cells, table: str, columns: Sequence[str], rules: Sequenc
     for rule in rules:
         found = [[run["accuracy"] for run in cells.get((table, rule, column), ())] for column in columns]
         rows.append([rule, *(_spread(values) for values in found)])
-    return _table(("aggregator", *columns), rows)
+    return table_of(("aggregator", *columns), rows)
 
 
 def _summary(cells: Cells, table: str) -> str:
@@ -246,7 +248,7 @@ def _invitations(cells: Cells) -> str:
     for name in SELECTORS:
         found = [[run["hostile"] for run in cells.get(("invitations", name, f"{limit:g}"), ())] for limit in LIMITS]
         rows.append([name, *(_spread(values) for values in found)])
-    return _table(("selector", "no bound", "guard.invitations=1.5"), rows)
+    return table_of(("selector", "no bound", "guard.invitations=1.5"), rows)
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
@@ -259,7 +261,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     given = parser.parse_args(arguments)
     if not given.page:
         run_all(given.out, given.processes)
-    given.to.write_text(page(read(given.out)), encoding="utf-8")
+    given.to.write_text(page(read_runs(given.out, SETTINGS)), encoding="utf-8")
     say(f"Page: {given.to}")
 
 

@@ -43,10 +43,12 @@ _FAMILIES = {
 }
 _REFERENCES = ("fedavg", "iid", "central", "local-only")
 _PLAIN = {"selector": "uniform", "aggregator": "average", "trainer": "sgd"}
-_SECTIONS = ("local", "server")
+_SECTIONS = ("local", "server", "averaging")
 """Sections of settings that a method may set."""
 _LONGEST = 14
 """Rows of a results table that a method's page shows; the rest is one link away."""
+_DIGITS = "digits"
+"""The results page with all methods."""
 _SKIPPED = ("What has been run", "Runs", "Setup", "Deviations")
 """Headings of results pages under which no result stands."""
 
@@ -128,6 +130,8 @@ def _index_row(entry: Entry[Recipe]) -> list[str]:
         parts = [str(recipe.selector), str(recipe.trainer), str(counts)]
     cost = _stored_costs()["methods"].get(entry.name)
     sent = f"{cost['down']:.1f}, {cost['up']:.1f}" if cost else ""
+    if recipe.resident:
+        parts, sent = ["nobody: data are in one place", str(recipe.trainer), "one model"], "all data, once"
     return [f"[{entry.name}]({entry.name}.md)", cell(escaped(recipe.summary)), *parts, sent]
 
 
@@ -151,7 +155,7 @@ def _page(name: str, recipe: Recipe) -> str:
         "When not to use it": _guidance(name).get("not", ""),
         "What it is": _what(recipe, parts),
         "Paper": _paper(name, parts),
-        "Equations, and the lines that compute them": _equations(recipe, parts),
+        "Equations, and the lines that compute them": _equations(name, recipe, parts),
         "Options": _options(recipe, parts),
         "What a client sends": _sent(name),
         "What it costs": _costs(name),
@@ -195,7 +199,7 @@ def _what(recipe: Recipe, parts: list[Part]) -> str:
     text = table(["part", "name", "what it does"], rows)
     settings = [f"`{section}.{key}={value}`" for section in _SECTIONS for key, value in _given(recipe, section)]
     if settings:
-        text += f"\nIt sets {' and '.join(settings)}.\n"
+        text += f"\nIt sets {listed(settings)}.\n"
     for one in _own(parts):
         text += f"\n{_further(one.entry.part)}"
         helper = _helper(one)
@@ -204,9 +208,15 @@ def _what(recipe: Recipe, parts: list[Part]) -> str:
     return text
 
 
+def listed(words: list[str]) -> str:
+    """Return "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def _further(part: Any) -> str:
-    """Return what a part's docstring says after its summary and beside its options."""
-    return docstring_page(without_options(doc_of(part)).partition("\n\n")[2])
+    """Return what a part's docstring says after its summary, beside its options and when not to use it."""
+    paragraphs = without_options(doc_of(part)).split("\n\n")[1:]
+    return docstring_page("\n\n".join(one for one in paragraphs if not one.lstrip().startswith("Do not use it")))
 
 
 def _helper(part: Part) -> Any:
@@ -238,7 +248,7 @@ def _paper(name: str, parts: list[Part]) -> str:
     ) + "\n" * bool(texts)
 
 
-def _equations(recipe: Recipe, parts: list[Part]) -> str:
+def _equations(name: str, recipe: Recipe, parts: list[Part]) -> str:
     modules = {name: None for one in _own(parts) for name in _modules(one)}
     if recipe.server:
         modules["covey.core.server_optimizer"] = None
@@ -249,12 +259,13 @@ def _equations(recipe: Recipe, parts: list[Part]) -> str:
         # A term that a setting adds to any trainer; the trainer of the same name has it as the paper writes it.
         rows = [row for row in outlined_lines("covey.client.optimizer") if "proximal" in row[1]]
         rows += named_lines("covey.training.fedprox")
-    numbered = "Numbers are those of the paper. "
+    borrowed = name in _REFERENCES or _guidance(name).get("paper", "").startswith("None")
+    numbered = f"Numbers are those of the paper{'s that the lines name' if borrowed else ''}. "
     if not rows:
         own = dict.fromkeys(one.module.__name__ for one in _own(parts))
         rows, numbered = [row for module in own for row in outlined_lines(module)], ""
     files = sorted({row[0].rsplit(":", 1)[0] for row in rows})
-    head = ["line", "what stands there"]
+    head = ["line", "what it computes"]
     return f"{numbered}The lines are of `src/covey`: {', '.join(f'`{one}`' for one in files)}.\n\n" + table(
         head, [[f"`{where.rsplit('/', 1)[-1]}`", text] for where, text in rows]
     )
@@ -359,11 +370,12 @@ def _costs(name: str) -> str:
     cost = _stored_costs()["methods"].get(name)
     if cost is None:
         return ""
+    if methods[name].part.resident:
+        return "All data leave the clients before the first round; no round sends anything, and no bytes are counted.\n"
     return (
         f"In a round, a client that takes part receives {cost['down']:.2f} and sends {cost['up']:.2f} times the bytes "
         f"of the model. Measured in the third round of a small run ({_stored_costs()['about']}); answers of clients "
-        "that are asked and not invited are counted with it. The larger the model, the less weighs what is sent "
-        "beside it.\n"
+        "that are asked and not invited are counted with it. The overhead shrinks as the model grows.\n"
     )
 
 
@@ -382,6 +394,11 @@ def _measured(name: str, parts: list[Part]) -> str:
                 continue
             if one.heading == "Claims" and _subject(page.stem) == name:
                 text += f"\n{one.link(1)}\n\n{one.shown()}"
+                continue
+            if page.stem == _DIGITS:
+                # Every method has a row there, beside FedAvg's.
+                if any(row[0] == name for row in one.rows):
+                    text += f"\n{one.link(1)}\n\n{one.shown(lambda row: row[0] in (name, 'fedavg'))}"
                 continue
             rows = [row for row in one.rows if any(value in labels for value in row) and "not run yet" not in row]
             # Tables of accuracy under attack or over settings come in many forms; a page has the first of each kind.

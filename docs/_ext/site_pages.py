@@ -20,7 +20,7 @@ from sphinx.util import logging
 
 _LOG = logging.getLogger(__name__)
 _GENERATED = ("methods", "reference")
-_MEASURED = {**MEASURED, "fedacs-figure": claim_tables.fedacs_figure}
+_MEASURED = {**MEASURED, **claim_tables.FIGURES}
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -84,9 +84,18 @@ def _named(wanted: str) -> str:
 
 
 def notebook_page(text: str) -> str:
-    """Return a notebook as Markdown: text as it is, code as blocks."""
+    """Return a notebook as Markdown: text as it is, code as blocks, and what cells showed when they were run."""
     pages = []
     for one in json.loads(text)["cells"]:
         body = "".join(one["source"])
         pages.append(body if one["cell_type"] == "markdown" else f"```python\n{body}\n```")
+        pages += [_output(output) for output in one.get("outputs", ())]
     return "\n\n".join(pages) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    """Return a cell's output: a table as it is, else text."""
+    shown = output.get("data", {"text/plain": output.get("text", "")})
+    if "text/html" in shown:
+        return "```{raw} html\n" + "".join(shown["text/html"]) + "\n```"
+    return "```text\n" + "".join(shown["text/plain"]).rstrip() + "\n```"

@@ -44,11 +44,28 @@ def _docstrings(source: str) -> Iterator[tuple[int, str]]:
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             continue
         text = " ".join(without_options(ast.get_docstring(node) or "").split())
-        named = [one for one in re.split(r"(?<=[.:])\s+(?=[A-ZΣ`])", text) if _NAMED.search(one)]
+        named = _whole(re.split(r"(?<=[.:])\s+(?=[A-ZΣ`])", text))
         if named:
             name = "" if isinstance(node, ast.Module) else f"`{node.name}`: "
             line = 1 if isinstance(node, ast.Module) else node.lineno
             yield line, f"{name}{cell(escaped(' '.join(named)))}"
+
+
+def _whole(sentences: list[str]) -> list[str]:
+    """Return the sentences that name an equation, each with those before it without which it cannot be understood."""
+    kept: set[int] = set()
+    for at, one in enumerate(sentences):
+        if not _NAMED.search(one):
+            continue
+        first = at
+        while first and (_LEANS.match(sentences[first]) or " ".join(sentences[first : at + 1]).count('"') % 2):
+            first -= 1
+        kept |= set(range(first, at + 1))
+    return [sentences[at] for at in sorted(kept)]
+
+
+_LEANS = re.compile(r"(It|Its|So|They|Their|These|This|Then|The others)\b")
+"""How a sentence begins whose subject stands in the one before."""
 
 
 def outlined_lines(module: str) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """The page of attacks is that of the stored runs."""
 
-from benchmarks.attacks import ATTACKS, COMPARED, FURTHER, ROOT, RULES, SEEDS, Case, cases, page, read
+from benchmarks.attacks import ATTACKS, COMPARED, FURTHER, ROOT, RULES, SEEDS, SETTINGS, Case, cases, page, read_runs
 from covey import Config
 
 STORED = ROOT / "results" / "attacks.json"
@@ -16,7 +16,7 @@ def test_every_case_is_one_that_can_be_run() -> None:
 
 
 def test_the_page_is_made_of_the_stored_runs() -> None:
-    text = page(read(STORED))
+    text = page(read_runs(STORED, SETTINGS))
     assert text == (ROOT / "docs" / "results" / "attacks.md").read_text(encoding="utf-8")
     for name in (*RULES, *COMPARED, *ATTACKS):
         assert name in text
