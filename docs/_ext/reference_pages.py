@@ -179,7 +179,12 @@ def _python() -> str:
     lines += ["## Registries", "", '`@covey.selectors.add("mine")` gives a class of yours a name.', ""]
     rows = [[f"`covey.{name}`", KINDS.get(name, f"{getattr(covey, name).kind}s by name.")] for name in registries]
     lines += [table(["registry", "parts"], rows)]
-    lines += ["## Flower", "", "`pip install 'covey[flower]'`.", ""]
+    lines += [
+        "## Flower",
+        "",
+        "It needs the extra `flower`: `pip install '.[flower]' --constraint constraints.txt` in a checkout.",
+        "",
+    ]
     import covey.flower as flower
 
     for name in flower.__all__:

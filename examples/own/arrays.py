@@ -13,7 +13,7 @@ offset = {"north": -1.0, "south": 1.0, "coast": 0.0}
 x = rng.normal(size=(600, 4)) + np.array([offset[site] for site in sites])[:, None]
 y = np.where(x[:, 0] * x[:, 1] > 0, "alike", "opposed")
 
-federation = covey.federation(x, y, parts=sites)
+federation = covey.federation(x, y, clients=sites)
 print(f"{federation.clients} clients: {', '.join(federation.names)}; {federation.sizes.tolist()} samples")
 
 with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A Parquet file with a client column, against plain PyTorch on the same rows in one place. Needs covey[parquet]."""
+"""A Parquet file with a client column, against plain PyTorch on the same rows in one place. Needs the extra parquet."""
 
 import tempfile
 from pathlib import Path

@@ -32,3 +32,15 @@ def test_the_lowest_version_of_python_is_that_of_the_project() -> None:
 
 def test_the_page_is_in_the_contents() -> None:
     assert re.search(r"^install$", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_no_text_installs_covey_from_an_index() -> None:
+    """It is published in none: there, the name could be anybody's."""
+    texts = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("docs/**/*.ipynb"),
+        *ROOT.glob("examples/**/*.md"),
+    ]
+    wrong = re.compile(r"""pip install[^`\n#]* ["']?covey(?![\w/])""")
+    assert [path.name for path in texts if path.name != "CHANGELOG.md" and wrong.search(path.read_text("utf-8"))] == []
