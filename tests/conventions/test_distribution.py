@@ -1,6 +1,7 @@
 """The sdist and the wheel hold what they must, and the wheel works where it is installed, outside any checkout."""
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -95,3 +96,20 @@ def test_the_installed_wheel_runs_outside_the_checkout(installed: Path, tmp_path
     output(installed, tmp_path, "covey", "report", "a", "--out", "a.html")
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert (PACKAGE / "page" / "page.css").read_text(encoding="utf-8").strip()[:60] in page
+
+
+NOTEBOOKS = ("first-comparison", "on-demand")
+
+
+def test_the_installed_wheel_runs_the_demo_and_the_notebooks_code(installed: Path, tmp_path: Path) -> None:
+    said = " ".join(output(installed, tmp_path, "covey", "demo").split())
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    (answers,) = re.findall(r"```\n(1\. Who is odd\?.+?)```", shown, re.DOTALL)
+    assert " ".join(answers.partition("2. ")[0].split()) in said
+    for name in NOTEBOOKS:
+        notebook = json.loads((ROOT / "docs" / "tutorials" / f"{name}.ipynb").read_text(encoding="utf-8"))
+        cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        # Few rounds: that the code runs where there is no checkout is what is asked here.
+        source = re.sub(r'("rounds": |rounds=)\d+', r"\g<1>2", "\n".join(cells))
+        (tmp_path / f"{name}.py").write_text(source.replace("seeds=5", "seeds=2"), encoding="utf-8")
+        output(installed, tmp_path, "python", "-P", f"{name}.py")

@@ -31,6 +31,16 @@ def test_every_sentence_is_a_claim_and_says_what_the_records_say(demo):
 
 
 @pytest.mark.slow
+def test_the_readme_shows_what_the_demo_prints(demo):
+    if demo.seed:
+        pytest.skip("the README shows seed 0")
+    shown = " ".join((Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").split())
+    for number, answer in enumerate(demo.answers, start=1):
+        assert f"{number}. {answer.question}" in shown
+        assert " ".join(answer.sentence.split()) in shown
+
+
+@pytest.mark.slow
 def test_the_page_holds_the_sentences_and_the_commands_and_links_to_nothing_outside(demo):
     pytest.importorskip("plotly")
     path = demo.draw(demo.folder / "demo.html")
