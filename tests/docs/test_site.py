@@ -134,3 +134,14 @@ def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# One\n\n[x](#one) [x](#two) [x](b.md) [x](a.md#one) [x](a.md#three)\n")
     found = [one.partition(": ")[2] for one in dead_links([tmp_path / "a.md"])]
     assert found == ["#two", "b.md", "a.md#three"]
+
+
+def test_the_first_tutorial_shows_its_outputs_on_the_built_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    text = (ROOT / "docs" / "tutorials" / "first-comparison.ipynb").read_text(encoding="utf-8")
+    page = import_module("site_pages").notebook_page(text)
+    cells = [one for one in json.loads(text)["cells"] if one["cell_type"] == "code"]
+    silent = [cell for cell in cells if not cell["outputs"]]
+    assert ["".join(cell["source"]).splitlines()[0] for cell in silent] == ["import covey"]
+    assert page.index("<td>covey</td>") < page.index("\ncovey: +") < page.index("report-light.png")
+    assert not re.search(r"/tmp|/work|/home", "".join(json.dumps(cell["outputs"]) for cell in cells))
