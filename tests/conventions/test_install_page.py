@@ -36,11 +36,13 @@ def test_the_page_is_in_the_contents() -> None:
 
 def test_no_text_installs_covey_from_an_index() -> None:
     """It is published in none: there, the name could be anybody's."""
-    texts = [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("docs/**/*.ipynb"),
-        *ROOT.glob("examples/**/*.md"),
+    written = ("", "tutorials", "how-to", "explanation", "results")
+    pages = [
+        path for folder in written for path in (ROOT / "docs" / folder).iterdir() if path.suffix in (".md", ".ipynb")
     ]
+    texts = [path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"] + list(ROOT.glob("examples/**/*.md"))
     wrong = re.compile(r"""pip install[^`\n#]* ["']?covey(?![\w/])""")
-    assert [path.name for path in texts if path.name != "CHANGELOG.md" and wrong.search(path.read_text("utf-8"))] == []
+    assert [path.name for path in [*texts, *pages] if wrong.search(path.read_text(encoding="utf-8"))] == []
+    assert wrong.search("pip install 'covey[report]'") and not wrong.search(
+        "pip install '.[report]'  # then covey demo"
+    )
