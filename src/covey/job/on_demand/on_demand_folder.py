@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -53,6 +53,12 @@ class _PlanOfJob(TypedDict):
     settings: dict[str, Any]
 
 
+class _PrivacyFile(TypedDict, total=False):
+    epsilon: float
+    delta: float
+    protects: str
+
+
 class _JobFile(TypedDict):
     """What `ondemand.json` holds."""
 
@@ -62,6 +68,7 @@ class _JobFile(TypedDict):
     notes: list[str]
     bytes_up: int
     bytes_down: int
+    base_privacy: NotRequired[_PrivacyFile]
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ def claim(
     compositions: Sequence[Composition],
     notes: Sequence[str],
     sent: tuple[int, int],
+    base_privacy: Mapping[str, Any],
 ) -> None:
     """Make the folder and write the plan and the composed clients, before anything is trained."""
     kept = {"shares": found.shares, "seen": found.seen, "sizes": found.sizes}
@@ -118,6 +126,7 @@ def claim(
                     "notes": list(notes),
                     "bytes_up": sent[0],
                     "bytes_down": sent[1],
+                    "base_privacy": dict(base_privacy),
                 },
             )
     except (OSError, SafetensorError) as error:
@@ -186,6 +195,7 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
         bytes_up=data["bytes_up"],
         bytes_down=data["bytes_down"],
         insight_dp=plan["insight_dp"],
+        base_privacy=data.get("base_privacy", {}),
         privacy=() if truth is None else _cost(truth, experiment.federation.sizes, plan["insight_dp"]),
     )
     return composed, tensors["model"]

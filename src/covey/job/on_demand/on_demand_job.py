@@ -16,6 +16,7 @@ from covey.core.build import trainer_of
 from covey.core.checkpoint import read_checkpoint
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
+from covey.core.round_record import privacy_of
 from covey.data.class_mix import Target, parse_targets
 from covey.data.dataset import require_class_shares
 from covey.environment.federated_data import Federation
@@ -140,7 +141,8 @@ def ondemand(
                 compositions.append(one)
             asked = survey or estimator != "learned"
             notes = [*_unfinished(run, done), *notes, *sizes_note(found.sizes, pairing, asked=asked)]
-            claim(folder, plan, experiment.method.models()[0], found, compositions, notes, sent)
+            privacy = next((privacy_of(row) for row in run.metrics if row["round"] == done), {})
+            claim(folder, plan, experiment.method.models()[0], found, compositions, notes, sent, privacy)
         return _advance(folder, run, experiment, on_composed, on_run, on_round, fleet)
     finally:
         experiment.runtime.close()

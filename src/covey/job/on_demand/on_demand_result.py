@@ -1,7 +1,7 @@
 """Results of an on-demand job: the composed clients, and the model of each target."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from covey.arrays import FloatArray
+from covey.core.round_record import privacy_of
 from covey.data.class_mix import TargetMix
 from covey.errors import require
 from covey.job.on_demand.class_shares import Estimator
@@ -101,6 +102,7 @@ class TargetModel:
             "continued_tested_accuracy": None if self.continued is None else self.continued.tested,
             "bytes_up": sum(row["bytes_up"] for row in self.run.metrics),
             "bytes_down": sum(row["bytes_down"] for row in self.run.metrics),
+            "privacy": (privacy_of(self.run.metrics[-1]) if self.run.metrics else {}) or None,
             "notes": list(self.notes),
         }
 
@@ -128,6 +130,8 @@ class ComposedTargets:
     bytes_down: int = 0
     insight_dp: str | None = None
     """Epsilon and delta of the clients' answers, if they had noise."""
+    base_privacy: Mapping[str, Any] = field(default_factory=dict)
+    """ε and δ of the base model, and whom they protect; empty if it has none."""
     privacy: tuple[PrivacyCost, ...] = ()
     """Cost of noise on these clients at the given δ and several ε, where the true shares are known.
 
@@ -191,6 +195,7 @@ class OnDemand:
             "estimator": composed.estimator,
             "estimate_error": composed.error,
             "insight_dp": composed.insight_dp,
+            "base_privacy": dict(composed.base_privacy) or None,
             "clients": composed.clients,
             "clients_estimated": int((composed.estimates.seen > 0).sum()),
             "class_names": list(composed.class_names),
