@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import covey
-from covey.serve.job_queue import Job
+from covey.serve.job_record import Job
 from covey.serve.job_request import JobRequest
 from covey.storage import lock_holder
 from tests.conftest import without_timings
@@ -89,11 +89,34 @@ def test_a_model_is_ordered_once_downloaded_and_loaded(server, client, base, tmp
     found, model = direct(tmp_path / "direct", server.folder / base, target)
     assert (about["clients"], about["mix"], about["accuracy"]) == found
     assert same(load_file(tmp_path / "model.safetensors"), model)
-    assert about["epsilon"] == 0 and about["base_round"] == 4
+    assert about["epsilon"] is about["base_epsilon"] is None and about["base_round"] == 4
+    assert about["privacy"].startswith("No differential privacy")
     # The sliders' answer is the composition that the job then uses.
     assert client.nearest(base, target)["clients"] == about["clients"]
     noisy = client.wait(client.order(base, target, rounds=1, insight_dp="2,1e-5")["id"])
     assert noisy["model"]["epsilon"] == 2
+    assert noisy["model"]["privacy"].startswith(
+        "The base model: no differential privacy, the clients' answers: ε = 2 at"
+    )
+    # Programs and forms that mean the same get the same model; one that was removed is made again, to the same bits.
+    assert client.order(base, "3=1,0=1", rounds=2, settings={"seed": "0"})["id"] != job["id"]
+    assert client.order(base, "3=1,0=1", rounds=2)["id"] == job["id"]
+    shutil.rmtree(server.folder / job["path"])
+    again = client.order(base, target, rounds=2)
+    assert again["id"] == job["id"] and again["state"] in ("waiting", "running")
+    client.wait(job["id"])
+    client.download(job["id"], tmp_path / "again.safetensors")
+    assert same(load_file(tmp_path / "again.safetensors"), model)
+    # Another run in the base's place is another base, for orders and for sliders.
+    replaced = shutil.copytree(server.folder / base, server.folder / "replaced")
+    old, seen = client.order("replaced", target, rounds=1), client.nearest("replaced", target)
+    client.wait(old["id"])
+    shutil.rmtree(replaced)
+    covey.run(SMALL_RUN, rounds=4, seed=5, out=replaced)
+    new = client.wait(client.order("replaced", target, rounds=1)["id"])
+    assert new["id"] != old["id"] and client.nearest("replaced", target)["clients"] == new["model"]["clients"]
+    assert new["model"]["clients"] == direct(tmp_path / "new", replaced, target, rounds=1)[0][0]
+    assert seen["mix"] != client.nearest("replaced", target)["mix"]
 
 
 def test_jobs_survive_kills_and_ends_of_the_server_and_are_done_once(tmp_path):
@@ -111,7 +134,7 @@ def test_jobs_survive_kills_and_ends_of_the_server_and_are_done_once(tmp_path):
     for job in jobs[:20]:
         assert client.wait(job["id"])["state"] == "done"
         done_once(server, job)
-    for number in (0, 17):
+    for number in range(20):
         found, model = direct(tmp_path / f"direct-{number}", server.folder / "base", wanted[number])
         about = client.download(ids[number], tmp_path / "model.safetensors")
         assert (about["clients"], about["mix"], about["accuracy"]) == found

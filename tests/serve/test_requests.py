@@ -13,9 +13,10 @@ import covey
 from covey.cli.serve_command import forms
 from covey.errors import Refusal
 from covey.job.run_index import RunIndex
-from covey.serve.api_routes import ServeActions, job_view, spent_by_base
+from covey.serve.api_routes import ServeActions, job_view
 from covey.serve.form_fields import filled_request
-from covey.serve.job_queue import Job, JobQueue
+from covey.serve.job_queue import JobQueue
+from covey.serve.job_record import Job
 from covey.serve.job_request import (
     JobRequest,
     analysis_request,
@@ -24,18 +25,16 @@ from covey.serve.job_request import (
     report_request,
     resume_request,
     run_request,
-    target_text,
+    shares_request,
 )
+from covey.serve.model_facts import spent_by_base
+from covey.serve.model_order import target_text
 from covey.serve.report_pages import KEPT
 from covey.serve.round_stream import positions
 from covey.serve.round_tail import RoundTail
 from covey.serve.runs_view import PAGE, jobs_page
 from covey.serve.served_folder import ServedFolder
-
-
-@pytest.fixture
-def folder(served_runs):
-    return ServedFolder(served_runs)
+from tests.serve.conftest import client_of
 
 
 def command(request, folder):
@@ -50,6 +49,54 @@ def test_equal_requests_are_one_job_however_they_are_written(folder):
     first = ondemand_request(folder, "first", {"0": 0.5, "3": 0.5}, rounds=2)
     assert first == ondemand_request(folder, "first", {"3": 0.5, "0": 0.5, "1": 0.0}, rounds=2, survey=False)
     assert JobRequest.of(first.as_mapping()).identity == first.identity
+
+
+def test_numbers_of_forms_and_of_programs_are_the_same_request(folder):
+    typed = {"rounds": 2, "local": {"rate": 1e-5, "epochs": 1}, "model": {"name": "mlp", "hidden": [16, 8]}}
+    written = {"rounds": "2", "local": {"rate": "0.00001", "epochs": 1.0}, "model": {"name": "mlp", "hidden": "16,8"}}
+    typed |= {"aggregator": {"weighted": False}, "cohort": 0.5}
+    written |= {"aggregator.weighted": "false", "cohort": "0.50"}
+    assert run_request(typed).identity == run_request(written).identity
+    assert run_request({"cohort": 0.5}).identity != run_request({"cohort": 4}).identity
+    one = comparison_request(["fedavg"], 2, {"local.rate": [0.1, 0.01]}, None, False, {"rounds": 3})
+    other = comparison_request(["fedavg"], [0, 1], {"local.rate": ["0.10", "1e-2"]}, None, False, {"rounds": "3"})
+    assert one.identity == other.identity
+    first = ondemand_request(folder, "first", "0=1", settings={"local.rate": 0.5})
+    assert first.identity == ondemand_request(folder, "first", "0=1", settings={"local": {"rate": "5e-1"}}).identity
+
+
+def test_a_class_mix_is_the_same_request_however_it_is_written(folder):
+    def asked(target):
+        return ondemand_request(folder, "first", target).identity
+
+    halves = {asked(one) for one in ({"0": 1, "3": 1}, {"3": 0.5, "0": 0.5}, "3=0.5,0=0.5", " 0 = 2, 3=2.0,4=0 ")}
+    assert len(halves) == 1
+    assert asked({"0": 1, "3": 2}) == asked({"0": 1 / 3, "3": 2 / 3}) == asked("0=10,3=20")
+    assert asked("td1") == asked("TD1")
+    others = ("0=0.5,3=0.500001", "0=1", "td1", "0=1,0=1", "0=1,3=x", "0=1,3=-1", "0=1e400,3=1")
+    assert len({asked(one) for one in others} | halves) == len(others) + 1
+    # The command holds what was written first, so that its result is the same to the bit.
+    assert command(ondemand_request(folder, "first", {"0": 1, "3": 2}), folder).split("--target ")[1][:7] == "0=1,3=2"
+
+
+def test_another_run_in_the_place_of_a_base_is_another_base(served_runs, tmp_path):
+    folder = ServedFolder(tmp_path / "runs")
+    asked = []
+    for name in ("deep/second", "first"):
+        shutil.copytree(served_runs / name, folder.root / "base")
+        asked.append([ondemand_request(folder, "base", {"0": 1.0}), shares_request(folder, "base")])
+        shutil.rmtree(folder.root / "base")
+    for old, new in zip(*asked, strict=True):
+        assert old.content["base_round"] == new.content["base_round"] and old.identity != new.identity
+    # An order that waited while the base was replaced does not begin at the new one.
+    shutil.copytree(served_runs / "deep" / "second", folder.root / "base")
+    with pytest.raises(Refusal, match="another one"):
+        asked[1][0].arguments(folder, tmp_path)
+    # A resume that only raises the number of rounds leaves it the same base.
+    config = folder.root / "base" / "config.json"
+    waiting = ondemand_request(folder, "base", {"0": 1.0})
+    config.write_text(config.read_text().replace('"rounds": 3', '"rounds": 5'))
+    assert waiting.arguments(folder, tmp_path)[0] == "ondemand"
 
 
 def test_a_base_that_has_gone_on_is_another_one(served_runs, tmp_path):
@@ -112,9 +159,9 @@ def test_a_form_means_what_its_command_does(folder):
     request = filled_request("run", fields["run"], form, folder)
     assert request.content["settings"] == {
         "method": "fedavg",
-        "altered": {"poison": "0.2"},
-        "attack": {"kind": "flip", "attackers": "0.3"},
-        "local": {"rate": "0.2"},
+        "altered": {"poison": 0.2},
+        "attack": {"kind": "flip", "attackers": 0.3},
+        "local": {"rate": 0.2},
     }
     compared = filled_request("comparison", fields["comparison"], {"methods": "fedavg, iid", "seeds": "1,4"}, folder)
     assert (compared.content["methods"], compared.content["seeds"]) == (["fedavg", "iid"], [1, 4])
@@ -135,11 +182,77 @@ def test_a_form_means_what_its_command_does(folder):
             filled_request(kind, fields[kind], wrong, folder)
 
 
+TYPED_IN = {
+    **{"method": "fedavg", "methods": "fedavg,iid", "selector": "uniform", "aggregator": "average", "trainer": "sgd"},
+    **{"environment": "uniform", "dataset": "digits", "model": "mlp", "runtime": "local", "precision": "fp32"},
+    **{"device": "cpu", "attack": "flip", "attackers": "0.3", "poison": "0.2", "set_": "local.rate=0.2"},
+    **{"vary": "local.rate=0.1,0.2", "seeds": "2", "target": "0.9", "insight": "full", "level": "0.1"},
+    **{
+        "task": "classification",
+        "from_": "first",
+        "base": "first",
+        "estimator": "analytic",
+        "pairing": "unscaled",
+        "insight_dp": "1,1e-5",
+    },
+}
+"""What one could type into a field; a small number, or "yes", where nothing is said."""
+
+
+def test_every_field_of_every_form_can_be_filled_in(folder):
+    for kind, fields in forms().items():
+        needed = {field.name: TYPED_IN[field.name] for field in fields if field.needed}
+        needed |= {"target": "0=1"} if kind == "ondemand" else {}
+        plain = filled_request(kind, fields, needed, folder)
+        for field in fields:
+            more = {"attack": "flip"} if field.name == "attackers" else {}
+            text = TYPED_IN.get(field.name, "yes" if field.switch else "3")
+            request = filled_request(kind, fields, {field.name: text, **more, **needed}, folder)
+            assert field.name in needed or request.identity != plain.identity, (kind, field.name)
+            assert command(request, folder).startswith("covey ")
+
+
 def test_every_field_of_a_form_has_its_flag_and_its_help():
     for fields in forms().values():
         assert all(field.help and (field.flag.startswith("--") or field.name == "base") for field in fields)
     methods = next(field for field in forms()["run"] if field.name == "method")
     assert "fedacs" in methods.suggestions and "default: fedavg" in methods.help
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dataset": {"name": "csv", "path": "data.csv"}},
+        {"dataset.path": "data.csv", "dataset.name": "npz"},
+        {"dataset": "data.csv"},
+        {"dataset": {"name": "table.NPZ"}},
+        {"dataset": {"name": "csv", "test_file": "data.csv"}},
+        {"aggregator": {"name": "feddrl", "agent": "agent.safetensors"}},
+        {"aggregator": {"name": "ondemand", "inner": "feddrl,agent=agent.safetensors"}},
+    ],
+)
+def test_settings_name_no_file_not_even_by_a_bare_name(folder, settings):
+    for ask in (
+        lambda: run_request(settings),
+        lambda: comparison_request(["fedavg"], 1, {}, None, False, settings),
+        lambda: comparison_request(["fedavg"], 1, {key: [value] for key, value in settings.items()}, None, False, {}),
+        lambda: ondemand_request(folder, "first", "0=1", settings=settings),
+    ):
+        with pytest.raises(Refusal, match="name no files"):
+            ask()
+
+
+def test_a_run_of_a_fleet_that_is_not_there_is_no_base(folder, served_runs, tmp_path, monkeypatch):
+    shutil.copytree(served_runs / "first", tmp_path / "runs" / "fleet-run")
+    config = tmp_path / "runs" / "fleet-run" / "config.json"
+    config.write_text(config.read_text().replace('"runtime": "local"', '"runtime": "fleet"'))
+    folder = ServedFolder(tmp_path / "runs")
+    monkeypatch.delenv("COVEY_FLEET", raising=False)
+    with pytest.raises(Refusal, match="made by a live fleet"):
+        ondemand_request(folder, "fleet-run", {"0": 1.0})
+    assert '<option value="fleet-run">' not in client_of(folder.root).get("/mix").text
+    monkeypatch.setenv("COVEY_FLEET", str(tmp_path))
+    assert ondemand_request(folder, "fleet-run", {"0": 1.0}).fleet(folder) == tmp_path
 
 
 def test_a_report_is_made_anew_once_its_runs_have_changed(folder):
@@ -219,30 +332,6 @@ def test_the_servers_own_folder_counts_only_where_it_was_made(tmp_path):
     (tmp_path / "linked" / ".serve").symlink_to(root / ".serve")
     assert ServedFolder(tmp_path / "linked").claim() is not None
     assert not (tmp_path / "linked" / ".serve").is_symlink()
-
-
-def test_a_fault_of_the_disk_does_not_end_the_queue(served_runs, tmp_path, monkeypatch, capsys):
-    shutil.copytree(served_runs / "first", tmp_path / "first")
-    folder = ServedFolder(tmp_path)
-    folder.claim()
-    queue, faults = JobQueue(folder), [OSError(28, "No space left on device")] * 2
-    job = queue.submit(report_request(folder, ["first"]))
-    write = queue._write
-
-    def full(job):
-        if faults:
-            raise faults.pop()
-        write(job)
-
-    monkeypatch.setattr("covey.serve.job_queue._AFTER_FAULT", 0.05)
-    monkeypatch.setattr(queue, "_write", full)
-    queue.start()
-    try:
-        done = queue.wait(job.id, 120)
-        assert (done.state, done.starts, done.crashes, faults) == ("done", 1, 0, [])
-    finally:
-        queue.stop()
-    assert "No space left" in capsys.readouterr().err
 
 
 def test_the_last_pages_of_reports_are_kept_and_others_made_anew(served_runs, tmp_path):

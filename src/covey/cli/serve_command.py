@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_FORMS = (
     *("out", "config", "json_", "trust", "fleet", "data_dir", "agent", "target_csv", "csv", "draw", "name"),
-    *("memory_limit", "host_memory_limit"),
+    *("memory_limit", "host_memory_limit", "track"),
 )
 """Parameters that name files, or concern the terminal."""
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,10 +14,10 @@ from covey.core.interrupt import request_stop
 from covey.errors import Refusal, require
 from covey.job.on_demand.nearest_mix import BaseShares
 from covey.job.run_index import RunIndex, filtered, member_runs
-from covey.serve.job_queue import Job, JobQueue
+from covey.serve.job_queue import JobQueue
+from covey.serve.job_record import Job
 from covey.serve.job_request import (
     analysis_request,
-    base_run,
     comparison_request,
     federation_request,
     ondemand_request,
@@ -25,8 +25,9 @@ from covey.serve.job_request import (
     resume_request,
     run_request,
     shares_request,
-    target_text,
 )
+from covey.serve.model_facts import model_facts, spent_by_base
+from covey.serve.model_order import base_run, target_text
 from covey.serve.prometheus import exposition
 from covey.serve.report_pages import drop_old_pages
 from covey.serve.round_stream import Counters, job_events, run_events, shortened
@@ -36,6 +37,9 @@ from covey.storage import is_being_written
 
 _PATIENCE = 120.0
 """Seconds that a request waits for quick work of a page."""
+
+_BRIEF = 3.0
+"""Seconds that it waits for a live fleet that does something else."""
 
 _LONGEST_HEADER = 4000
 """Most bytes of a model's facts in a header."""
@@ -143,6 +147,8 @@ class ServeActions:
 
     def quick(self, job: Job, seconds: float = _PATIENCE) -> Job:
         """Wait for work that a page needs."""
+        job = self.queue.wait(job.id, min(seconds, _BRIEF))
+        require(job.over or self.queue.held_up(job) is None, self.queue.held_up(job) or "")
         job = self.queue.wait(job.id, seconds)
         require(job.state == "done", job.error or f"This takes longer than {seconds:g} seconds; ask again.")
         return job
@@ -167,7 +173,8 @@ class ServeActions:
         """Return the true class mixes of a simulated run's clients; none, and why, where they are not known here."""
         request = federation_request(self.folder, path)
         job = self.queue.wait(self.queue.submit(request).id, _PATIENCE)
-        return job.result or {"class_names": [], "sizes": [], "shares": [], "reason": job.error or "It takes long."}
+        nothing: dict[str, Any] = {"class_names": [], "sizes": [], "shares": []}
+        return job.result or {**nothing, "reason": job.error or "It takes long.", "pending": not job.over}
 
     def _failed(self, id_: str) -> bool:
         try:
@@ -185,43 +192,6 @@ class ServeActions:
         if file is None:
             raise Refusal(f"The model of the job {id_[:40]} is no longer in its folder.")
         return job, model_facts(job, spent_by_base(self.queue.all())), file
-
-
-def spent_by_base(jobs: Iterable[Job]) -> dict[str, float]:
-    """Return base → ε that all models of it have spent together."""
-    spent: dict[str, float] = {}
-    for job in jobs:
-        if job.request["kind"] == "ondemand" and job.result:
-            spent[job.request["base"]] = spent.get(job.request["base"], 0.0) + _epsilon(job)
-    return spent
-
-
-def _epsilon(job: Job) -> float:
-    dp = job.result["insight_dp"]
-    return 0.0 if dp is None else float(str(dp).split(",")[0])
-
-
-def model_facts(job: Job, spent: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a model is: its mix, the clients it was trained on, the ε that was spent, its accuracy."""
-    result, one = job.result, job.result["targets"][0]
-    return {
-        "job": job.id,
-        "base": job.request["base"],
-        "base_round": result["base_round"],
-        "target": one["mix"],
-        "mix": one["composed_mix"],
-        "true_mix": one["true_mix"],
-        "distance": one["distance"],
-        "class_names": result["class_names"],
-        "clients": one["clients"],
-        "ratios": one["ratios"],
-        "epsilon": _epsilon(job),
-        "epsilon_of_all_models": spent[job.request["base"]],
-        "accuracy": one["accuracy"],
-        "base_accuracy": one["base_accuracy"],
-        "rounds": one["rounds"],
-        "notes": [*result["notes"], *one["notes"]],
-    }
 
 
 def routes(do: ServeActions) -> APIRouter:
@@ -280,7 +250,7 @@ def routes(do: ServeActions) -> APIRouter:
         headers = {"X-Covey-Model": json.dumps(facts)}
         return FileResponse(file, media_type="application/octet-stream", filename=f"{id_}.safetensors", headers=headers)
 
-    @api.get("/models/{id_}", summary="What a model on demand is: mix, clients, ε, accuracy")
+    @api.get("/models/{id_}", summary="What a model on demand is: mix, clients, privacy, accuracy")
     def model(id_: str) -> dict[str, Any]:
         return do.model_of(id_)[1]
 
@@ -368,10 +338,11 @@ def job_view(job: Job, do: ServeActions, spent: Mapping[str, float] | None = Non
             command = job.meaning.command(do.folder)
         except Refusal:
             command = None
-    facts = None
+    facts, lost = None, do.queue.lost(job)
     if job.request["kind"] == "ondemand" and job.state == "done" and job.result:
         facts = model_facts(job, spent_by_base(do.queue.all()) if spent is None else spent)
-    return {**job.as_mapping(), "path": job.meaning.place, "command": command, "model": facts}
+    more = {"path": job.meaning.place, "command": command, "model": facts, "lost": lost}
+    return {**job.as_mapping(), **more, "waits_for": do.queue.held_up(job)}
 
 
 def _stream(events: AsyncIterator[bytes]) -> Response:

@@ -14,20 +14,20 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from covey.errors import Refusal, require
+from covey.fleet.job_lock import is_busy
 from covey.serve.job_events import JobEvents
+from covey.serve.job_record import Job
 from covey.serve.job_request import QUICK, JobRequest
+from covey.serve.job_slots import Slots
 from covey.serve.job_workers import Workers
+from covey.serve.model_order import fleet_of
 from covey.serve.served_folder import ServedFolder
 from covey.serve.spawner import RESULT
 from covey.storage import lock_holder, read_json, sync_folder, write_json
-
-ENDED = ("done", "failed", "cancelled", "stopped")
 
 _GRACE = 15.0
 """Seconds after which a process that was begun must have its job's lock."""
@@ -44,43 +44,6 @@ _AFTER_FAULT = 2.0
 _MOST_WAITING = 10_000
 
 
-@dataclass
-class Job:
-    """A job as its file holds it."""
-
-    id: str
-    number: int
-    """Place in the queue."""
-    request: dict[str, Any]
-    state: str = "waiting"
-    asked: float = 0.0
-    begun: float | None = None
-    ended: float | None = None
-    starts: int = 0
-    """Processes that were begun for it."""
-    crashes: int = 0
-    """Those that ended without a result."""
-    wanted: str = ""
-    """`cancel`, `stop` or `pause`, if its process was told to end."""
-    result: Any = None
-    """What the command printed as JSON."""
-    error: str | None = None
-
-    @cached_property
-    def meaning(self) -> JobRequest:
-        """The request."""
-        return JobRequest.of(self.request)
-
-    @property
-    def over(self) -> bool:
-        """True if nothing more will happen unless somebody asks."""
-        return self.state in ENDED
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Return the job for JSON."""
-        return asdict(self)
-
-
 class JobQueue:
     """The jobs of a served folder; `start` has them done."""
 
@@ -92,6 +55,8 @@ class JobQueue:
         self._told: dict[str, tuple[float, int]] = {}
         """Job → when its process was told to end, and the signals that were sent."""
         self._begun: dict[str, float] = {}
+        self._fleets: dict[str, Path | None] = {}
+        """Request → the fleet that it asks."""
         self._thread = threading.Thread(target=self._serve, name="jobs", daemon=True)
         self._processes = Workers(self._wake)
         self.events = JobEvents(self.place)
@@ -125,11 +90,15 @@ class JobQueue:
         self._processes.stop()
 
     def submit(self, request: JobRequest, *, again: bool = False) -> Job:
-        """Put a request in the queue, or return the job that it is already; with `again`, one that is over waits."""
+        """Put a request in the queue, or return the job that it is already.
+
+        It waits again if it is over and `again` is given, or if its model is gone, or if its live fleet failed it.
+        """
         request.require_plain()
         with self._changed:
             job = self._jobs.get(request.identity) or self._same_base(request)
             if job is not None:
+                again = again or self.lost(job) or (job.state == "failed" and self._fleet(job.meaning) is not None)
                 return self.retry(job.id) if again and job.over else job
             waiting = sum(one.state == "waiting" for one in self._jobs.values())
             require(waiting < _MOST_WAITING, f"{waiting:,} jobs are waiting, which is the most that may.")
@@ -187,6 +156,20 @@ class JobQueue:
         with self._changed:
             listed = [job for job in self._jobs.values() if job.request["kind"] not in QUICK]
         return sorted(listed, key=lambda job: -job.number)
+
+    def lost(self, job: Job) -> bool:
+        """True if the model that a job made has been removed."""
+        made = job.request["kind"] == "ondemand" and job.state == "done"
+        return made and self.folder.file(f"{job.meaning.place}/target-1/model.safetensors") is None
+
+    def held_up(self, job: Job) -> str | None:
+        """Return in a sentence why a job waits for a live fleet; None if it does not."""
+        fleet = self._fleet(job.meaning) if job.state == "waiting" else None
+        with self._changed:
+            asked = [self._fleet(one.meaning) for one in self._running()]
+        if fleet is None or not (fleet in asked or is_busy(fleet)):
+            return None
+        return f"The fleet {fleet.name} does one job at a time, and does another one now. This one waits for its end."
 
     def writing(self, path: str) -> Job | None:
         """Return the job that writes, or wrote last, the run or job at a path."""
@@ -249,6 +232,12 @@ class JobQueue:
                 self._say(job)
             else:
                 self._end(job, "cancelled" if job.wanted == "cancel" else "stopped")
+        elif code == 2 and (fleet := self._fleet(job.meaning)) is not None and is_busy(fleet):
+            # Another program was quicker to take the fleet.
+            (self.place(job.id) / RESULT).unlink()
+            job.state, job.error = "waiting", None
+            self._write(job)
+            self._say(job)
         elif code in (0, 2):
             self._end(job, "done" if code == 0 else "failed")
         else:
@@ -279,25 +268,17 @@ class JobQueue:
 
     def _begin_more(self) -> None:
         running = [job.meaning for job in self._running()]
-        quick = sum(one.kind in QUICK for one in running)
-        slots, device = self.workers - (len(running) - quick), any(one.on_device for one in running)
-        places = {one.place for one in running if one.place}
-        waiting = sorted((job for job in self._jobs.values() if job.state == "waiting"), key=lambda job: job.number)
-        for job in waiting:
-            asked = job.meaning
-            if asked.place in places or (device and asked.on_device):
-                continue
-            if asked.kind in QUICK:
-                if quick >= 2:
-                    continue
-                quick += 1
-            else:
-                if slots < 1:
-                    continue
-                slots -= 1
-                device = device or asked.on_device
-                places |= {asked.place} if asked.place else set()
-            self._start(job)
+        slots = Slots(running, self.workers, self._fleet, is_busy)
+        for job in sorted((job for job in self._jobs.values() if job.state == "waiting"), key=lambda job: job.number):
+            if slots.full:
+                break
+            if slots.take(job.meaning):
+                self._start(job)
+
+    def _fleet(self, asked: JobRequest) -> Path | None:
+        if asked.identity not in self._fleets:
+            self._fleets[asked.identity] = asked.fleet(self.folder)
+        return self._fleets[asked.identity]
 
     def _start(self, job: Job) -> None:
         try:
@@ -323,9 +304,10 @@ class JobQueue:
             run = str(self.folder.place(asked.content["path"]))
             return {"function": "federation", "arguments": {"run": run}}
         if asked.kind == "shares":
+            asked.require_same_base(self.folder)
             base = self.folder.place(asked.content["base"])
-            fleet = str(base.parent) if (base.parent / "fleet.toml").is_file() else None
-            arguments = {"base": str(base), "out": str(place / "shares.json"), "fleet": fleet}
+            fleet = fleet_of(base)
+            arguments = {"base": str(base), "out": str(place / "shares.json"), "fleet": fleet and str(fleet)}
             return {"function": "shares", "arguments": arguments}
         return {"arguments": asked.arguments(self.folder, place)}
 
@@ -358,10 +340,9 @@ class JobQueue:
         """Return the unfinished job of the same request about a base that has gone on since."""
         if request.kind != "ondemand":
             return None
-        wanted = {**request.as_mapping(), "base_round": None}
-        return next(
-            (one for one in self._jobs.values() if not one.over and {**one.request, "base_round": None} == wanted), None
-        )
+        unlike = dict.fromkeys(("base_round", "base_model", "target"))
+        wanted = {**request.as_mapping(), **unlike}
+        return next((one for one in self._jobs.values() if not one.over and {**one.request, **unlike} == wanted), None)
 
     def _say(self, job: Job) -> None:
         more = {"error": job.error} if job.error else {}

@@ -13,14 +13,27 @@ from typing import Any, Literal
 
 from covey.config.runtime_choice import AUTO, ON_GPU, runtime_here
 from covey.config.schema import Config
-from covey.config.values import PARTS, own_names
+from covey.config.values import PARTS
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.comparison.plan import own_names_of, runtime_settled, variants_of
 from covey.job.run_index import kind_of
-from covey.job.settings import expand
+from covey.serve.model_order import (
+    base_facts,
+    base_run,
+    config_hash,
+    fleet_named_here,
+    fleet_of,
+    fleet_words,
+    live_run,
+    mix_asked,
+    settings_of,
+    target_text,
+    typed,
+)
+from covey.serve.plain_settings import plain, require_no_code, require_no_paths
 from covey.serve.served_folder import ServedFolder
-from covey.trust import is_own, paths_in
+from covey.trust import is_own
 
 JobKind = Literal["run", "comparison", "analysis", "ondemand", "resume", "report", "federation", "shares"]
 
@@ -35,9 +48,6 @@ _MOST_VARIANTS = 1000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,80}")
 
-_TYPED = re.compile(r"[^/\\~]*")
-"""Texts that cannot be a path."""
-
 
 @dataclass(frozen=True)
 class JobRequest:
@@ -49,7 +59,9 @@ class JobRequest:
     @cached_property
     def identity(self) -> str:
         """Name of the job: equal requests have equal ones."""
-        text = json.dumps([self.kind, self.content], sort_keys=True, separators=(",", ":"), allow_nan=False)
+        # A mix stands for the target, which can be written in several ways.
+        content = {key: value for key, value in self.content.items() if key != "target" or "mix" not in self.content}
+        text = json.dumps([self.kind, content], sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     @cached_property
@@ -66,9 +78,30 @@ class JobRequest:
     @property
     def on_device(self) -> bool:
         """True if it may compute on a GPU, where one job runs at a time."""
+        if self.kind in QUICK:
+            # They are small, and a page waits for them.
+            return False
         settings = self.content.get("settings") or {}
         runtime, device = str(settings.get("runtime") or AUTO), str(settings.get("device") or "auto")
         return runtime_here(runtime, device) == ON_GPU and device != "cpu"
+
+    def fleet(self, folder: ServedFolder) -> Path | None:
+        """Return the folder of the live fleet whose sites it asks; None if it asks none."""
+        runtime = (self.content.get("settings") or {}).get("runtime")
+        if runtime not in (None, "fleet"):
+            return None
+        try:
+            if self.kind in ("ondemand", "shares"):
+                return fleet_of(folder.place(self.content["base"]))
+            if self.kind == "analysis" and self.content["of"]:
+                return fleet_of(base_run(folder, self.content["of"]))
+            if self.kind == "resume":
+                run = live_run(folder, folder.place(self.content["path"]))
+                return None if run is None else fleet_of(run)
+        except Refusal:
+            # What is wrong is said when it begins.
+            return None
+        return fleet_named_here() if runtime == "fleet" else None
 
     def require_plain(self) -> None:
         """Refuse a request that a file cannot hold: text that is not Unicode, or numbers that are not finite."""
@@ -91,15 +124,24 @@ class JobRequest:
         """Return the arguments of `covey` that do the job, or what is left of it. `work` is the job's own folder."""
         place = None if self.place is None else folder.place(self.place)
         if place is not None and kind_of(place) is not None:
-            return _resuming(place)
+            return _resuming(folder, place)
+        self.require_same_base(folder)
         return self._from_the_start(folder, work)
+
+    def require_same_base(self, folder: ServedFolder) -> None:
+        """Refuse to begin if another run lies in the base's place by now."""
+        asked = self.content.get("base_config")
+        require(
+            asked is None or config_hash(base_run(folder, self.content["base"])) == asked,
+            f"The run '{self.content.get('base')}' is another one than that which this was asked of; ask again.",
+        )
 
     def _from_the_start(self, folder: ServedFolder, work: Path) -> list[str]:
         content = self.content
         place = None if self.place is None else folder.place(self.place)
         if self.kind == "resume":
             assert place is not None
-            return _resuming(place)
+            return _resuming(folder, place)
         words: list[str] = [*_settings_words(content.get("settings") or {})]
         if self.kind == "run":
             return ["run", *words, "--out", str(place), "--json"]
@@ -107,10 +149,11 @@ class JobRequest:
             return ["compare", *_comparison_words(content), *words, "--out", str(place), "--json"]
         if self.kind == "ondemand":
             base = folder.place(content["base"])
-            given = [str(base), *_fleet(base), *_ondemand_words(content)]
+            given = [str(base), *fleet_words(base), *_ondemand_words(content)]
             return ["ondemand", *given, *words, "--out", str(place), "--json"]
         if self.kind == "analysis":
-            of = ["--from", str(folder.place(content["of"]))] if content.get("of") else []
+            run = base_run(folder, content["of"]) if content.get("of") else None
+            of = [] if run is None else ["--from", str(run), *fleet_words(run)]
             return ["analyze", *of, *_analysis_words(content), *words, "--draw", str(work / "page.html"), "--json"]
         assert self.kind == "report"
         places = [str(folder.place(path)) for path in content["folders"]]
@@ -125,9 +168,9 @@ class JobRequest:
 
 def run_request(settings: Mapping[str, Any], name: str | None = None) -> JobRequest:
     """Return the request for a run with these settings."""
-    given = _plain(settings)
-    Config.of(given)
-    return JobRequest("run", {"settings": given, **_named(name)})
+    given = plain(settings)
+    resolved = Config.of(given).as_mapping()
+    return JobRequest("run", {"settings": typed(given, resolved), **_named(name)})
 
 
 def comparison_request(
@@ -140,7 +183,7 @@ def comparison_request(
     name: str | None = None,
 ) -> JobRequest:
     """Return the request for a comparison; every variant is resolved once, so that impossible ones are refused."""
-    given = _plain(settings)
+    given = plain(settings)
     count = seeds if isinstance(seeds, int) else len(seeds)
     require(0 < count <= 1000, f"seeds must be 1 to 1000, not {count}.")
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -152,10 +195,11 @@ def comparison_request(
     require(variants <= _MOST_VARIANTS, f"A comparison has at most {_MOST_VARIANTS:,} variants, not {variants:,}.")
     settled = runtime_settled(given)
     plan = {"format": FORMAT, "methods": list(methods), "seeds": numbers[:1], "vary": dict(vary), "given": settled}
-    _require_no_code(own_names_of(plan))
-    _require_no_paths({"vary": plan["vary"], "methods": plan["methods"]})
-    variants_of(plan)
-    content = {"methods": list(methods), "seeds": numbers, "vary": dict(vary), "settings": given}
+    require_no_code(own_names_of(plan))
+    require_no_paths({"vary": plan["vary"], "methods": plan["methods"]})
+    resolved = variants_of(plan)[0].configs[0].as_mapping()
+    varied = {key: [typed(value, _at(resolved, key)) for value in values] for key, values in vary.items()}
+    content = {"methods": list(methods), "seeds": numbers, "vary": varied, "settings": typed(given, resolved)}
     return JobRequest("comparison", {**content, "target": target, "fairness": fairness, **_named(name)})
 
 
@@ -163,53 +207,26 @@ def analysis_request(
     of: str | None, insight: str, rounds: int | None, level: float, settings: Mapping[str, Any]
 ) -> JobRequest:
     """Return the request for an analysis of a federation, or of a run's (`of`)."""
-    given = _plain(settings)
+    given = plain(settings)
     require(not is_own(insight), f"'{insight[:80]}' is code; a request cannot name any.")
     require(rounds is None or rounds >= 1, f"rounds must be at least 1, not {rounds}.")
     require(0 < level < 1, f"level is a fraction between 0 and 1, not {level}.")
-    Config.of(given)
-    return JobRequest("analysis", {"of": of, "insight": insight, "rounds": rounds, "level": level, "settings": given})
+    settled = typed(given, Config.of(given).as_mapping())
+    return JobRequest("analysis", {"of": of, "insight": insight, "rounds": rounds, "level": level, "settings": settled})
 
 
 def ondemand_request(folder: ServedFolder, base: str, target: Mapping[str, float] | str, **options: Any) -> JobRequest:
-    """Return the request for a model of a class mix. The base's rounds so far are part of it: more make another base.
+    """Return the request for a model of a class mix. What the base holds now is part of it: more rounds, or another run
+    in its place, make another base.
 
     `options` are those of `covey.ondemand`: estimator, rounds, pairing, survey, insight_dp, continued and settings.
     """
     place = base_run(folder, base)
-    given = _plain(options.pop("settings", None) or {})
+    given = typed(plain(options.pop("settings", None) or {}), settings_of(place))
     asked = {key: value for key, value in options.items() if value not in (None, False)}
-    content = {"base": folder.path(place), "base_round": _base_round(place), "target": target_text(target), **asked}
+    text = target_text(target)
+    content = {"base": folder.path(place), **base_facts(place), "target": text, "mix": mix_asked(text), **asked}
     return JobRequest("ondemand", {**content, "settings": given})
-
-
-def base_run(folder: ServedFolder, base: str) -> Path:
-    """Return the run folder of a base: a run, or the run of a live fleet."""
-    place = folder.place(base)
-    if kind_of(place) == "fleet":
-        place = folder.place(f"{base}/run")
-    require(kind_of(place) == "run", f"There is no run '{base[:80]}' to make models from.")
-    require(
-        folder.file(f"{folder.path(place)}/checkpoint.safetensors") is not None,
-        f"The run '{base[:80]}' has no finished round to begin at yet.",
-    )
-    return place
-
-
-def target_text(target: Mapping[str, float] | str) -> str:
-    """Return a class mix as the command line takes it; classes with shares above zero, in a fixed order."""
-    if isinstance(target, str):
-        require(
-            len(target) <= 20_000 and bool(_TYPED.fullmatch(target)),
-            "The target is a class mix such as 0=0.5,3=0.5; over HTTP it is no file.",
-        )
-        return target.strip()
-    require(len(target) > 0, 'The target is empty: say what share of which class, such as {"0": 0.5, "3": 0.5}.')
-    for label, share in target.items():
-        require("," not in label, f"The class '{label[:40]}' has a comma in its name: give its number instead.")
-        require(math.isfinite(share) and share >= 0, f"The share of '{label[:40]}' must be at least 0, not {share}.")
-    require(sum(target.values()) > 0, "The target is empty: all of its shares are zero.")
-    return ",".join(f"{label.strip()}={share!r}" for label, share in sorted(target.items()) if share > 0)
 
 
 def resume_request(path: str) -> JobRequest:
@@ -240,48 +257,13 @@ def federation_request(folder: ServedFolder, path: str) -> JobRequest:
 def shares_request(folder: ServedFolder, base: str) -> JobRequest:
     """Return the request for the clients' class shares by one gradient each, at the base's last round."""
     place = base_run(folder, base)
-    return JobRequest("shares", {"base": folder.path(place), "base_round": _base_round(place)})
+    return JobRequest("shares", {"base": folder.path(place), **base_facts(place)})
 
 
-def _base_round(place: Path) -> int:
-    # Imported late: it needs torch, which reading requests does not.
-    from covey.core.checkpoint import checkpoint_round
-
-    return checkpoint_round(place)
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings, nested, without code and without paths."""
-    given = expand(settings)
-    _require_no_code(own_names(given) | {f"setting {number}": name for number, name in enumerate(paths_in(given), 1)})
-    require("data_dir" not in given, "data_dir is the server's own: COVEY_DATA, in the environment that it starts in.")
-    _require_no_paths(given)
-    return given
-
-
-def _require_no_code(found: Mapping[str, str]) -> None:
-    named = ", ".join(f"{where} {name}"[:120] for where, name in found.items())
-    require(not found, f"A request cannot name code to import: {named}. Install it as a plugin of Covey's.")
-
-
-def _require_no_paths(given: Any) -> None:
-    for text in _texts(given):
-        require(
-            len(text) <= 2000 and ".." not in text and bool(_TYPED.fullmatch(text)) and text.isprintable(),
-            f"'{text[:80]}' is or may be a path: settings over HTTP name no files.",
-        )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
+def _at(settings: Mapping[str, Any], key: str) -> Any:
+    section, dot, option = key.partition(".")
+    value = settings.get(section)
+    return (value.get(option) if isinstance(value, Mapping) else None) if dot else value
 
 
 def _named(name: str | None) -> dict[str, str]:
@@ -351,12 +333,7 @@ def _analysis_words(content: Mapping[str, Any]) -> list[str]:
     return [*words, *([] if content["rounds"] is None else ["--rounds", str(content["rounds"])])]
 
 
-def _resuming(place: Path) -> list[str]:
+def _resuming(folder: ServedFolder, place: Path) -> list[str]:
     """Return the arguments that resume a run, or a job of runs; of a fleet, its run."""
     run = place / "run" if kind_of(place) == "fleet" else place
-    return ["resume", str(run), *_fleet(run), "--json"]
-
-
-def _fleet(place: Path) -> list[str]:
-    """Return the flag that names the fleet of a run that lies in a fleet's folder."""
-    return ["--fleet", str(place.parent)] if (place.parent / "fleet.toml").is_file() else []
+    return ["resume", str(run), *fleet_words(live_run(folder, place)), "--json"]

@@ -18,6 +18,7 @@ from covey.serve.form_fields import FormField, filled_request
 from covey.serve.form_view import KINDS, form_page, mix_page
 from covey.serve.job_request import ondemand_request
 from covey.serve.live_view import live_page
+from covey.serve.model_order import base_run
 from covey.serve.page_shell import notice, script, shell, style
 from covey.serve.round_stream import state_of
 from covey.serve.round_tail import RoundTail
@@ -211,8 +212,13 @@ def _with_way_back(page: Path, address: str, label: str) -> Response:
 
 def _bases(do: ServeActions) -> list[str]:
     """Return the runs, and fleets, that models can begin at."""
-    lines = do.index.all()
-    return [line.path for line in lines if line.kind in ("run", "fleet") and line.done][:_MOST_BASES]
+    found: list[str] = []
+    for line in do.index.all():
+        if line.kind in ("run", "fleet") and line.done and len(found) < _MOST_BASES:
+            # Of a fleet's run without the fleet there is nobody to ask.
+            with suppress(Refusal):
+                found += [line.path] if line.runtime != "fleet" or base_run(do.folder, line.path) else []
+    return found
 
 
 _LOGIN = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from covey.job.run_summary import STATES, RunSummary
-from covey.serve.job_queue import Job
+from covey.serve.job_record import Job
 from covey.serve.round_stream import Counters
 
 _MOST = 200

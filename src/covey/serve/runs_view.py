@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 
 from covey.job.run_summary import KINDS, STATES, RunSummary, common_label
 from covey.page.html_page import escape
-from covey.serve.job_queue import Job
+from covey.serve.job_record import Job
 from covey.serve.page_shell import badge, button, facts, link, percent, rounded, served_score, shell
 from covey.serve.served_folder import ServedFolder
 
@@ -186,14 +186,18 @@ def job_page(job: Job, view: Mapping[str, object], log: str, word: str, folder: 
     parts = [facts(rows)]
     if not job.over:
         parts.append(button(f"/job/{job.id}/cancel", "Cancel", word))
-    elif job.state != "done":
-        parts.append(button(f"/job/{job.id}/retry", "Go on", word))
+    elif job.state != "done" or view.get("lost"):
+        parts.append(button(f"/job/{job.id}/retry", "Make it again" if view.get("lost") else "Go on", word))
+    if view.get("lost"):
+        parts.append('<p class="notice">Its model is no longer in its folder.</p>')
+    if view.get("waits_for"):
+        parts.append(f'<p class="notice">{escape(view["waits_for"])}</p>')
     if job.error:
         parts.append(f'<p class="notice" role="alert">{escape(job.error)}</p>')
     if view.get("command"):
         parts.append(f"<h2>As a command</h2><pre><code>{escape(view['command'])}</code></pre>")
     if isinstance(view.get("model"), dict):
-        parts.append(_model(job, view["model"]))  # type: ignore[arg-type]
+        parts.append(_model(job, view["model"], lost=bool(view.get("lost"))))  # type: ignore[arg-type]
     if job.request["kind"] == "analysis" and job.state == "done":
         parts.append(f'<p><a href="/job/{job.id}/page">See the analysis</a></p>')
     parts.append('<h2>Events</h2><ol id="events" class="events"></ol>')
@@ -203,7 +207,7 @@ def job_page(job: Job, view: Mapping[str, object], log: str, word: str, folder: 
     return shell(title_of(job), "\n".join(parts), live=live)
 
 
-def _model(job: Job, model: Mapping[str, object]) -> str:
+def _model(job: Job, model: Mapping[str, object], *, lost: bool = False) -> str:
     names, wanted, mix = model["class_names"], model["target"], model["mix"]
     assert isinstance(names, list) and isinstance(wanted, list) and isinstance(mix, list)
     rows = "".join(
@@ -219,17 +223,16 @@ def _model(job: Job, model: Mapping[str, object]) -> str:
         ("accuracy on the mix", percent(accuracy if isinstance(accuracy, float) else None)),
         ("of the base model", percent(before if isinstance(before, float) else None)),
         ("clients used", escape(f"{len(clients)}: {', '.join(map(str, clients[:40]))}")),
-        (
-            "ε spent",
-            escape(f"{model['epsilon']:g} by this model, {model['epsilon_of_all_models']:g} by all of this base"),
-        ),
+        ("privacy", escape(model["privacy"])),
     ]
+    if (together := model["epsilon_of_all_models"]) is not None:
+        shown.append(("ε of all answers for models of this base", escape(f"{together:g}")))
     notes = model["notes"]
     assert isinstance(notes, list)
     said = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    file = f'<p><a class="button" href="/models/{job.id}.safetensors" download>Download the model</a></p>'
     return (
-        "<h2>The model</h2>"
-        f'<p><a class="button" href="/models/{job.id}.safetensors" download>Download the model</a></p>'
+        f"<h2>The model</h2>{'' if lost else file}"
         f"{facts(shown)}<table><caption>Class mix</caption><thead><tr><th scope=col>class</th>"
         '<th scope="col" class="number">asked for</th><th scope="col" class="number">achieved</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>{f'<ul>{said}</ul>' if said else ''}"

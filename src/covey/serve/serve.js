@@ -319,9 +319,18 @@
       federations.set(run.path, null);
       try {
         const answer = await fetch(`/runs/${run.path.split("/").map(encodeURIComponent).join("/")}/federation`);
-        federations.set(run.path, answer.ok ? await answer.json() : null);
-      } catch { /* The page goes on without. */ }
+        const world = answer.ok ? await answer.json() : null;
+        federations.set(run.path, world);
+        if (!world || world.pending) askAgain(run);
+      } catch { askAgain(run); }
       soon();
+    }
+    /* The page goes on without, and asks once more while somebody looks at this run. */
+    function askAgain(run) {
+      setTimeout(() => {
+        federations.delete(run.path);
+        if (focus.value === run.label) known(run);
+      }, 10000);
     }
     const source = new EventSource(main.dataset.events);
     source.addEventListener("member", (event) => {
