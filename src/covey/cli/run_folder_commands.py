@@ -76,7 +76,7 @@ def _table(lines: "list[RunSummary]", folder: Path) -> Table:
         "folder": lambda line: str(folder / line.path),
         "kind": lambda line: line.kind,
         "state": lambda line: line.state,
-        "method": lambda line: line.name,
+        "method": lambda line: line.name + (f" ({line.on_demand})" if line.on_demand else ""),
         "data": lambda line: ", ".join(filter(None, (line.dataset, line.environment))),
         "rounds": lambda line: f"{line.done:,}/{line.rounds:,}" if line.rounds else "",
         score: lambda line: score_text(line, named=label is None),
@@ -119,6 +119,8 @@ def show(
         print_json(line.as_mapping())
     else:
         display.console.print(_table([line, *_members(folder, line)], folder), highlight=False)
+        if line.on_demand:
+            display.say(f"{line.on_demand}.")
         display.say(_next_step(folder, line))
 
 

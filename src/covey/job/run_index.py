@@ -15,6 +15,9 @@ from covey.core.printable_text import printable
 from covey.job.run_summary import Kind, RunSummary
 from covey.storage import LOCK, is_being_written, open_plain, read_json
 
+MIX_SCORES = "mix_scores.json"
+"""File of an on-demand job: the accuracy of each model on its target."""
+
 DEPTH = 6
 """Folders below this depth are not searched."""
 
@@ -129,6 +132,9 @@ class RunIndex:
             score=None if metric is None else mean,
             metric=metric,
             better=better,
+            mix_accuracy=self._known(place, MIX_SCORES, _mix_accuracy) if kind == "ondemand" else None,
+            used=about.get("used"),
+            epsilon=about.get("epsilon"),
             changed=max([_changed(place), *(run.changed for run in runs)]),
             runs=tuple(run.path for run in runs),
         )
@@ -138,7 +144,7 @@ class RunIndex:
         try:
             found = (place / name).stat(follow_symlinks=False)
         except FileNotFoundError:
-            if name == "metrics.jsonl":
+            if name in ("metrics.jsonl", MIX_SCORES):
                 return None
             raise
         key, stamp = (str(place), name), (found.st_mtime_ns, found.st_size, found.st_ino)
@@ -258,9 +264,17 @@ def _comparison(path: Path) -> dict[str, Any]:
     return {"name": ", ".join(map(str, plan["methods"])), "runs": variants * len(plan["seeds"])}
 
 
+def _mix_accuracy(path: Path) -> float | None:
+    scores = [float(one) for one in read_json(_text(path))["accuracy"] if one is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
 def _ondemand(path: Path) -> dict[str, Any]:
-    plan = read_json(_text(path))["plan"]
+    job = read_json(_text(path))
+    plan, noise = job["plan"], job["plan"].get("insight_dp")
     return {
+        "used": len({int(client) for one in job.get("composed", ()) for client in one["clients"]}) or None,
+        "epsilon": None if noise is None else float(str(noise).split(",")[0]),
         "name": "; ".join(str(target["name"]) for target in plan["targets"]),
         "runs": len(plan["targets"]) + bool(plan["continued"]),
     }

@@ -46,6 +46,12 @@ class RunSummary:
     better: str | None = None
     """`higher` or `lower`."""
     loss: float | None = None
+    mix_accuracy: float | None = None
+    """Of an on-demand job: accuracy on the class mixes that were asked for, mean over targets."""
+    used: int | None = None
+    """Of an on-demand job: clients that it trains on."""
+    epsilon: float | None = None
+    """Of an on-demand job: what the clients' answers spent; None without noise."""
     changed: float = 0.0
     """Time of the last change, in seconds since 1970."""
     runs: tuple[str, ...] = ()
@@ -62,6 +68,15 @@ class RunSummary:
     def rank(self) -> float | None:
         """The main metric, so that higher is better."""
         return self.main if self.main is None or self.better != "lower" else -self.main
+
+    @property
+    def on_demand(self) -> str:
+        """What an on-demand job made, in words; empty for others."""
+        if self.kind != "ondemand" or self.used is None:
+            return ""
+        accuracy = [] if self.mix_accuracy is None else [f"{self.mix_accuracy:.1%} on the mix"]
+        answers = "no noise in answers" if self.epsilon is None else f"answers with ε = {self.epsilon:g}"
+        return ", ".join([*accuracy, f"{self.used:,} clients", answers])
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the line for JSON."""

@@ -105,10 +105,11 @@ def _row(line: RunSummary, named: bool) -> str:
         else ""
     )
     changed = datetime.fromtimestamp(line.changed).strftime("%Y-%m-%d %H:%M") if line.changed else "-"
+    made = f'<br><span class="quiet">{escape(line.on_demand)}</span>' if line.on_demand else ""
     data = " ".join(part for part in (line.dataset, line.environment) if part)
     return (
         f'<tr data-run="{name}"><td>{tick}</td><th scope="row">{link(line.path, line.path)} {about}</th>'
-        f"<td>{escape(rounded(line.name))}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
+        f"<td>{escape(rounded(line.name))}{made}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
         f'{f" {escape(line.fault)}" if line.fault else ""}</td><td class="number">{line.done:,} of {line.rounds:,}</td>'
         f'<td class="number">{served_score(line, named=named)}</td><td class="time">{changed}</td><td>{page}</td></tr>'
     )

@@ -1,6 +1,7 @@
 """Scores of an on-demand job's models on their target mixes."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from covey.data.dataset import Samples
 from covey.data.paper_targets import test_indices
 from covey.job.experiment import Experiment
 from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand, TargetModel, TargetScores, target_curve
+from covey.job.run_index import MIX_SCORES
 from covey.job.runs import Run
 from covey.model.frozen import constants, set_constants
 from covey.model.layout import Layout
+from covey.storage import write_json
 
 
 def evaluate_targets(
@@ -55,7 +58,12 @@ def evaluate_targets(
                 notes=(*notes, *_silence_note(one), *untested_notes(untested)),
             )
         )
-    return OnDemand(composed, tuple(tailored), runs[-1] if with_base else None)
+    made = OnDemand(composed, tuple(tailored), runs[-1] if with_base else None)
+    if not (composed.folder / MIX_SCORES).exists():
+        # For lists, which read JSON alone. A folder of others may be one that cannot be written.
+        with suppress(OSError):
+            write_json(composed.folder / MIX_SCORES, {"accuracy": [one.scored.accuracy for one in tailored]})
+    return made
 
 
 def _silence_note(run: Run) -> list[str]:
