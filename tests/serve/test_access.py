@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 
 from covey.serve.access import LARGEST
 from covey.serve.job_request import run_request
+from covey.serve.prometheus import exposition
+from covey.serve.round_stream import Counters
 from covey.serve.web_app import ServeOptions, create_service
 from tests.serve.conftest import client_of
 
@@ -351,6 +353,9 @@ def test_figures_for_prometheus_are_well_formed(asked):
     assert 'covey_runs{state="finished"} 2' in text
     assert 'covey_run_accuracy{run="deep/second",kind="run",name="fedprox"}' in text
     assert "process_cpu_seconds_total" in text
+    own = exposition([], [], Counters(), {"a-job": os.getpid()})
+    used = {name: float(value) for name, value in re.findall(r'covey_job_(\w+)\{job="a-job"\} (\S+)', own)}
+    assert used["cpu_seconds"] > 0.5 and used["resident_memory_bytes"] > 10 << 20
 
 
 @pytest.fixture(autouse=True)

@@ -205,7 +205,7 @@ def routes(do: ServeActions) -> APIRouter:
 
     @api.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
     def metrics() -> Response:
-        text = exposition(do.index.all(), do.queue.all(), do.counters)
+        text = exposition(do.index.all(), do.queue.all(), do.counters, do.queue.processes())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @api.get("/runs", summary="Runs, comparisons, on-demand jobs and fleets")

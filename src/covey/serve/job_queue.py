@@ -177,6 +177,12 @@ class JobQueue:
             found = [job for job in self._jobs.values() if job.meaning.place == path]
         return max(found, key=lambda job: (not job.over, job.number), default=None)
 
+    def processes(self) -> dict[str, int]:
+        """Return the processes of the jobs that run, by job."""
+        with self._changed:
+            running = [job.id for job in self._running()]
+        return {id_: holder for id_ in running if (holder := lock_holder(self.place(id_)))}
+
     def wait(self, id_: str, seconds: float) -> Job:
         """Wait until a job is over, at most so long, and return it."""
         with self._changed:

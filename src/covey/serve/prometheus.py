@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from covey.job.run_summary import STATES, RunSummary
@@ -16,8 +16,10 @@ _MOST = 200
 BEGUN = time.time()
 
 
-def exposition(lines: Sequence[RunSummary], jobs: Sequence[Job], counters: Counters) -> str:
-    """Return all figures."""
+def exposition(
+    lines: Sequence[RunSummary], jobs: Sequence[Job], counters: Counters, processes: Mapping[str, int]
+) -> str:
+    """Return all figures; `processes` are those of the jobs that run, by job."""
     states = Counter(line.state for line in lines)
     queue = Counter(job.state for job in jobs)
     used = os.times()
@@ -47,6 +49,14 @@ def exposition(lines: Sequence[RunSummary], jobs: Sequence[Job], counters: Count
     ):
         if figure is not None:
             text += [_head(name, kind, help_), _line(name, figure)]
+    for name, help_, of in (
+        ("cpu_seconds", "Processor time of a job's process.", _cpu),
+        ("resident_memory_bytes", "Memory of a job's process.", _resident),
+    ):
+        text.append(_head(f"covey_job_{name}", "gauge", help_))
+        for job, process in processes.items():
+            if (figure := of(process)) is not None:
+                text.append(_line(f"covey_job_{name}", figure, job=job))
     return "\n".join(text) + "\n"
 
 
@@ -55,6 +65,8 @@ _OF_RUNS: Sequence[tuple[str, str, Callable[[RunSummary], float | None]]] = (
     ("rounds", "Rounds planned.", lambda line: line.rounds),
     ("accuracy", "Last accuracy on the test set.", lambda line: line.accuracy),
     ("score", "Last main metric on the test set, where it is not accuracy.", lambda line: line.score),
+    ("epsilon", "What the clients' answers for a model on demand spent.", lambda line: line.epsilon),
+    ("mix_accuracy", "Accuracy of models on demand on their mixes.", lambda line: line.mix_accuracy),
     ("loss", "Last loss on the test set.", lambda line: line.loss),
     ("last_change_seconds", "Time of the last round.", lambda line: line.changed),
 )
@@ -75,8 +87,17 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _resident() -> float | None:
+def _resident(process: int | str = "self") -> float | None:
     try:
-        return float(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return float(int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _cpu(process: int) -> float | None:
+    """Return the processor time of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
