@@ -156,10 +156,11 @@ class ServeActions:
     def shares_of(self, base: str) -> BaseShares:
         """Return the class shares of a base run's clients, asked for once for each base."""
         request = shares_request(self.folder, base)
-        if request.identity not in self._shares:
-            job = self.quick(self.queue.submit(request, again=self._failed(request.identity)))
-            self._shares[job.id] = BaseShares.read(self.queue.place(job.id) / "shares.json")
-        return self._shares[request.identity]
+        if request.identity in self._shares:
+            return self._shares[request.identity]
+        # It may be a job that was asked for before the base went on, and has not been done yet.
+        job = self.quick(self.queue.submit(request, again=self._failed(request.identity)))
+        return self._shares.setdefault(job.id, BaseShares.read(self.queue.place(job.id) / "shares.json"))
 
     def report(self, paths: list[str]) -> Path:
         """Return a fresh report about runs, made at most once for what they hold now."""

@@ -344,7 +344,7 @@ class JobQueue:
 
     def _same_base(self, request: JobRequest) -> Job | None:
         """Return the unfinished job of the same request about a base that has gone on since."""
-        if request.kind != "ondemand":
+        if request.kind not in ("ondemand", "shares"):
             return None
         unlike = dict.fromkeys(("base_round", "base_model", "target"))
         wanted = {**request.as_mapping(), **unlike}
