@@ -119,6 +119,8 @@ def test_a_job_that_crashes_again_and_again_is_given_up(tmp_path):
     try:
         for crashes in (1, 2):
             wait_until(lambda: bool(lock_holder(queue.place(job.id))), "its process")
+            # A process that ends before the queue has seen it is waited for a while.
+            wait_until(lambda: job.id not in queue._begun, "the queue")
             os.kill(lock_holder(queue.place(job.id)) or 0, signal.SIGKILL)
             wait_until(lambda: job.crashes == crashes, "the crash")  # noqa: B023
         assert queue.wait(job.id, 60).state == "failed"
