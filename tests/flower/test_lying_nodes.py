@@ -25,6 +25,18 @@ class LyingGrid(InProcessGrid):
         return answer
 
 
+class Boasting(InProcessGrid):
+    """A grid one of whose nodes claims a billion samples and no loss when it has trained."""
+
+    def _answer(self, message: Message) -> Message:
+        answer = super()._answer(message)
+        if message.metadata.dst_node_id == LIAR and answer.has_content() and REPLY in answer.content.metric_records:
+            record = answer.content.metric_records[REPLY]
+            if "accuracy" not in record and "loss" in record:
+                record["samples"], record["loss"] = 10**9, 0.0
+        return answer
+
+
 def scores(grid: InProcessGrid, **more: Any) -> float:
     # Clients hardly train, so the true accuracy stays low.
     strategy = Strategy("fedavg", model=net(), clients=10, cohort=4, local={"rate": 1e-6}, **more)
@@ -41,3 +53,14 @@ def test_one_liar_does_not_decide_the_accuracy_that_is_reported():
     assert believed == pytest.approx(1.0, abs=1e-3)
     # The liar weighs at most as much as two clients of ten.
     assert bounded <= truth + 0.2 * (1 - truth) + 0.05
+
+
+@pytest.mark.parametrize(("on", "share"), [(False, 1.0), (True, 0.1)])
+def test_one_liar_does_not_decide_the_training_loss_that_is_reported(on, share):
+    losses = []
+    for kind in (InProcessGrid, Boasting):
+        strategy = Strategy("fedavg", model=net(), clients=10, cohort=10, local={"rate": 1e-6}, guard={"on": on})
+        result = strategy.start(kind(an_app(), 10), ArrayRecord(net().state_dict()), num_rounds=1)
+        losses.append(result.train_metrics_clientapp[1]["train_loss"])
+    # It counts as the median client.
+    assert losses[1] == pytest.approx((1 - share) * losses[0], rel=0.1, abs=1e-3)

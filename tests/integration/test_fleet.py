@@ -26,7 +26,7 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.proto.control_pb2 import UnregisterNodeRequest
 from safetensors.torch import load_file
 
@@ -57,6 +57,7 @@ from covey.flower.memory_file import recall, remember
 from covey.flower.node_memory import Memory
 from covey.flower.public_keys import fingerprint, public_bytes
 from covey.flower.roster import Roster
+from covey.flower.wire import REPLY
 from covey.job.experiment import Experiment
 from covey.job.federation_summary import describe
 from covey.personalization.cfl import CFL
@@ -752,7 +753,7 @@ class Registered(InProcessGrid):
 def own_data(tmp_path, monkeypatch) -> Callable[..., Fleet]:
     """`own_data(test=True)`: a fleet of three sites with data of their own, in this process."""
 
-    def made(*, test: bool = False) -> Fleet:
+    def made(*, test: bool = False, kind: type[Registered] = Registered) -> Fleet:
         sites, classes = ("harbour", "mill", "quarry"), ("ok", "worn", "broken")
         data: dict[str, Any] = {"shape": [6], "classes": list(classes), **({"test": "test.npz"} if test else {})}
         run = {"model": {"name": "mlp", "hidden": [8]}, "local": {"epochs": 1}, "rounds": 2, "cohort": 3}
@@ -767,7 +768,7 @@ def own_data(tmp_path, monkeypatch) -> Callable[..., Fleet]:
             for path in (fleet.site(name) / "data" / "train.npz", fleet.folder / "test.npz"):
                 np.savez(path, x=x, y=y)
             nodes.append({"client": name, "folder": str(fleet.site(name) / "data")})
-        grid = Registered(site_app, nodes)
+        grid = kind(site_app, nodes)
         grid.keys = {name: public_bytes(fleet.key(name)) for name in sites}
 
         def entered(fleet: Fleet, settings: str, limit: int) -> Session:
@@ -806,6 +807,33 @@ def test_each_site_scores_the_model_that_it_uses(own_data):
             mean = np.average(found, axis=0, weights=[48 + client for client in users])
             assert (scores.loss[model], scores.accuracy[model]) == pytest.approx(tuple(mean), rel=1e-6)
     experiment.runtime.close()
+
+
+class Boasting(Registered):
+    """A grid whose first site claims a billion samples and a perfect score in evaluations."""
+
+    def _answer(self, message: Message) -> Message:
+        answer = super()._answer(message)
+        if message.metadata.dst_node_id == min(self.contexts) and REPLY in answer.content.metric_records:
+            record = answer.content.metric_records[REPLY]
+            if "accuracy" in record:
+                record["samples"], record["loss"], record["accuracy"] = 10**9, 0.0, 1.0
+        return answer
+
+
+def test_a_site_that_boasts_does_not_decide_the_score_of_a_fleet(own_data):
+    fleet = own_data(kind=Boasting)
+    truth: list[float] = []
+    reported: dict[bool, float] = {}
+    for on in (True, False):
+        experiment = Experiment.of(Config.of({**run_settings(fleet), "method": "fedavg", "guard": {"on": on}}))
+        model = torch.randn(experiment.method.models().shape, generator=torch.Generator().manual_seed(0))
+        truth = [score_at(experiment, fleet, model[0], client)[0] for client in (1, 2)]
+        reported[on] = float(experiment.runtime.evaluate(model).loss[0])
+        experiment.runtime.close()
+    assert reported[False] == pytest.approx(0.0, abs=1e-3)
+    # The site weighs at most as much as two of three.
+    assert reported[True] == pytest.approx(np.average(truth, weights=[49, 50]) / 3, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["local-only", "fedper", "ditto"])

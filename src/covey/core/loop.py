@@ -36,11 +36,13 @@ class Scoring:
     models: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Joint:
     """Request and barrier: every run has aggregated its round; work that runs can share is done here."""
 
     works: Sequence[JointWork]
+    replies: Replies
+    """The round's replies as the method has believed them, without models."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
             method.absorb(t, replies)
         # A cohort's states may be the largest thing in memory: they go before other runs are waited for.
         replies = replies.for_records()
-        watch.seconds["aggregation"] += (yield Joint(method.joint_work())) or 0.0
+        watch.seconds["aggregation"] += (yield Joint(method.joint_work(), replies)) or 0.0
         scores = None
         if run.evaluate_every and (t % run.evaluate_every == 0 or t == run.rounds):
             raw = method.raw_model() if isinstance(method, Averaged) else None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from covey.arrays import FloatArray, IntArray
 from covey.config.schema import Config
 from covey.core.client_health import Attendance, Health
+from covey.core.guard import bounded_shares
 from covey.core.interfaces import Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
@@ -193,12 +194,12 @@ class FleetRuntime(Runtime):
         return Scores(rows[:, 0], correct, totals)
 
     def _at_all_sites(self, states: Tensor) -> FloatArray:
-        """Return loss and accuracy `[m, 2]` of each model over all sites that answer, weighted by their samples."""
+        """Return loss and accuracy `[m, 2]` of each model over all sites that answer, by samples."""
         rows = np.full((len(states), 2), np.nan)
         for row, state in enumerate(states):
             scores = list(self._scores(state).values())
             if scores:
-                rows[row] = _by_samples(scores)
+                rows[row] = self._mean(scores)
         return rows
 
     def _at_their_sites(self, states: Tensor, users: IntArray) -> FloatArray:
@@ -208,8 +209,19 @@ class FleetRuntime(Runtime):
         for model in range(len(states)):
             scores = [found[client] for client in np.flatnonzero(users == model).tolist() if client in found]
             if scores:
-                rows[model] = _by_samples(scores)
+                rows[model] = self._mean(scores)
         return rows
+
+    def _mean(self, scores: Sequence[tuple[int, float, float]]) -> FloatArray:
+        """Return the mean loss and accuracy of several sites, weighted by their samples.
+
+        With the guard on, no site weighs more than twice the mean site: nobody can check what it says.
+        """
+        found = np.array(scores)
+        counts = found[:, 0]
+        weights = bounded_shares(counts) if self._config.guard.on else counts / counts.sum()
+        mean: FloatArray = weights @ found[:, 1:]
+        return mean
 
     def _scores(self, start: Tensor) -> dict[int, tuple[int, float, float]]:
         grid = self._grid()
@@ -325,13 +337,6 @@ def read_accounts(path: Path) -> dict[int, list[str]]:
             f"{path}, which says what models sites hold, is damaged ({error}). Delete it to resume the run; if its "
             "method leaves models at sites, begin another."
         ) from error
-
-
-def _by_samples(scores: Sequence[tuple[int, float, float]]) -> FloatArray:
-    """Return the mean loss and accuracy of several sites, weighted by their samples."""
-    found = np.array(scores)
-    mean: FloatArray = found[:, 0] / found[:, 0].sum() @ found[:, 1:]
-    return mean
 
 
 @dataclass

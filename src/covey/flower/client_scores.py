@@ -6,8 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from covey.arrays import FloatArray
 from covey.core.guard import bounded_shares
 from covey.flower.plain_messages import PlainScores, averaged
+
+
+def shares(counts: FloatArray, *, bounded: bool) -> FloatArray:
+    """Return clients' weights in a mean by samples; bounded, none is more than twice that of the mean client."""
+    return bounded_shares(counts) if bounded else counts / counts.sum()
 
 
 def mean_scores(found: Mapping[int, PlainScores], *, bounded: bool) -> dict[str, Any]:
@@ -17,7 +23,7 @@ def mean_scores(found: Mapping[int, PlainScores], *, bounded: bool) -> dict[str,
     """
     rows = [found[client] for client in sorted(found)]
     counts = np.array([row.samples for row in rows], dtype=np.float64)
-    weights = bounded_shares(counts) if bounded else counts / counts.sum()
+    weights = shares(counts, bounded=bounded)
     means: dict[str, Any] = averaged([row.metrics for row in rows], weights)
     for name in ("loss", "accuracy"):
         told = [getattr(row, name) for row in rows]

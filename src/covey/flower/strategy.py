@@ -36,7 +36,7 @@ from covey.errors import Refusal, require
 from covey.flower.answer_text import declined
 from covey.flower.client_check import meet_clients
 from covey.flower.client_reports import reported_metric
-from covey.flower.client_scores import mean_scores
+from covey.flower.client_scores import mean_scores, shares
 from covey.flower.exchange import Configure
 from covey.flower.live_method import require_live
 from covey.flower.named_arrays import NamedArrays
@@ -290,20 +290,24 @@ class Strategy(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Send the round loop the replies; return the next model and the round's metrics."""
+        """Send the round loop the replies; return the next model and the round's metrics.
+
+        Metrics are means over the clients whose replies are believed, by the samples that they are believed to have.
+        With the guard on, no client weighs more than twice the mean client in those that it reports by itself.
+        """
         if self._order is None or self._loop is None:
             return None, None
-        found = self._running().runtime.read(self._order, replies)
-        request = self._loop.send(found)
+        request = self._loop.send(self._running().runtime.read(self._order, replies))
         assert isinstance(request, Joint)
+        found = request.replies
         perform_jointly(request.works)
         next(self._loop, None)
         self.history[-1]["figures"] = self._ready().figures()
         if not len(found):
-            return None, None
+            # The round may have moved the model all the same, such as back to the one before.
+            return self._model_arrays(), None
         told = self._running().exchange.plain.metrics_of(found.clients.tolist())
-        counts = found.samples.double().numpy()
-        metrics: dict[str, Any] = averaged(told, counts / counts.sum())
+        metrics: dict[str, Any] = averaged(told, shares(found.samples.double().numpy(), bounded=self.config.guard.on))
         metrics |= {"clients": len(found), "num-examples": int(found.samples.sum())}
         if self._order.train and math.isfinite(found.train_loss):
             metrics["train_loss"] = found.train_loss
