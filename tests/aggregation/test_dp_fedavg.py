@@ -15,13 +15,15 @@ from torch import Tensor
 
 from covey import Config, Refusal, resume, run
 from covey.aggregation.dp_fedavg import DPFedAvg, composed_rounds
+from covey.aggregation.norm_bound import NormBound
 from covey.config.sections import Local
 from covey.core.build import setting_of
 from covey.core.interfaces import Setting
 from covey.core.one_model import OneModel
-from covey.core.replies import Replies
+from covey.core.replies import Replies, checked
 from covey.flower import InProcessGrid, Strategy, client_app
 from covey.model.layout import Layout, Slot
+from covey.selection.uniform import Uniform
 from tests.conftest import SMALL, saved_state, without_timings
 from tests.flower.test_protection import net, points
 
@@ -82,6 +84,30 @@ def test_noise_has_the_stated_deviation_in_every_round_and_is_drawn_anew():
     assert abs(float(torch.corrcoef(torch.stack(drawn))[0, 1])) < 0.05
     aggregator.observe(3, replies(torch.zeros(1, SIZE)))
     assert aggregator.figures()["noise"] == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_round_without_a_sound_reply_gets_its_noise_too(around):
+    """Else the model would tell that a client's reply was not finite, which costs no ε."""
+    aggregator = NormBound(bound=1.0, around="dp-fedavg,delta=none") if around else DPFedAvg(delta=None)
+    method = OneModel(SETTING, torch.ones(SIZE), Uniform(), aggregator)
+    rounds = []
+    for t, value in enumerate((1.0, math.nan, math.nan), start=1):
+        before = method.model
+        method.absorb(t, method.screened(t, checked(replies(torch.full((1, SIZE), value)))))
+        rounds.append(float((method.model - before).std()))
+    # z·C over the cohort is 0.1; single precision around 1 loses little.
+    assert rounds == pytest.approx([0.1] * 3, rel=0.05)
+    assert "rolled_back" not in method.figures()
+
+
+def test_a_private_model_is_never_rolled_back():
+    method = OneModel(SETTING, torch.full((SIZE,), 1e-6), Uniform(), DPFedAvg(delta=None))
+    for t, value in enumerate((0.0, math.nan), start=1):
+        before = method.model
+        method.absorb(t, checked(replies(torch.full((1, SIZE), value))))
+    # The first round's noise is far above the model.
+    assert float((method.model - before).std()) == pytest.approx(0.1, rel=0.05)
 
 
 def test_noise_comes_from_the_seed_in_simulations_and_from_the_system_otherwise(monkeypatch):

@@ -3,11 +3,21 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
+import torch
 
 from covey import Config, Refusal, resume, run
+from covey.aggregation.norm_bound import NormBound
+from covey.config.sections import Local
 from covey.config.server_sections import ServerStep
+from covey.core.interfaces import Setting
 from covey.core.loss_brake import LossBrake
+from covey.core.one_model import OneModel
+from covey.core.replies import Replies
+from covey.model.factory import build_model
+from covey.model.layout import Layout
+from covey.selection.uniform import Uniform
 from tests.conftest import SMALL, saved_state, without_timings
 
 STEADY = [2.3, 1.8, 1.4, 1.2, 1.1, 1.0]
@@ -16,7 +26,7 @@ STEADY = [2.3, 1.8, 1.4, 1.2, 1.1, 1.0]
 def after(losses, factor: float = 2.0) -> LossBrake:
     brake = LossBrake(factor)
     for loss in losses:
-        brake = brake.after(loss)
+        brake = brake.after(loss, loss)
     return brake
 
 
@@ -43,9 +53,47 @@ def test_early_rounds_are_measured_by_the_first():
 
 
 def test_unknown_losses_change_nothing_and_zero_switches_it_off():
-    assert after([math.nan, 2.3, math.nan]).recent == (2.3,)
+    assert after([math.nan, 2.3, math.nan]).means.recent == (2.3,)
     assert after([*STEADY, 100.0], factor=0.0).share == 1
     assert LossBrake(0.0).halved().share == 1
+
+
+def test_one_client_that_lies_about_its_loss_halves_nothing():
+    honest = after(STEADY)
+    assert honest.after(1000.0, 1.0).share == 1
+    assert honest.after(2.7, 2.7).share == 0.5
+
+
+def test_half_of_the_rate_is_left_for_honest_clients_alone(tmp_path):
+    """One liar of ten; all are invited in every other round or so."""
+    given = {**SMALL, "clients": 10, "cohort": 5, "rounds": 8, "attack": {"kind": "lie", "attackers": 0.1}}
+    found = run(given, method="covey", out=tmp_path / "run")
+    assert max(row["train_loss"] for row in found.metrics) > 100
+    assert not any("server_rate" in row.get("figures", {}) for row in found.metrics)
+
+
+def test_a_private_model_does_not_tell_of_losses():
+    layout = Layout.of(build_model("mlp", {"hidden": (4,)}, (1, 8, 8), 10, 0))
+    rates = []
+    for name in ("dp-fedavg,delta=none", "average"):
+        method = OneModel(
+            Setting(3, 3, 5, 10, 0, layout, Local()),
+            torch.zeros(layout.size),
+            Uniform(),
+            NormBound(bound=1.0, around=name),
+            optimizer=ServerStep(optimizer="momentum", halving=2.0),
+        )
+        for t, loss in enumerate((1.0, 9.0), start=1):
+            losses = torch.full((3,), loss, dtype=torch.float64)
+            method.absorb(t, Replies(np.arange(3), torch.zeros(3, layout.size), torch.tensor([10] * 3), losses))
+        rates.append(method.figures().get("server_rate"))
+    assert rates == [None, 0.5]
+
+
+def test_the_state_of_earlier_versions_has_no_medians():
+    old = {"halvings": 1, "first": 2.3, "recent": [1.0] * 6}
+    assert LossBrake(2.0).restored(old).after(1.9, 1.9).share == 0.5
+    assert LossBrake(2.0).restored(old).after(2.1, 2.1).share == 0.25
 
 
 def test_it_is_restored_as_it_was():

@@ -37,8 +37,8 @@ class ServerStep:
     tau: float | None = None
     """Added to the root of the mean square by adam, yogi and adagrad; by default 0.001."""
     halving: float | None = None
-    """The rate halves for good when the clients' mean training loss is this many times as high as it has been, such as
-    2; by default 0, never."""
+    """The rate halves for good when the clients' mean training loss, and the median client's, is this many times as
+    high as it has been, such as 2; by default 0, never."""
 
     def __post_init__(self) -> None:
         names = typing.get_args(OptimizerName)

@@ -217,7 +217,10 @@ class Aggregator(Part):
     """Turns replies into the next model."""
 
     private: bool = False
-    """True if its proof of privacy needs every client's update judged by itself: nothing before it compares them."""
+    """True if its proof of privacy needs every client's update judged by itself: nothing before it compares them.
+
+    It then combines every round, even one without a sound reply: a model without noise would tell of that.
+    """
 
     def gate(self, t: int) -> Gate | None:
         """Return the condition under which clients of round `t` keep their model, or None."""
@@ -228,7 +231,7 @@ class Aggregator(Part):
 
     @abstractmethod
     def combine(self, t: int, model: Tensor, replies: Replies) -> Tensor:
-        """Return the next model `[d]`, from the current one and at least one sound reply."""
+        """Return the next model `[d]`, from the current one and at least one sound reply (a private one: or none)."""
 
     def stepped(self, t: int, before: Tensor, after: Tensor) -> None:
         """Learn the step that the server took: its optimiser may have made another model of that of `combine`."""

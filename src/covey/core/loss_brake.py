@@ -14,50 +14,77 @@ _MUCH = 0.5
 
 
 @dataclass(frozen=True)
+class Course:
+    """The losses of earlier rounds that are the measure of the next."""
+
+    first: float = math.nan
+    """Loss of the first round."""
+    recent: tuple[float, ...] = ()
+
+    def explodes(self, loss: float, factor: float) -> bool:
+        """True if a loss is far above those of earlier rounds."""
+        usual = median(self.recent) if len(self.recent) >= _ENOUGH else self.first
+        return loss > factor * usual and loss > _MUCH * self.first
+
+    def with_loss(self, loss: float) -> "Course":
+        """Return the course after one more round."""
+        first = loss if math.isnan(self.first) else self.first
+        return Course(first, (*self.recent, loss)[-_REMEMBERED:])
+
+
+@dataclass(frozen=True)
 class LossBrake:
     """How often the rate was halved, and the losses that decide it.
 
-    A round's mean training loss explodes if it exceeds `factor` times the median of the last 20 rounds (of the first
-    round, while there are fewer than five) and half of the first round's. The rate halves then, momentum starts anew,
-    and so does the measure. So it does if a model or all replies of a round are not finite.
+    A loss explodes if it exceeds `factor` times the median of the last 20 rounds (of the first round, while there are
+    fewer than five) and half of the first round's. If a round's mean training loss explodes and its median client's
+    does too, the rate halves, momentum starts anew, and so does the measure: one client that lies about its loss
+    halves nothing. So it does if a model or all replies of a round are not finite.
     """
 
     factor: float
     halvings: int = 0
-    first: float = math.nan
-    """Loss of the first round."""
-    recent: tuple[float, ...] = ()
+    means: Course = Course()
+    """Rounds' mean losses."""
+    medians: Course = Course()
+    """Losses of rounds' median clients."""
 
     @property
     def share(self) -> float:
         """The share of the rate that is left."""
         return 0.5**self.halvings
 
-    def after(self, loss: float) -> "LossBrake":
-        """Return the state after a round with this loss; NaN is unknown and changes nothing."""
-        if not self.factor or not math.isfinite(loss):
+    def after(self, mean: float, typical: float) -> "LossBrake":
+        """Return the state after a round with this mean loss and median client's; NaN changes nothing."""
+        if not self.factor or not (math.isfinite(mean) and math.isfinite(typical)):
             return self
-        if math.isnan(self.first):
-            return replace(self, first=loss, recent=(loss,))
-        usual = median(self.recent) if len(self.recent) >= _ENOUGH else self.first
-        if loss > self.factor * usual and loss > _MUCH * self.first:
+        if self.means.explodes(mean, self.factor) and self.medians.explodes(typical, self.factor):
             return self.halved()
-        return replace(self, recent=(*self.recent, loss)[-_REMEMBERED:])
+        return replace(self, means=self.means.with_loss(mean), medians=self.medians.with_loss(typical))
 
     def halved(self) -> "LossBrake":
         """Return the state with half of the rate."""
-        return replace(self, halvings=self.halvings + 1, recent=()) if self.factor else self
+        if not self.factor:
+            return self
+        return LossBrake(self.factor, self.halvings + 1, Course(self.means.first), Course(self.medians.first))
 
     def as_state(self) -> State:
         """Return what a resume needs; empty before the first loss."""
-        if math.isnan(self.first) and not self.halvings:
+        if math.isnan(self.means.first) and not self.halvings:
             return {}
-        first = None if math.isnan(self.first) else self.first
-        return {"halvings": self.halvings, "first": first, "recent": list(self.recent)}
+        return {"halvings": self.halvings, **_stored(self.means), "medians": _stored(self.medians)}
 
     def restored(self, state: State) -> "LossBrake":
-        """Return the brake with the state of `as_state`."""
+        """Return the brake with the state of `as_state`; that of earlier versions has no medians, and means serve."""
         if not state:
-            return replace(self, halvings=0, first=math.nan, recent=())
-        first = math.nan if state["first"] is None else float(state["first"])
-        return replace(self, halvings=int(state["halvings"]), first=first, recent=tuple(state["recent"]))
+            return LossBrake(self.factor)
+        means, medians = _restored(state), _restored(state.get("medians", state))
+        return LossBrake(self.factor, int(state["halvings"]), means, medians)
+
+
+def _stored(course: Course) -> State:
+    return {"first": None if math.isnan(course.first) else course.first, "recent": list(course.recent)}
+
+
+def _restored(state: State) -> Course:
+    return Course(math.nan if state["first"] is None else float(state["first"]), tuple(state["recent"]))

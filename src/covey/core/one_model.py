@@ -105,8 +105,10 @@ class OneModel:
         self.selector.observe(t, replies.with_withheld_rows())
         self.aggregator.observe(t, replies)
         kept_before, self._model_kept, self._rolled_back = self._model_kept, False, False
-        self._rate_halved = len(replies) > 0 and self.chain.note_loss(replies.train_loss)
-        if len(replies):
+        # What a model of a private aggregator tells of clients' losses would have no noise.
+        heeded = len(replies) > 0 and not self.aggregator.private
+        self._rate_halved = heeded and self.chain.note_loss(replies.train_loss, replies.median_loss)
+        if len(replies) or self.aggregator.private:
             self._advance(t, replies, self._found(t, replies), warns=not kept_before)
         elif self._before is not None and any(fault.unsound for fault in replies.faults):
             self.model, self._before, self._rolled_back = self._before, None, True
@@ -117,8 +119,10 @@ class OneModel:
             warnings.warn(f"No reply of round {t} was finite: the model is back at the one before.", stacklevel=2)
 
     def _found(self, t: int, replies: Replies) -> Tensor:
-        """Return the aggregator's result for a round's replies."""
-        if self.trainer is None:
+        """Return the aggregator's result for a round's replies; a private one adds its noise even if there are none."""
+        if not len(replies):
+            replies = replace(replies, states=self.model.new_empty(0, len(self.model)))
+        if self.trainer is None or not len(replies):
             return self._sound(self.aggregator.combine(t, self.model, replies))
         ready = self.trainer.part.prepare(t, self.model, replies)
         return self._sound(self.aggregator.combine(t, self.model, ready))
@@ -129,21 +133,23 @@ class OneModel:
         The model before is kept if the next one leaps, as no client may be able to train from that.
         """
         before, state = self.model, self.chain.state
-        learned = None if self.trainer is None else self.trainer.part.state_dict()
+        trainer = self.trainer if len(replies) else None
+        learned = None if trainer is None else trainer.part.state_dict()
         sound = bool(torch.isfinite(found).all())
-        if self.trainer is not None and sound:
-            found = self._sound(self.trainer.part.finish(t, before, found, replies))
+        if trainer is not None and sound:
+            found = self._sound(trainer.part.finish(t, before, found, replies))
             sound = bool(torch.isfinite(found).all())
         after = self.chain.step(before, found) if sound else None
         self._model_kept = after is None
         self._before, self._chain_before, self._trainer_before = None, ChainState(), None
-        if self.trainer is not None and learned is not None:
+        if trainer is not None and learned is not None:
             if after is None:
-                self.trainer.part.load_state_dict(learned)
+                trainer.part.load_state_dict(learned)
             else:
-                self.trainer.keep(t, replies)
+                trainer.keep(t, replies)
         if after is not None:
-            if self.guard.limits.on and bool(after.double().norm() > _LEAP * before.double().norm() > 0):
+            watched = self.guard.limits.on and not self.aggregator.private
+            if watched and bool(after.double().norm() > _LEAP * before.double().norm() > 0):
                 self._before, self._chain_before, self._trainer_before = before, state, learned
             self.model = after
             self.aggregator.stepped(t, before, after)

@@ -1,5 +1,6 @@
 """A round's replies, stacked over clients: how they are assembled, and which of them are sound."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,6 +103,12 @@ class Replies:
         told = self.losses != UNTOLD
         samples = self.samples.double()[told]
         return float((self.losses[told] * samples).sum() / samples.sum())
+
+    @property
+    def median_loss(self) -> float:
+        """The (lower) median of the training losses that clients tell; NaN if none does."""
+        told = self.losses[self.losses != UNTOLD]
+        return float(told.median()) if len(told) else math.nan
 
     def observed(self, probe: str) -> IntArray:
         """Return the positions of the clients whose measurement of this probe can be used."""

@@ -48,9 +48,12 @@ class ServerChain:
         self.state = ChainState()
         self.brake = LossBrake(self.optimizer.halving or 0.0)
 
-    def note_loss(self, loss: float) -> bool:
-        """Learn a round's mean training loss before its step; True if it halves the rate and stops the momentum."""
-        before, self.brake = self.brake, self.brake.after(loss)
+    def note_loss(self, mean: float, typical: float) -> bool:
+        """Learn a round's mean training loss and its median client's, before its step.
+
+        True if they halve the rate and stop the momentum.
+        """
+        before, self.brake = self.brake, self.brake.after(mean, typical)
         return self._stopped(before)
 
     def halve(self) -> bool:
