@@ -208,4 +208,5 @@ def setting_of(
         uniform_selection=uniform,
         live=live,
         task=task,
+        limits=config.guard,
     )

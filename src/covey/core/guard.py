@@ -1,10 +1,11 @@
 """The guard: what clients claim is checked before anything learns from it.
 
-It stands before every selector and aggregator of methods with one model. Honest runs are the same with it and without.
+It stands before every selector and aggregator, and before methods with many models. Honest runs are the same with it
+and without.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray, State
-from covey.config.sections import GuardLimits
+from covey.config.sections import GuardLimits, Local
 from covey.core.client_health import Health
 from covey.core.client_tally import ClientTally
 from covey.core.messages import Fault
@@ -32,10 +33,11 @@ _FIRST = 5
 class Guard:
     """Checks updates and sample counts against the cohort's and the past, and says who may be invited.
 
-    Norms: with m the lower median of the norms ‖w_k - w‖ of a round, h the median of earlier m and f that of the first
-    five, a reply is dropped if its norm exceeds `limits.norm` times max(f, h, min(m, limits.norm·h)). The past keeps a
-    cohort of liars from setting the measure; the cohort's own median lets honest norms grow. f keeps honest clients
-    whose data differ: once the model fits the majority, its updates are close to nothing, and theirs are not.
+    Norms: with m the lower median of the norms ‖w_k - s_k‖ of a round, s_k what client k started from, h the median of
+    earlier m and f that of the first five, a reply is dropped if its norm exceeds `limits.norm` times
+    max(f, h, min(m, limits.norm·h)). The past keeps a cohort of liars from setting the measure; the cohort's own median
+    lets honest norms grow. f keeps honest clients whose data differ: once the model fits the majority, its updates are
+    close to nothing, and theirs are not.
 
     Counts: a client has the number of samples that it claimed first. A claim beyond `limits.count` times the median of
     all first claims is not believed: the client counts as the median one.
@@ -55,14 +57,18 @@ class Guard:
     """Client → invitations; kept only if they are limited."""
     health: Health = field(default_factory=Health)
 
-    def screened(self, t: int, model: Tensor, replies: Replies) -> Replies:
-        """Return the replies without those whose update is far outside, and with bounded sample counts."""
+    def screened(self, t: int, start: Tensor | None, replies: Replies, places: Tensor | None = None) -> Replies:
+        """Return the replies without those whose update is far outside, and with bounded sample counts.
+
+        start: what clients started from, `[d]` or `[k, d]`; None compares no updates. places: the numbers of a model
+        that are compared; all if None.
+        """
         if not self.limits.on:
             return replies
         replies = self._with_bounded_counts(replies)
-        if not self.limits.norm or not len(replies) or replies.states.shape[1] != model.shape[-1]:
+        if start is None or not self.limits.norm or not len(replies) or replies.states.shape[1] != start.shape[-1]:
             return replies
-        norms = update_norms(replies.states, model)
+        norms = update_norms(replies.states, start, places)
         typical = float(np.sort(norms)[(len(norms) - 1) // 2])
         past = float(np.median(self.norms)) if self.norms else typical
         first = float(np.median(self.norms[:_FIRST])) if self.norms else typical
@@ -126,6 +132,18 @@ class Guard:
         self.claims, self.invited = (ClientTally.restored(state.get(name, {})) for name in ("claims", "invited"))
         self.health.recall(state.get("health", {}))
 
+    def saved(self, work: Local) -> State:
+        """Return the guard's part of a method's state, with the local work that its norms belong to."""
+        return {"guard": {**self.state_dict(), "work": asdict(work)}} if self.limits.on else {}
+
+    def recall(self, state: State, work: Local) -> None:
+        """Restore the guard's part of a method's state; of earlier versions there may be none."""
+        known = dict(state.get("guard", {}))
+        if not work.is_as_written(known.get("work", {})):
+            # Clients train otherwise from now on: earlier norms are no measure.
+            known["norms"] = []
+        self.load_state_dict(known)
+
     def _with_bounded_counts(self, replies: Replies) -> Replies:
         counts = self.counts(replies.clients, replies.samples)
         if counts is not replies.samples:
@@ -135,16 +153,34 @@ class Guard:
         return replies
 
 
-def update_norms(states: Tensor, model: Tensor) -> FloatArray:
-    """Return ‖w_k - w‖ `[k]` of states `[k, d]`, finite for all that are: norms that overflow are taken in double."""
-    before, block = model.to(states.device), _BLOCK_ON_GPU if states.is_cuda else _BLOCK
+def update_norms(states: Tensor, start: Tensor, places: Tensor | None = None) -> FloatArray:
+    """Return ‖w_k - s_k‖ `[k]` of states `[k, d]`, finite for all that are: norms that overflow are taken in double.
+
+    start: s, `[d]` or `[k, d]`. places: the numbers of a model that count; all if None.
+    """
+    start = start.to(states.device)
     squares = torch.zeros(len(states), dtype=torch.float64, device=states.device)
-    for part, start in zip(torch.split(states, block, dim=1), torch.split(before, block), strict=True):
-        squares += torch.linalg.vector_norm(part - start, dim=1).double().square()
+    for part, before in _blocks(states, start, places):
+        squares += torch.linalg.vector_norm(part - before, dim=1).double().square()
     for row in torch.nonzero(~torch.isfinite(squares)).flatten().tolist():
-        squares[row] = (states[row].double() - before.double()).square().sum()
+        mine = start if start.dim() == 1 else start[row]
+        for part, before in _blocks(states[row][None].double(), mine.double(), places, whole=True):
+            squares[row] = (part[0] - before).square().sum()
     norms: FloatArray = squares.sqrt().cpu().numpy()
     return norms
+
+
+def _blocks(
+    states: Tensor, start: Tensor, places: Tensor | None, *, whole: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return the columns that count of states and of what they started from, a block (or all) at a time."""
+    block = _BLOCK_ON_GPU if states.is_cuda else _BLOCK
+    block = max(1, states.shape[1]) if whole else block
+    if places is None:
+        yield from zip(torch.split(states, block, dim=1), torch.split(start, block, dim=-1), strict=True)
+        return
+    for columns in torch.split(places.to(states.device), block):
+        yield states[:, columns], start[..., columns]
 
 
 def bounded_shares(counts: FloatArray) -> FloatArray:

@@ -8,13 +8,13 @@ its own, and name it as package.module:Class or register it. For a method of its
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from covey.arrays import IntArray, State
-from covey.config.sections import Local
+from covey.config.sections import GuardLimits, Local
 from covey.core.messages import Gate, Order
 from covey.core.replies import Replies
 from covey.core.scores import Scores
@@ -118,6 +118,8 @@ class Setting:
     """True if clients are real: they know the seed, so noise that hides one from the others must not come from it."""
     task: str = "classification"
     """What models learn."""
+    limits: GuardLimits = field(default_factory=GuardLimits)
+    """What is believed of clients' updates and sample counts."""
 
 
 def require_classes(part: Any, setting: Setting) -> None:

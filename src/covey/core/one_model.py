@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from covey.config.server_sections import Averaging, ServerStep
 from covey.core.guard import Guard
 from covey.core.interfaces import Aggregator, JointWork, Selector, Setting
 from covey.core.messages import Order
+from covey.core.probation import leaps
 from covey.core.replies import Replies
 from covey.core.server_chain import ChainState, ServerChain
 from covey.core.trainer import Trainer
 from covey.core.trainer_state import TrainerChoice
 from covey.errors import Refusal, require
-
-_LEAP = 100.0
-"""A model whose norm grows by this factor in a round is on probation until clients have trained from it."""
 
 
 class OneModel:
@@ -149,7 +147,7 @@ class OneModel:
                 trainer.keep(t, replies)
         if after is not None:
             watched = self.guard.limits.on and not self.aggregator.private
-            if watched and bool(after.double().norm() > _LEAP * before.double().norm() > 0):
+            if watched and leaps(before, after):
                 self._before, self._chain_before, self._trainer_before = before, state, learned
             self.model = after
             self.aggregator.stepped(t, before, after)
@@ -227,11 +225,7 @@ class OneModel:
             "model": self.model,
             "selector": self.selector.state_dict(),
             "aggregator": self.aggregator.state_dict(),
-            **(
-                {"guard": {**self.guard.state_dict(), "work": asdict(self.setting.work)}}
-                if self.guard.limits.on
-                else {}
-            ),
+            **self.guard.saved(self.setting.work),
             **({} if self._before is None else {"before": self._before}),
             **({"server": kept} if (kept := self.chain.saved(self.chain.state)) else {}),
             **({"brake": kept} if (kept := self.chain.brake.as_state()) else {}),
@@ -244,11 +238,7 @@ class OneModel:
         self.model = state["model"]
         self.selector.load_state_dict(state["selector"])
         self.aggregator.load_state_dict(state["aggregator"])
-        known = dict(state.get("guard", {}))
-        if not self.setting.work.is_as_written(known.get("work", {})):
-            # Clients train otherwise from now on: earlier norms are no measure.
-            known["norms"] = []
-        self.guard.load_state_dict(known)
+        self.guard.recall(state, self.setting.work)
         self._before = state.get("before")
         self.chain.state = self.chain.restored(state.get("server", {}))
         self._chain_before = self.chain.restored(state.get("server_before", {}))

@@ -16,6 +16,7 @@ from covey.aggregation.average import weighted_sum
 from covey.arrays import FloatArray, IntArray, State
 from covey.core.interfaces import Setting
 from covey.core.messages import Order
+from covey.core.probation import Probation
 from covey.core.replies import Replies
 from covey.errors import require
 from covey.personalization.per_client import ManyModel, Participation, on_saved_device
@@ -89,13 +90,23 @@ class CFL(ManyModel):
         self.scale = 0.0
         """The largest norm of an update so far."""
         self.norms: list[dict[str, float | None]] = []
+        self.probation = Probation(setting.limits.on)
 
     def order(self, t: int, candidates: IntArray) -> Order:
         clients = self.invited(t, candidates)
-        start = self.centres[0] if len(self.centres) == 1 else self.centres[torch.from_numpy(self.cluster[clients])]
+        start = self.received(clients)
+        assert start is not None
         return Order(t, clients, start, self.setting.work)
 
+    def received(self, clients: IntArray) -> Tensor | None:
+        return self.centres[0] if len(self.centres) == 1 else self.centres[torch.from_numpy(self.cluster[clients])]
+
     def absorb(self, t: int, replies: Replies) -> None:
+        trained = set(self.cluster[replies.clients].tolist())
+        if back := self.probation.taken_back(t, trained, replies.faults, self.cluster):
+            self.centres = torch.stack(
+                [back.get(number, centre).to(centre) for number, centre in enumerate(self.centres)]
+            )
         if not len(replies):
             return
         device = replies.states.device
@@ -107,11 +118,12 @@ class CFL(ManyModel):
         self.samples[replies.clients] = replies.samples.numpy()
         self._split_clusters(t)
         # A new tensor, as orders still refer to the old one.
-        self.centres = self.centres.clone()
+        before, self.centres = self.centres, self.centres.clone()
         for cluster in np.unique(self.cluster[replies.clients]).tolist():
             present = np.flatnonzero(self.cluster[replies.clients] == cluster)
             weights = self._weights(replies.samples.numpy()[present])
             self.centres[cluster] += weighted_sum(changes[torch.from_numpy(present)], torch.from_numpy(weights))
+            self.probation.note(cluster, before[cluster], self.centres[cluster])
 
     def _split_clusters(self, t: int) -> None:
         """Test every cluster whose members have all sent an update (eq. 31, 32), and split it if it is torn."""
@@ -150,7 +162,8 @@ class CFL(ManyModel):
     def figures(self) -> dict[str, object]:
         """Return the clusters, their sizes, and the norms of the test (of the clusters before a split)."""
         sizes = np.bincount(self.cluster, minlength=len(self.centres))
-        return {"clusters": len(self.centres), "sizes": sizes.tolist(), "norms": self.norms}
+        back = {"rolled_back": True} if self.probation.back else {}
+        return {"clusters": len(self.centres), "sizes": sizes.tolist(), "norms": self.norms, **back}
 
     def models(self) -> Tensor:
         return self.centres
@@ -167,9 +180,13 @@ class CFL(ManyModel):
             "samples": self.samples.copy(),
             "scale": self.scale,
             "device": str(self.centres.device),
+            **self.guard.saved(self.setting.work),
+            **self.probation.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
+        self.guard.recall(state, self.setting.work)
+        self.probation.load_state_dict(state)
         self.cluster = np.array(state["cluster"], dtype=np.int64)
         self.centres = on_saved_device(state["centres"], state)
         self.updates = on_saved_device(state["updates"], state)

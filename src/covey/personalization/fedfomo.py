@@ -220,6 +220,9 @@ class FedFomo(PersonalModels):
         self.began = dict(zip(clients.tolist(), start, strict=True))
         return Order(t, clients, start, self.setting.work, held=True, holdout=self.holdout)
 
+    def received(self, clients: IntArray) -> Tensor | None:
+        return torch.stack([self.began[client] for client in clients.tolist()]) if len(clients) else None
+
     def absorb(self, t: int, replies: Replies) -> None:
         super().absorb(t, replies)
         self.before = self.before.to(self.personal.device)

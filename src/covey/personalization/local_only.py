@@ -22,3 +22,7 @@ class LocalOnly(PersonalModels):
     def order(self, t: int, candidates: IntArray) -> Order:
         start = self.personal[torch.from_numpy(candidates)]
         return Order(t, candidates, start, self.setting.work, resident=self.resident)
+
+    def received(self, clients: IntArray) -> Tensor | None:
+        """Compare no updates: what a client trains reaches nobody else."""
+        return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covey.arrays import IntArray, State
+from covey.core.guard import Guard
 from covey.core.interfaces import JointWork, Setting, require_classes
 from covey.core.messages import Order
 from covey.core.replies import Replies
@@ -30,9 +31,11 @@ class ManyModel(ABC):
         require_classes(self, setting)
         self.setting = setting
         self.participation = participation
+        self.guard = Guard(setting.limits, setting.clients, setting.cohort)
 
     def invited(self, t: int, candidates: IntArray) -> IntArray:
         """Return the clients that take part in round `t`, ascending; repeated calls return the same."""
+        candidates = self.guard.candidates(t, candidates)
         if self.participation == "all":
             return candidates
         rng = generator(self.setting.seed, t, "cohort")
@@ -49,8 +52,20 @@ class ManyModel(ABC):
         return ()
 
     def screened(self, t: int, replies: Replies) -> Replies:
-        """Take replies as they are: a hostile update reaches the models of its own group alone."""
-        return replies
+        """Return the replies whose updates the guard believes, with the sample counts that it does.
+
+        Updates are compared with those of all clients: a group of clients that lie would have a measure of its own.
+        """
+        return self.guard.screened(t, self.received(replies.clients), replies, self.shared)
+
+    def received(self, clients: IntArray) -> Tensor | None:
+        """Return what clients of the current round started from, `[d]` or `[k, d]`; None compares no updates."""
+        return None
+
+    @property
+    def shared(self) -> Tensor | None:
+        """The places `[s]` of a model that clients exchange; None if they are all."""
+        return None
 
     @abstractmethod
     def order(self, t: int, candidates: IntArray) -> Order: ...
@@ -90,13 +105,18 @@ class PersonalModels(ManyModel):
             self.personal = self.personal.to(replies.states.device)
             self.personal[torch.from_numpy(replies.clients)] = replies.states
 
+    def received(self, clients: IntArray) -> Tensor | None:
+        return self.personal[torch.from_numpy(clients)]
+
     def models(self) -> Tensor:
         return self.personal
 
     def state_dict(self) -> State:
-        return {"personal": self.personal, "device": str(self.personal.device)}
+        kept = self.guard.saved(self.setting.work)
+        return {"personal": self.personal, "device": str(self.personal.device), **kept}
 
     def load_state_dict(self, state: State) -> None:
+        self.guard.recall(state, self.setting.work)
         self.personal = on_saved_device(state["personal"], state)
 
 

@@ -14,6 +14,7 @@ from covey.aggregation.average import weighted_sum
 from covey.arrays import IntArray, State
 from covey.core.interfaces import Setting
 from covey.core.messages import Order
+from covey.core.probation import Probation
 from covey.core.replies import Replies
 from covey.core.trainer import Packing, TrainerOrder, shared_places
 from covey.core.trainer_state import TrainerChoice
@@ -35,25 +36,39 @@ class SharedAndOwn(ManyModel):
         self.trainer.begin(setting)
         self.model = model
         """`[d]`: the shared model; where a part of it stays with clients, with that of the beginning."""
+        self.probation = Probation(setting.limits.on)
+        self._only = np.zeros(setting.clients, dtype=np.int64)
 
     def order(self, t: int, candidates: IntArray) -> Order:
         clients = self.invited(t, candidates)
         trainer = self.trainer.order(t, clients, self.model)
         return Order(t, clients, self.model, self.setting.work, trainer=trainer)
 
+    def received(self, clients: IntArray) -> Tensor | None:
+        return self.model
+
+    @property
+    def shared(self) -> Tensor | None:
+        return shared_places(self.trainer.part, self.setting.layout)
+
     def absorb(self, t: int, replies: Replies) -> None:
-        """Average what clients share, and take over what they keep."""
+        """Average what clients share, and take over what they keep; if nobody could train, go back after a leap."""
+        back = self.probation.taken_back(t, {0} if len(replies) else set(), replies.faults, self._only)
+        self.model = back.get(0, self.model).to(self.model)
         if not len(replies):
             return
         counts = replies.samples.double()
         found = weighted_sum(replies.states, counts / counts.sum())
-        shared = shared_places(self.trainer.part, self.setting.layout)
-        if shared is not None:
+        if (shared := self.shared) is not None:
             places = shared.to(found.device)
             found = self.model.to(found).index_copy(0, places, found[places])
         if bool(torch.isfinite(found).all()):
+            self.probation.note(0, self.model, found)
             self.model = found
             self.trainer.keep(t, replies)
+
+    def figures(self) -> dict[str, object]:
+        return {"rolled_back": True} if self.probation.back else {}
 
     def own_parts(self, clients: IntArray) -> TrainerOrder:
         """Return the trainer's part of an order to evaluate the models that these clients use."""
@@ -77,9 +92,12 @@ class SharedAndOwn(ManyModel):
         return found
 
     def state_dict(self) -> State:
-        return {"model": self.model, "device": str(self.model.device), "trainer": self.trainer.state_dict()}
+        kept = {**self.guard.saved(self.setting.work), **self.probation.state_dict()}
+        return {"model": self.model, "device": str(self.model.device), "trainer": self.trainer.state_dict(), **kept}
 
     def load_state_dict(self, state: State) -> None:
+        self.guard.recall(state, self.setting.work)
+        self.probation.load_state_dict(state)
         self.model = on_saved_device(state["model"], state)
         self.trainer.load_state_dict(state["trainer"])
 
