@@ -93,6 +93,30 @@ def test_wrong_labels_are_an_alteration():
     assert Config.of(config.as_mapping()) == config
 
 
+def test_two_shares_of_wrong_labels_are_refused():
+    labels = {"kind": "labels"}
+    with pytest.raises(covey.Refusal, match=r"a share of 0\.1 of the clients wrong labels .*altered\.poison 0\.3"):
+        Config.of({"attack": labels, "altered": {"poison": 0.3}})
+    assert Config.of({"attack": {**labels, "attackers": 0.3}, "altered": {"poison": 0.3}}).altered.poison == 0.3
+
+
+@pytest.mark.parametrize("kind", ["flip", "labels"])
+def test_attacks_are_simulated_where_clients_can_be_hostile(kind):
+    given = {"attack": {"kind": kind}, "runtime": "flower"}
+    with pytest.raises(covey.Refusal, match="simulated on the runtimes local and stacked, not on 'flower'"):
+        Config.of(given)
+    # Folders of earlier versions can still be read.
+    assert kind == "flip" or Config.stored(given).altered.poison == 0.1
+
+
+@pytest.mark.parametrize("method", ["mocha", "local-only"])
+def test_an_attack_that_changes_nothing_says_so(method):
+    with pytest.warns(
+        UserWarning, match=r"Clients of this method send no models, so attack\.kind=flip changes nothing"
+    ):
+        Experiment.of(Config.of({**SMALL, "method": method, "attack": {"kind": "flip"}})).runtime.close()
+
+
 def test_a_run_under_attack_ends_the_same_however_it_is_executed(tmp_path):
     attack = {"kind": "noise", "attackers": 0.2}
     ends_the_same({**SMALL, "rounds": 5, "precision": "fp64", "attack": attack, "aggregator": "trimmed-mean"}, tmp_path)

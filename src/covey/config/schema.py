@@ -281,8 +281,9 @@ def resolve(
         f"With '{method}' models stay with the clients, which train on from their own: server.optimizer has no effect.",
     )
     require(
-        not config.attack or config.runtime in _ATTACKABLE,
-        f"Attacks are simulated on the runtimes {' and '.join(_ATTACKABLE)}, not on '{config.runtime}'.",
+        config.runtime in _ATTACKABLE or not (config.attack or (config.attack.kind == "labels" and not stored)),
+        f"Attacks are simulated on the runtimes {' and '.join(_ATTACKABLE)}, not on '{config.runtime}'."
+        + (" Wrong labels alone are altered.poison." if config.attack.kind == "labels" else ""),
     )
     _ = config.memory_bytes, config.host_memory_bytes
     return config
@@ -305,7 +306,13 @@ def _alterations(given: Mapping[str, Any]) -> Alterations:
     """Return the alterations; the attack by labels is one."""
     values, attack = (section_values(name, given.get(name) or {}) for name in ("altered", "attack"))
     if attack.get("kind") == "labels":
-        values["poison"] = Attack(**attack).attackers
+        share = Attack(**attack).attackers
+        require(
+            values.get("poison") in (None, 0, share),
+            f"attack.kind=labels gives a share of {share:g} of the clients wrong labels (attack.attackers), and "
+            f"altered.poison {values.get('poison')}: leave altered.poison out, or the attack.",
+        )
+        values["poison"] = share
     return Alterations(**values)
 
 

@@ -52,6 +52,7 @@ class OneModel:
         self.aggregator = aggregator
         self.trainer = trainer
         self.resident = resident
+        self.sends_models = not resident
         limits = limits or GuardLimits()
         limits = replace(limits, norm=0.0) if aggregator.private else limits
         self.guard = Guard(limits, setting.clients, setting.cohort)

@@ -15,6 +15,7 @@ class LocalOnly(PersonalModels):
     """Trains each client's own model on its own samples, every round; nothing is sent."""
 
     resident = True
+    sends_models = False
 
     def __init__(self, setting: Setting, model: Tensor) -> None:
         super().__init__(setting, model, "all")

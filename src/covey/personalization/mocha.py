@@ -144,6 +144,7 @@ class Mocha(ManyModel):
     """
 
     needs_classes = True
+    sends_models = False
 
     def __init__(
         self,

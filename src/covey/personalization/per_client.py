@@ -24,6 +24,8 @@ class ManyModel(ABC):
 
     resident = False
     """True if trained models stay with the clients."""
+    sends_models = True
+    """True if clients send models, or what they share of them."""
     needs_classes = False
     """True if it works with the classes of samples, which not every task has."""
 

@@ -1,5 +1,6 @@
 """Hostile clients in a simulation: a runtime whose attackers change what they reply."""
 
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -110,6 +111,13 @@ class UnderAttack(Runtime):
         return self.runtime.evaluate(states)
 
     def attach(self, method: Method) -> None:
+        """Hand the method on; say so if attackers have nothing to change."""
+        if not getattr(method, "sends_models", True):
+            warnings.warn(
+                f"Clients of this method send no models, so attack.kind={self.attack.kind} changes nothing that is "
+                "learned. attack.kind=labels does.",
+                stacklevel=2,
+            )
         self.runtime.attach(method)
 
     def restore(self, rows: Sequence[Mapping[str, Any]]) -> None:
