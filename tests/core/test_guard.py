@@ -104,6 +104,23 @@ def test_a_claim_beyond_all_measure_is_not_believed():
     assert guard().screened(1, torch.zeros(8), pareto).samples.tolist() == [2, 40, 6432]
 
 
+class Asking(Uniform):
+    """Keeps the sample counts that a survey's clients tell."""
+
+    def surveyed(self, t: int, replies: Replies) -> None:
+        self.told = replies.samples.tolist()
+
+
+def test_claims_in_surveys_are_no_more_believed_than_others():
+    layout = Layout.of(build_model("mlp", {"hidden": (4,)}, (1, 8, 8), 10, 0))
+    selector = Asking()
+    method = OneModel(Setting(3, 3, 5, 10, 0, layout, Local()), torch.zeros(layout.size), selector, Leap())
+    method.surveyed(1, replies_of(torch.empty(3, 0), [10, 20, 10**9]))
+    assert selector.told == [10, 20, 20]
+    found = method.screened(1, replies_of(torch.zeros(3, layout.size), [10, 2000, 20]))
+    assert found.samples.tolist() == [10, 20, 20]
+
+
 def test_no_client_weighs_more_than_two_in_an_evaluation():
     shares = bounded_shares(np.array([60.0] * 9 + [1e9]))
     assert shares.sum() == pytest.approx(1)

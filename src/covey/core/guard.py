@@ -65,7 +65,7 @@ class Guard:
         """
         if not self.limits.on:
             return replies
-        replies = self._with_bounded_counts(replies)
+        replies = self.with_believed_counts(replies)
         if start is None or not self.limits.norm or not len(replies) or replies.states.shape[1] != start.shape[-1]:
             return replies
         norms = update_norms(replies.states, start, places)
@@ -84,6 +84,15 @@ class Guard:
             for client, norm in zip(replies.clients[far].tolist(), norms[far].tolist(), strict=True)
         ]
         return replace(replies.take(np.flatnonzero(~far)), faults=(*replies.faults, *faults))
+
+    def with_believed_counts(self, replies: Replies) -> Replies:
+        """Return the replies, to a survey or of a round, with the sample counts that are believed."""
+        counts = self.counts(replies.clients, replies.samples)
+        if counts is not replies.samples:
+            replies = replace(replies, samples=counts)
+        if replies.withheld_replies is not None:
+            replies = replace(replies, withheld_replies=self.with_believed_counts(replies.withheld_replies))
+        return replies
 
     def counts(self, clients: IntArray, claimed: Tensor) -> Tensor:
         """Return the numbers of samples `[k]` that clients count as, from what they claim now."""
@@ -143,14 +152,6 @@ class Guard:
             # Clients train otherwise from now on: earlier norms are no measure.
             known["norms"] = []
         self.load_state_dict(known)
-
-    def _with_bounded_counts(self, replies: Replies) -> Replies:
-        counts = self.counts(replies.clients, replies.samples)
-        if counts is not replies.samples:
-            replies = replace(replies, samples=counts)
-        if replies.withheld_replies is not None:
-            replies = replace(replies, withheld_replies=self._with_bounded_counts(replies.withheld_replies))
-        return replies
 
 
 def update_norms(states: Tensor, start: Tensor, places: Tensor | None = None) -> FloatArray:

@@ -82,7 +82,7 @@ class OneModel:
         return Order(t, np.sort(clients), model, self.setting.work, probes, unsent, train=False)
 
     def surveyed(self, t: int, replies: Replies) -> None:
-        self.selector.surveyed(t, replies)
+        self.selector.surveyed(t, self.guard.with_believed_counts(replies))
 
     def order(self, t: int, candidates: IntArray) -> Order:
         candidates = self.guard.candidates(t, candidates)
