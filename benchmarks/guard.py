@@ -1,14 +1,16 @@
 """Measure the guard's share of a round: W1, 50 clients of 1.6 million parameters, FedAvg.
 
 python benchmarks/guard.py                    # the stacked runtime on a GPU if there is one, otherwise `local`
-python benchmarks/guard.py --rounds 40 --out results/guard.jsonl
+python benchmarks/guard.py --rounds 8 --out results/guard.json
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -40,13 +42,15 @@ def measured(rounds: int, name: str = "W1") -> dict[str, Any]:
     ends: list[float] = []
     unwatched = Guard.screened
 
-    def watched(self: Guard, t: int, model: Tensor, replies: Replies) -> Replies:
+    def watched(self: Guard, t: int, start: Tensor | None, replies: Replies, places: Tensor | None = None) -> Replies:
         begin = _now()
-        screened = unwatched(self, t, model, replies)
+        screened = unwatched(self, t, start, replies, places)
         guard.append(_now() - begin)
         return screened
 
     Guard.screened = watched  # type: ignore[method-assign]
+    load = os.getloadavg()[0]
+    folder = tempfile.TemporaryDirectory()
     try:
         covey.run(
             method="fedavg",
@@ -61,8 +65,10 @@ def measured(rounds: int, name: str = "W1") -> dict[str, Any]:
             rounds=rounds,
             evaluate_every=rounds,
             on_round=lambda record: ends.append(_now()),
+            out=Path(folder.name) / "run",
         )
     finally:
+        folder.cleanup()
         Guard.screened = unwatched  # type: ignore[method-assign]
     # The last round also evaluates.
     whole = [later - earlier for earlier, later in zip(ends[_WARM_UP:-2], ends[_WARM_UP + 1 : -1], strict=True)]
@@ -70,6 +76,11 @@ def measured(rounds: int, name: str = "W1") -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or "cpu",
         "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "load": [load, os.getloadavg()[0]],
+        "workload": name,
+        "clients": workload.cohort,
+        "parameters": workload.parameters,
         "rounds": len(whole),
         "round_seconds": round_seconds,
         "guard_seconds": guard_seconds,
@@ -81,14 +92,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", default="W1", choices=list(WORKLOADS))
-    parser.add_argument("--out", type=Path, help="file of JSON lines to add the result to")
+    parser.add_argument("--out", type=Path, help="file to write the result to")
     given = parser.parse_args()
     found = measured(given.rounds, given.workload)
     whole, part = (found[name] * 1e3 for name in ("round_seconds", "guard_seconds"))
     print(f"{found['device']}: a round {whole:.1f} ms, the guard {part:.2f} ms, {found['share']:.1%}")
     if given.out:
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -194,6 +194,19 @@ def server() -> str:
     )
 
 
+def guard() -> str:
+    """Return the guard's share of a round."""
+    stored = json.loads((ROOT / "results" / "guard.json").read_text(encoding="utf-8"))
+    begin, end = stored["load"]
+    return (
+        f"The guard takes {stored['share']:.1%} of a round of {stored['workload']} ({stored['clients']} clients of "
+        f"{stored['parameters'] / 1e6:.1f} million parameters): {1000 * stored['guard_seconds']:,.0f} ms of "
+        f"{stored['round_seconds']:,.1f} s, medians of {stored['rounds']} rounds. From `results/guard.json`: "
+        f"{stored['cores']} CPU cores, PyTorch {stored['torch']}; other programs ran beside it (load {begin:.1f} to "
+        f"{end:.1f}).\n"
+    )
+
+
 def million() -> str:
     """Return the cost of very many clients."""
     stored = json.loads((ROOT / "results" / "million.json").read_text(encoding="utf-8"))
@@ -235,6 +248,7 @@ MEASURED = {
     "cpu-figure": cpu_figure,
     "cpu-rows": cpu_rows,
     "server": server,
+    "guard": guard,
     "million": million,
     "soak": soak,
 }

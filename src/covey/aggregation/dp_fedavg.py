@@ -30,9 +30,10 @@ class DPFedAvg(Aggregator):
 
         w ← w + (1/n)·(Σ_k Δ_k·min(1, C/‖Δ_k‖) + N(0, (z·C)²)),     Δ_k = w_k - w,
 
-    with n the cohort's size, however many reply. This protects a client as a whole from whoever sees the models, and
-    not from the server, which sees single updates (noise of clients' own does: docs/privacy.md), nor from whoever sees
-    records, which tell cohorts and losses. Every client counts the same, whatever number of samples it reports.
+    with n the cohort's size, however many reply: a round without a sound reply adds noise alone. This protects a client
+    as a whole from whoever sees the models, and not from the server, which sees single updates (noise of clients' own
+    does: docs/privacy.md), nor from whoever sees records, which tell cohorts and losses. Every client counts the same,
+    whatever number of samples it reports.
 
     Records tell ε of the rounds so far, where any one client is replaced by another: the sum of updates then moves by
     2C at most. If cohorts are drawn uniformly from all clients (selector uniform, all reachable), sampling amplifies
