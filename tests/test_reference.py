@@ -1,6 +1,7 @@
 """Every method computes the same as when the reference was made, and folders of that time can still be read.
 
-On the processor that made the reference the records are the same to the bit; elsewhere those in float64 agree to 1e-6.
+On the processor that made the reference the records are the same to the bit; elsewhere those in float64 agree to 1e-6,
+and what predictors tell, which compute in float32, to 1e-3.
 """
 
 import json
@@ -30,15 +31,18 @@ REFERENCE = json.loads((HERE / "records.json").read_text(encoding="utf-8"))
 SAME_MACHINE = REFERENCE["processor"] == processor()
 FIRST = json.loads((HERE / "first_records.json").read_text(encoding="utf-8"))
 FOLDERS = HERE / "folders"
+# How far the error of a predictor may lie from the reference on another processor, as a share of it.
+PREDICTED = 1e-3
 
 
-def close(mine: Any, theirs: Any) -> bool:
-    """Nested records that agree to 1e-6."""
+def close(mine: Any, theirs: Any, within: float = 1e-6) -> bool:
+    """Nested records that agree to 1e-6, and to 1e-3 in what predictors tell: those compute in single precision."""
     if isinstance(theirs, dict):
-        return mine.keys() == theirs.keys() and all(close(mine[key], theirs[key]) for key in theirs)
+        bounds = {key: PREDICTED if key == "predictor_error" else within for key in theirs}
+        return mine.keys() == theirs.keys() and all(close(mine[key], theirs[key], bounds[key]) for key in theirs)
     if isinstance(theirs, list):
-        return len(mine) == len(theirs) and all(close(a, b) for a, b in zip(mine, theirs, strict=True))
-    return bool(mine == (pytest.approx(theirs, rel=1e-6, abs=1e-9) if isinstance(theirs, float) else theirs))
+        return len(mine) == len(theirs) and all(close(a, b, within) for a, b in zip(mine, theirs, strict=True))
+    return bool(mine == (pytest.approx(theirs, rel=within, abs=1e-9) if isinstance(theirs, float) else theirs))
 
 
 def test_the_reference_covers_every_method() -> None:
