@@ -538,7 +538,7 @@ def documented(command: str) -> list[str]:
 def test_the_guide_installs_what_an_operators_commands_need():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = (ROOT / "docs/fleet.md").read_text()
-    found = {name for names in re.findall(r"covey\[([a-z,]+)\]", text) for name in names.split(",")}
+    found = {name for names in re.findall(r"pip install '\.\[([a-z,]+)\]'", text) for name in names.split(",")}
     assert found == {"flower", "report"} <= set(extras)
 
 

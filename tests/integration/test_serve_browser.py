@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, ViewportSize, expect, sync_playwright
 from safetensors.torch import load_file
 
 import covey
@@ -163,7 +163,14 @@ class Written:
 
 def until(page: Page, expression: str) -> None:
     """Wait until an expression holds; Playwright's own wait would need `eval`, which the page forbids."""
-    wait_until(lambda: bool(page.evaluate(expression)), expression, pause=0.1)
+
+    def holds() -> bool:
+        # Between two pages there is nothing to ask.
+        with suppress(Error):
+            return bool(page.evaluate(expression))
+        return False
+
+    wait_until(holds, expression, pause=0.1)
 
 
 def look(page: Page, name: str) -> None:

@@ -47,7 +47,12 @@ def base_run(folder: ServedFolder, base: str) -> Path:
 
 def needs_fleet(run: Path) -> bool:
     """True if a run's clients are sites of a live fleet."""
-    return settings_of(run).get("runtime") == "fleet"
+    return has_sites(settings_of(run).get("runtime"))
+
+
+def has_sites(runtime: object) -> bool:
+    """True if a runtime's clients are sites of a live fleet; told from its name, so that pages need no PyTorch."""
+    return runtime == "fleet"
 
 
 def fleet_of(run: Path) -> Path | None:

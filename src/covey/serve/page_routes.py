@@ -18,7 +18,7 @@ from covey.serve.form_fields import FormField, filled_request
 from covey.serve.form_view import KINDS, form_page, mix_page
 from covey.serve.job_request import ondemand_request
 from covey.serve.live_view import live_page
-from covey.serve.model_order import base_run
+from covey.serve.model_order import base_run, has_sites
 from covey.serve.page_shell import notice, script, shell, style
 from covey.serve.round_stream import state_of
 from covey.serve.round_tail import RoundTail
@@ -217,7 +217,7 @@ def _bases(do: ServeActions) -> list[str]:
         if line.kind in ("run", "fleet") and line.done and len(found) < _MOST_BASES:
             # Of a fleet's run without the fleet there is nobody to ask.
             with suppress(Refusal):
-                found += [line.path] if line.runtime != "fleet" or base_run(do.folder, line.path) else []
+                found += [line.path] if not has_sites(line.runtime) or base_run(do.folder, line.path) else []
     return found
 
 
