@@ -8,8 +8,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,6 +295,18 @@ def called(gate: ControlGate, path: str, headers: list[tuple[bytes, bytes]] | No
     return found[0]
 
 
+def signed(fleet: Fleet, site: str, *, key_of: str | None = None, ago: float = 0.0) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a call that a site signs, with another's public key if `key_of` names one."""
+    private = load_ssh_private_key((fleet.site(site) / "node.key").read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    stated = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat().encode()
+    return [
+        (b"flwr-public-key", base64.b64encode(public_bytes(fleet.key(key_of or site)))),
+        (b"flwr-timestamp", stated),
+        (b"flwr-signature", base64.b64encode(private.sign(stated, ec.ECDSA(hashes.SHA256())))),
+    ]
+
+
 async def served(scope: Any, receive: Any, send: Any) -> None:
     """A SuperLink that says yes."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -316,15 +330,21 @@ def test_the_gate_lets_sites_pass_and_control_calls_with_the_token(fleet):
 
 def test_large_calls_are_read_from_sites_alone(fleet):
     gate = ControlGate(served, fleet)
-    site = (b"flwr-public-key", base64.b64encode(public_bytes(fleet.key("mill"))))
-    stranger = (b"flwr-public-key", base64.b64encode(b"another"))
+    site, stranger = signed(fleet, "mill"), [(b"flwr-public-key", base64.b64encode(b"another"))]
 
-    def sized(bytes_: int, *headers: tuple[bytes, bytes]) -> int:
+    def sized(bytes_: int, headers: list[tuple[bytes, bytes]]) -> int:
         return called(gate, "/v1/fleet/push-object", [(b"content-length", str(bytes_).encode()), *headers])
 
-    assert [sized(1 << 16), sized(1 << 16, stranger), sized(1 << 16, site)] == [200, 200, 200]
-    assert [sized(1 << 20), sized(1 << 20, stranger), sized(1 << 20, site)] == [413, 413, 200]
+    assert [sized(1 << 16, headers) for headers in ([], stranger, site)] == [200, 200, 200]
+    assert [sized(1 << 20, headers) for headers in ([], stranger, site)] == [413, 413, 200]
     assert sized(1 << 27, site) == 413
+    # A public key is no secret: without a signature of its owner's, and of now, it is nobody's.
+    key, stated, signature = site
+    unsigned = [key], [key, stated], [key, signature], [key, stated, (signature[0], b"x")]
+    doubled = [key, stated, stated, signature]
+    others = signed(fleet, "mill", ago=-700), signed(fleet, "mill", ago=700), signed(fleet, "harbour", key_of="mill")
+    timeless = [key, (stated[0], b"now"), signature], [key, (stated[0], stated[1][:-6]), signature]
+    assert {sized(1 << 20, headers) for headers in (*unsigned, doubled, *others, *timeless)} == {413}
     # A server obeys the chunks where both are stated.
     chunked, none = (b"transfer-encoding", b"chunked"), (b"content-length", b"0")
     for headers in ([chunked], [none, chunked], [chunked, none], [none, none], [(none[0], b"1" * 5000)]):
@@ -335,16 +355,40 @@ def test_large_calls_are_read_from_sites_alone(fleet):
     assert sized(1 << 20, site) == 413
 
 
+def test_a_flood_of_calls_that_no_site_has_signed_is_refused_unread_and_sites_pass(fleet):
+    passed = []
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+        await served(scope, receive, send)
+
+    gate = ControlGate(counted, fleet)
+    begun = time.monotonic()
+    answers = [called(gate, "/v1/fleet/pull-messages") for _ in range(300)]
+    seconds = time.monotonic() - begun
+    assert answers[:20] == [200] * 20
+    assert answers.count(200) == len(passed) <= 20 * (seconds + 1)
+    assert set(answers) == {200, 429}
+    # Sites and the server are served all the same.
+    assert [called(gate, "/v1/fleet/pull-messages", signed(fleet, "mill")) for _ in range(30)] == [200] * 30
+    token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
+    assert called(gate, "/v1/control/list-runs", [token]) == 200
+    gate._second -= 1
+    assert called(gate, "/v1/fleet/pull-messages") == 200
+    noted = read_events(fleet.folder)
+    assert {(event["event"], event["status"]) for event in noted} == {("refused", 429)}
+    assert len(noted) == 30
+
+
 def test_a_flood_of_refusals_does_not_fill_the_audit_log(fleet):
     gate = ControlGate(served, fleet)
     for _ in range(200):
         assert called(gate, "/v1/control/stop-run") == 401
     assert len(read_events(fleet.folder)) == 30
     # Nor does a site that comes and goes; the lines of another, and the operator's own, are there all the same.
-    key, other = ([(b"flwr-public-key", base64.b64encode(one))] for one in (b"mine", b"other"))
     for _ in range(50):
-        assert called(gate, "/v1/fleet/activate-node", key) == 200
-    assert called(gate, "/v1/fleet/activate-node", other) == 200
+        assert called(gate, "/v1/fleet/activate-node", signed(fleet, "mill")) == 200
+    assert called(gate, "/v1/fleet/activate-node", signed(fleet, "harbour")) == 200
     token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
     assert called(gate, "/v1/control/start-run", [token]) == 200
     assert len(read_events(fleet.folder)) == 62

@@ -2,8 +2,8 @@
 
 Flower 1.41 serves all its interfaces on one port, and its open version lets everybody register nodes, open runs and
 stop them. Sites need the fleet interface alone, in which every call is signed with a site's key. All other calls need
-the server's token here. Flower checks a signature after it has read the whole call, so large ones are not let through
-without a site's key.
+the server's token here. Flower checks a signature after it has read the whole call. The gate checks it before, and lets
+through few calls, and no large ones, that no site has signed.
 """
 
 import base64
@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,7 +23,7 @@ from covey.fleet.audit_log import note_event
 from covey.fleet.fleet_folder import Fleet
 from covey.fleet.fleet_grid import GATE_MARK, control_token
 from covey.fleet.site_keys import pinned_keys
-from covey.flower.public_keys import LONGEST, fingerprint
+from covey.flower.public_keys import LONGEST, fingerprint, has_signed
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -41,7 +42,11 @@ _EVENTS = {
 }
 """Calls that are noted when they succeed."""
 
-_KEY_HEADER = b"flwr-public-key"
+_KEY_HEADER, _TIME_HEADER, _SIGNATURE_HEADER = b"flwr-public-key", b"flwr-timestamp", b"flwr-signature"
+"""A site signs the time of each call."""
+
+_FRESH = 600.0
+"""Seconds between a call's time and now, either way; Flower is stricter."""
 
 _MARK = (GATE_MARK.encode(), b"1")
 
@@ -50,7 +55,10 @@ _MINUTE, _LINES = 60.0, 30
 
 
 _SMALL, _LARGE = 64 << 10, 64 << 20
-"""Bytes of a call without a site's key, and with one; Flower sends arrays in parts of 5 MiB."""
+"""Bytes of a call that no site has signed, and of one that a site has; Flower sends arrays in parts of 5 MiB."""
+
+_STRANGERS = 20
+"""Calls in a second that no site has signed, of all callers together; more are refused before they are read."""
 
 _LENGTH = re.compile(rb"[0-9]{1,20}")
 
@@ -69,6 +77,7 @@ class ControlGate:
         self._noted: Counter[bytes | None] = Counter()
         """Lines of this minute by a site's key; None stands for refusals."""
         self._read_at, self._pinned = -_KNOWN_FOR, dict[bytes, str]()
+        self._second, self._strangers = 0.0, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -105,17 +114,38 @@ class ControlGate:
         stated = len(lengths) == 1 and _LENGTH.fullmatch(lengths[0]) and not _headers(scope, b"transfer-encoding")
         if not stated:
             return 411, "A call says how long it is."
-        length = int(lengths[0])
-        if length > _SMALL and length > (_LARGE if self._site(_key(scope)) else 0):
+        of_site = self._signed(scope)
+        if int(lengths[0]) > (_LARGE if of_site else _SMALL):
             return 413, "The call is too large."
+        if not of_site and not self._room_for_a_stranger():
+            return 429, "Too many calls that no site has signed."
         return 0, ""
+
+    def _signed(self, scope: Scope) -> bool:
+        """True if a site has signed a call, by the key that is pinned for it."""
+        key, times = _key(scope), _headers(scope, _TIME_HEADER)
+        if key is None or self._site(key) is None or len(times) != 1:
+            return False
+        try:
+            age = (datetime.now(UTC) - datetime.fromisoformat(times[0].decode("ascii"))).total_seconds()
+            signature = base64.b64decode(_headers(scope, _SIGNATURE_HEADER)[0], validate=True)
+        except (IndexError, TypeError, ValueError):
+            return False
+        return abs(age) < _FRESH and has_signed(key, times[0], signature)
+
+    def _room_for_a_stranger(self) -> bool:
+        now = time.monotonic()
+        if now - self._second >= 1:
+            self._second, self._strangers = now, 0
+        self._strangers += 1
+        return self._strangers <= _STRANGERS
 
     def _authorized(self, scope: Scope) -> bool:
         shown = _headers(scope, b"authorization")
         return len(shown) == 1 and hmac.compare_digest(shown[0], self._token)
 
     def _note(self, scope: Scope, path: str, status: int) -> None:
-        if status in (401, 403, 411, 413) or (status >= 400 and path in _EVENTS):
+        if status in (401, 403, 411, 413, 429) or (status >= 400 and path in _EVENTS):
             if self._room(None):
                 self._write(scope, path, "refused", call=path.removeprefix("/v1/")[:LONGEST], status=status)
         elif status < 400 and path in _EVENTS and (path.startswith(CONTROL) or self._room(_key(scope))):

@@ -5,8 +5,9 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
@@ -54,6 +55,18 @@ def fingerprint(public: bytes) -> str:
     except (ValueError, UnsupportedAlgorithm):
         blob = public
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def has_signed(public: bytes, message: bytes, signature: bytes) -> bool:
+    """True if a signature of a message, as SuperNodes make it, is that of a key in the SuperLink's form."""
+    key = load_pem_public_key(public)
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, message, ec.ECDSA(SHA256()))
+            return True
+    except InvalidSignature:
+        pass
+    return False
 
 
 def unpinned(name: str, key: bytes, clients: Collection[str]) -> RefusedNode:
