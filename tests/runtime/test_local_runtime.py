@@ -54,6 +54,17 @@ def test_the_number_of_workers_never_changes_a_bit(precision):
         assert np.array_equal(score.loss, scores[0].loss)
 
 
+def test_no_more_workers_are_started_than_there_are_tasks():
+    local = runtime(federation(), 500)
+    try:
+        for clients, started in (([0, 2], 2), ([0, 2, 3, 5], 4), ([1, 2, 3], 4)):
+            assert local.execute(an_order(local, clients)).faults == ()
+            assert local._pool is not None
+            assert len(local._pool._workers) == started
+    finally:
+        local.close()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_scores_are_the_same_if_models_share_their_bodies_or_not(workers):
     local = runtime(federation(), workers)

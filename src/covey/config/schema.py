@@ -70,8 +70,8 @@ EARLIER: Mapping[str, Any] = {
 _ATTACKABLE = ("local", "stacked")
 """Runtimes whose clients can be hostile."""
 
-_MOST_CLIENTS = 10_000_000
-"""Most clients of a federation; more would not fit into memory."""
+_MOST_CLIENTS, _MOST_WORKERS = 10_000_000, 1024
+"""Most clients of a federation, and most worker processes; more would not fit into memory."""
 
 _MOST_IN_TURN = 50_000
 """Most clients that shared samples are dealt to in turn by default: it takes seconds, and memory for every sample."""
@@ -261,7 +261,7 @@ def resolve(
     require(config.rounds >= 1, f"rounds must be at least 1, not {config.rounds}.")
     require(0 <= config.seed < 2**63, f"seed must be a whole number from 0 to 2^63 - 1, not {config.seed}.")
     require(config.evaluate_every >= 1, f"evaluate_every must be at least 1, not {config.evaluate_every}.")
-    require(config.workers >= 0, f"workers must be at least 1, or 0 for one per core, not {config.workers}.")
+    require(0 <= config.workers <= _MOST_WORKERS, f"workers must be 0 (one per core) to 1,024, not {config.workers}.")
     runtimes[config.runtime]
     if config.device == "cuda":
         # Imported late: traits are declared in a layer above configuration.

@@ -25,12 +25,13 @@ class WorkerError(RuntimeError):
 
 
 class WorkerPool:
-    """`count` processes; each takes the next task when it is free."""
+    """At most `count` processes, as many as there are tasks; each takes the next task when it is free."""
 
     def __init__(self, state: WorkerState, count: int) -> None:
         self._state = state
         self._context = _context()
-        self._workers: list[tuple[BaseProcess, Connection]] = [self._start_worker() for _ in range(count)]
+        self._count = count
+        self._workers: list[tuple[BaseProcess, Connection]] = []
 
     def map(self, tasks: Sequence[WorkerTask]) -> list[Any]:
         """Return results in the order of tasks. If a worker dies, its task is a Fault and the worker is replaced."""
@@ -49,6 +50,8 @@ class WorkerPool:
                     self._workers[worker][1].send(tasks[number])
                 busy[self._workers[worker][1]] = (worker, number)
 
+        while len(self._workers) < min(self._count, len(tasks)):
+            self._workers.append(self._start_worker())
         for worker in range(len(self._workers)):
             assign(worker)
         while busy:
