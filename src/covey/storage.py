@@ -182,9 +182,7 @@ class FolderLock:
         if self._handle is None or self._owner != os.getpid():
             return
         with _guard:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
-            os.close(self._handle)
+            _give_up(self._handle, self._path)
             self._handle = None
             _held.pop(self._key, None)
 
@@ -255,10 +253,24 @@ def lock_holder(folder: Path) -> int | None:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(handle: int) -> None:
+    def _locking(handle: int, mode: int) -> None:
         os.lseek(handle, _LOCKED_BYTE, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        os.lseek(handle, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, mode, 1)
+        finally:
+            os.lseek(handle, 0, os.SEEK_SET)
+
+    def _lock(handle: int) -> None:
+        _locking(handle, msvcrt.LK_NBLCK)
+
+    def _give_up(handle: int, path: Path) -> None:
+        # A file that is open cannot be removed. If a reader has it open it stays, and names no writer.
+        with suppress(OSError):
+            os.ftruncate(handle, 0)
+            _locking(handle, msvcrt.LK_UNLCK)
+        os.close(handle)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 else:
     import fcntl
 
@@ -269,6 +281,11 @@ else:
     def _lock(handle: int) -> None:
         # Not flock, which forked workers would inherit.
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _give_up(handle: int, path: Path) -> None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def open_unlinked(path: Path, flags: int, mode: int = 0o600) -> int:
