@@ -402,6 +402,12 @@ def test_a_server_that_makes_one_sample_overflow_does_not_see_that_it_did(probe)
     )
     for value in told(probe, OWN, samples=Samples(x, samples.y), head=1e3).values():
         assert bool(torch.isfinite(value).all())
+    # The other samples still count, and the noise is still there: an answer of zeros would tell as well.
+    near = open_but_for_insights("1e6,1e-5", insight_clip=0.5)
+    without, with_ = (told(probe, near, samples=Samples(one, samples.y), head=1e3) for one in (samples.x, x))
+    for name, value in without.items():
+        assert bool(with_[name].any()) == bool(value.any())
+        np.testing.assert_allclose(with_[name], value, atol=4 / len(x))
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.inf, math.nan])
