@@ -61,6 +61,9 @@ ATTACKS: dict[str, dict[str, Any]] = {
         "selector": "uniform",
         "aggregator": {"name": "norm-bound", "around": "norm-bound, around=payload:load,weighted=false"},
     },
+    "trainer": {"method": None, "selector": "uniform", "aggregator": "average", "trainer": {"name": "payload:load"}},
+    "task": {"task": {"name": "payload:load"}},
+    "many": {"method": "payload:load", "selector": None, "aggregator": None},
     "insight": {"method": "fedacs", "selector": {"name": "fedacs", "insight": "payload:load"}},
     "twice": {
         "method": None,
@@ -74,7 +77,9 @@ ATTACKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("command", ["report", "evaluate", "export", "resume", "ondemand", "analyze"])
+@pytest.mark.parametrize(
+    "command", ["report", "evaluate", "export", "resume", "ondemand", "analyze", "show", "runs", "rm"]
+)
 def test_no_command_runs_what_a_run_folder_names(
     run_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,6 +93,7 @@ def test_no_command_runs_what_a_run_folder_names(
     monkeypatch.chdir(run_folder.parent)
     monkeypatch.delitem(sys.modules, "payload", raising=False)
     words = {"ondemand": ["run", "--target", "0=1", "--estimator", "ground-truth"], "analyze": ["--from", "run"]}
+    words |= {"runs": ["."], "rm": ["run", "--yes"]}
     answer = covey_command(command, *words.get(command, ["run"]))
     assert not (run_folder.parent / "PWNED").exists()
     assert "payload" not in sys.modules
