@@ -27,6 +27,7 @@ from covey.core.build import method_of, setting_of
 from covey.core.checkpoint import FORMAT, has_checkpoint
 from covey.core.client_names import write_names
 from covey.core.interfaces import Method
+from covey.core.loaded_state import load_state
 from covey.core.loop import Joint, LoopRun, Request, RoundWriter, Survey, perform_jointly, round_loop
 from covey.core.messages import Order
 from covey.core.records import folder_format
@@ -245,7 +246,7 @@ class Strategy(FlowerStrategy):
         write_json(self._place / "identities.json", started.exchange.roster.identities())
         if self._folder.state is None:
             return initial
-        self._ready().load_state_dict(self._folder.state)
+        load_state(self._ready(), self._folder.state, self._place)
         started.runtime.restore([self._folder.last])
         self._done = self._folder.done
         return self._model_arrays()

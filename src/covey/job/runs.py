@@ -18,6 +18,7 @@ from covey.core.checkpoint import checkpoint_round, has_checkpoint, read_checkpo
 from covey.core.client_store import StoresRows
 from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
+from covey.core.loaded_state import load_state
 from covey.core.loop import LoopRun, OnRound, run_in_lockstep
 from covey.core.model_constants import read_constants
 from covey.core.progress import announce_note
@@ -358,20 +359,6 @@ def reopened(experiment: Experiment, folder: Path, stack: ExitStack, config: Con
         load_state(experiment.method, state, folder)
     experiment.runtime.restore(read_metrics(folder))
     return records
-
-
-def load_state(method: Method, state: State, folder: Path) -> None:
-    """Load a checkpoint's state into a method; refuse one that is not of its kind."""
-    size = method.models().shape[-1]
-    try:
-        method.load_state_dict(state)
-        found = tuple(method.models().shape)
-        require(len(found) == 2 and found[0] >= 1 and found[1] == size, f"models of the shape {found}")
-        require(method.model_of_client.max(initial=0) < found[0], "a client's model is missing")
-    except Exception as error:
-        # A state of another kind fails in every way: a key, a shape, a type.
-        reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
-        raise Refusal(f"The checkpoint in {folder} does not fit its settings ({reason}).") from error
 
 
 def _run(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:

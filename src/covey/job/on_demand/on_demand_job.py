@@ -14,6 +14,7 @@ from covey.config.schema import GIVEN, Config
 from covey.config.values import own_names
 from covey.core.build import trainer_of
 from covey.core.checkpoint import read_checkpoint
+from covey.core.loaded_state import load_state
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
 from covey.core.round_record import privacy_of
@@ -38,7 +39,7 @@ from covey.job.on_demand.on_demand_folder import (
 )
 from covey.job.on_demand.on_demand_result import ComposedTargets, OnDemand
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
-from covey.job.runs import Run, load_state
+from covey.job.runs import Run
 from covey.job.settings import as_config, expand
 from covey.registries import methods
 from covey.storage import FolderLock
