@@ -339,6 +339,10 @@ def test_a_folder_writes_no_escape_sequences_to_the_terminal(
     (run_folder / "names.json").write_text(json.dumps([hostile] * 8))
     shown = covey_command("resume", run_folder)
     assert shown.code == 0 and "reply was dropped" in shown.out
+    run_folder = run_folder.rename(run_folder.parent / "\x1b[31mred")
+    for command in ("show", "runs", "report", "evaluate", "export", "resume"):
+        answer = covey_command(command, run_folder)
+        assert answer.code == 0 and not any(mark in answer.out + answer.err for mark in "\x1b\x07"), command
     edited(run_folder, method=hostile, selector={"name": hostile})
     answers = [shown, *(covey_command(command, run_folder) for command in ("resume", "report", "evaluate"))]
     assert answers[1].code == 2 and "fedavg" in answers[1].err

@@ -9,6 +9,7 @@ import typer
 import covey
 from covey.cli import terminal as display
 from covey.cli.flags import DataDirFlag, JsonFlag, TrustFlag, print_json
+from covey.core.printable_text import printable
 from covey.errors import Refusal
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
@@ -107,8 +108,8 @@ def export(
     if json_:
         print_json(result)
     else:
-        print(f"{result['file']}: {result['parameters']:,} parameters, {result['bytes']:,} bytes")
-        print(f"{result['card']}: what it was trained on, and how well it does")
+        print(printable(f"{result['file']}: {result['parameters']:,} parameters, {result['bytes']:,} bytes"))
+        print(printable(f"{result['card']}: what it was trained on, and how well it does"))
 
 
 def download(

@@ -24,6 +24,7 @@ from covey.config.same_settings import require_same
 from covey.config.schema import Config, resolve
 from covey.config.values import overlay, own_names
 from covey.core.client_names import read_names, write_names
+from covey.core.printable_text import printable
 from covey.core.runtime_traits import traits_of
 from covey.errors import require
 from covey.job.progress_display import run_progress
@@ -352,7 +353,8 @@ def _show_result(result: "Run", json_: bool, missed: Sequence[str] = ()) -> None
         for sentence in missed:
             display.say(sentence)
     if not result.finished:
-        print(f"covey: Stopped after round {len(result.metrics)}; what is done is in {result.folder}.", file=sys.stderr)
+        said = f"covey: Stopped after round {len(result.metrics)}; what is done is in {result.folder}."
+        print(printable(said), file=sys.stderr)
         raise typer.Exit(130)
 
 

@@ -28,6 +28,7 @@ from covey.cli.flags import (
     settings,
 )
 from covey.config.values import overlay
+from covey.core.printable_text import printable
 from covey.job.progress_display import run_progress
 from covey.registry import coerce
 
@@ -69,7 +70,7 @@ def describe(
     else:
         description.show(display.console)
     if draw is not None:
-        print(f"Drawn: {description.draw(draw)}", file=sys.stderr)
+        print(printable(f"Drawn: {description.draw(draw)}"), file=sys.stderr)
 
 
 def analyze(
@@ -150,6 +151,6 @@ def analyze(
     else:
         show_analysis(analysis)
     if csv is not None:
-        print(f"Written: {analysis.write_csv(csv)}", file=sys.stderr)
+        print(printable(f"Written: {analysis.write_csv(csv)}"), file=sys.stderr)
     if draw is not None:
-        print(f"Drawn: {analysis.draw(draw)}", file=sys.stderr)
+        print(printable(f"Drawn: {analysis.draw(draw)}"), file=sys.stderr)

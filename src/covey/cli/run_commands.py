@@ -42,6 +42,7 @@ from covey.cli.flags import (
     print_json,
     settings,
 )
+from covey.core.printable_text import printable
 from covey.errors import Refusal, require
 from covey.job.progress_display import comparison_progress, run_progress
 
@@ -302,7 +303,7 @@ def _show_run(result: "Run", json_: bool) -> None:
     else:
         show_run(result)
     if not result.finished:
-        print(f"covey: Stopped. Resume with: covey resume {result.folder}", file=sys.stderr)
+        print(printable(f"covey: Stopped. Resume with: covey resume {result.folder}"), file=sys.stderr)
         raise typer.Exit(130)
 
 
