@@ -39,7 +39,7 @@ class LossBrake:
     A loss explodes if it exceeds `factor` times the median of the last 20 rounds (of the first round, while there are
     fewer than five) and half of the first round's. If a round's mean training loss explodes and its median client's
     does too, the rate halves, momentum starts anew, and so does the measure: one client that lies about its loss
-    halves nothing. So it does if a model or all replies of a round are not finite.
+    halves nothing. So it does if a model is not finite, or if a model is taken back.
     """
 
     factor: float
