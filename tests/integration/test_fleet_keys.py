@@ -369,6 +369,8 @@ def test_a_flood_of_calls_that_no_site_has_signed_is_refused_unread_and_sites_pa
     assert answers[:20] == [200] * 20
     assert answers.count(200) == len(passed) <= 20 * (seconds + 1)
     assert set(answers) == {200, 429}
+    gate._second, gate._calls = time.monotonic(), 20
+    assert called(gate, "/v1/fleet/pull-messages", signed(fleet, "harbour", key_of="mill")) == 429
     # Sites and the server are served all the same.
     assert [called(gate, "/v1/fleet/pull-messages", signed(fleet, "mill")) for _ in range(30)] == [200] * 30
     token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
