@@ -41,6 +41,22 @@ def test_a_checkpoint_of_other_clients_is_refused(method: str, clients: int, tmp
         covey.resume(path.parent)
 
 
+@pytest.mark.parametrize(
+    ("method", "change", "reason"),
+    [
+        ("feddrl", {"cohort": 4}, "the agent's experiences are of another size"),
+        ("feddrl-set", {"cohort": 4}, "the agent's experiences are of another size"),
+        ("feddrl", {"aggregator": {"name": "feddrl", "hidden": 32}}, "the agent's networks have .* parameters, not"),
+    ],
+)
+def test_an_agent_of_another_size_is_refused(method: str, change: Any, reason: str, tmp_path: Path) -> None:
+    path = stopped(tmp_path / "run", method=method) / "config.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "config": {**stored["config"], **change}}))
+    with pytest.raises(Refusal, match=f"does not fit its settings .{reason}"):
+        covey.resume(path.parent)
+
+
 def test_a_loaded_state_is_named_in_its_refusal(tmp_path: Path) -> None:
     folder = stopped(tmp_path / "run", selector="uniform", aggregator={"name": "norm-bound", "around": "feddrl-set"})
     path = folder / "config.json"

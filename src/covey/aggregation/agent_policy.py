@@ -210,7 +210,10 @@ class AgentPolicy:
         }
 
     def load_state_dict(self, state: State) -> None:
+        sizes = [len(network.main) for network in (self.agent.actor, self.agent.critic)]
         self.agent.load_state_dict(state["agent"])
+        found = [len(network.main) for network in (self.agent.actor, self.agent.critic)]
+        require(found == sizes, f"the agent's networks have {found} parameters, not {sizes}")
         self.deviation = np.array(state["deviation"], dtype=np.float64)
         last = state["last"]
         self.last = None

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray, State
+from covey.errors import require
 
 _FIELDS = ("states", "actions", "rewards", "next_states")
 
@@ -88,8 +89,10 @@ class Replay:
         return {**held, "next": self._next}
 
     def load_state_dict(self, state: State) -> None:
-        self._arrays = [np.array(state[field], dtype=np.float64) for field in _FIELDS]
-        self._length = len(self._arrays[0])
+        arrays = [np.array(state[field], dtype=np.float64) for field in _FIELDS]
+        fits = [array.shape == (len(arrays[0]), *shape) for array, shape in zip(arrays, self._shapes, strict=True)]
+        require(all(fits), "the agent's experiences are of another size")
+        self._arrays, self._length = arrays, len(arrays[0])
         self._next = int(state["next"])
 
 
