@@ -23,7 +23,12 @@ from covey.config.schema import Config
         (["runs", "--sate", "x"], "Did you mean --state?"),
         (["fleet", "up", "--client", "3"], "'covey fleet up' has no option --client. Did you mean --clients?"),
         (["resum"], "There is no command 'covey resum'. Did you mean 'covey resume'? Commands: demo, "),
-        (["compare"], "Missing option '--methods'. See: covey compare --help"),
+        (["compare", "fedavg"], "Missing option '--methods'. Example: covey compare --methods fedavg,fedprox,iid"),
+        (["run", "mine.csv"], "Did you mean --dataset mine.csv? See: covey run --help"),
+        (["run", "fedacs"], "Did you mean --method fedacs?"),
+        (["show", "a", "b"], "Got unexpected extra argument (b). See: covey show --help"),
+        (["run", "--seeds", "3"], "Did you mean --seed? Several are run by covey compare."),
+        (["run", "--label", "x"], "Did you mean --set dataset.label=VALUE?"),
         (["run", "--rounds"], "Option '--rounds' requires an argument."),
         (["resume", "x", "--rounds", "many"], "'many' is not a valid int"),
         (["run", "--set", "lr=0.1"], "There is no setting 'lr'. Did you mean 'local.rate'?"),
@@ -36,6 +41,13 @@ def test_a_wrong_word_is_answered_with_the_one_that_was_meant(covey_command, typ
     assert said.code == 2
     assert sentence in said.err
     assert said.err.startswith("covey: ") and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["fleet"]])
+def test_no_command_shows_the_help_and_no_error(covey_command, words) -> None:
+    said = covey_command(*words)
+    assert "Usage: covey" in said.out
+    assert said.err == ""
 
 
 def test_the_version_is_shown(covey_command) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import covey
+from covey.config.schema import Config
 from covey.core.build import build_federation
 from covey.data import parquet
 from covey.data.columns import Column, fitted
@@ -366,6 +367,33 @@ def test_options_that_no_command_can_say_become_a_call_in_python(tmp_path):
     assert covey.inspect(dataset.pop("path"), **{name: dataset[name] for name in ("label", "ignore")}).features == 1
 
 
+def test_inspect_leaves_out_a_column_of_names_and_its_command_too(tmp_path, covey_command):
+    rows = [
+        {"patient": f"P{row}", "age": row % 50, "site": "ab"[row % 2], "outcome": "xy"[row % 3 > 1]}
+        for row in range(90)
+    ]
+    path = write(tmp_path / "own.csv", rows)
+    seen = covey.inspect(path)
+    assert [column.name for column in seen.columns] == ["age"]
+    assert any("'patient' has 72 different words" in note and "dataset.ignore=patient;" in note for note in seen.notes)
+    assert "--set dataset.ignore=patient" in seen.command
+    assert covey_command("describe", *shlex.split(seen.command)[2:]).code == 0
+    assert [column.name for column in covey.inspect(path, categories=72).columns] == ["patient", "age"]
+    with pytest.raises(Refusal, match="no features"):
+        covey.inspect(path, ignore=("age",))
+
+
+def test_inspect_says_that_one_of_few_clients_trains_in_a_round(tmp_path):
+    for clients, said in ((14, True), (15, False)):
+        rows = [{"a": row, "site": f"s{row % clients}", "label": "xy"[row % 2]} for row in range(90)]
+        notes = covey.inspect(write(tmp_path / "own.csv", rows)).notes
+        assert any("here 1 of these" in note for note in notes) == said
+        config = Config.of(
+            {"dataset": {"name": "csv", "path": str(tmp_path / "own.csv"), "client": "site"}, "environment": "natural"}
+        )
+        assert (config.cohort == 1) == said
+
+
 def test_inspect_guesses_columns_and_tasks_and_says_so(tmp_path):
     rows = [{"site": row % 3, "a": row, "target": row / 7} for row in range(30)]
     seen = covey.inspect(write(tmp_path / "own.csv", rows))
@@ -378,3 +406,10 @@ def test_inspect_guesses_columns_and_tasks_and_says_so(tmp_path):
     for name, sentence in (("own.txt", "none of the endings"), ("absent.csv", "There is no file")):
         with pytest.raises(Refusal, match=sentence):
             covey.inspect(tmp_path / name)
+
+
+def test_a_table_without_the_label_is_answered_with_what_to_type(tmp_path, covey_command):
+    path = write(tmp_path / "own.csv", [{"a": row, "outcome": "xy"[row % 2]} for row in range(30)])
+    said = covey_command("run", "--dataset", path).err
+    assert "no column 'label' (it has: a, outcome)" in said and "--set dataset.label=COLUMN" in said
+    assert f"covey inspect {path}" in said

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import covey
-from covey.job.result_text import comparison_columns, run_summary
+from covey.job.result_text import comparison_columns, difference, run_summary
 from tests.task.federations import regression
 
 QUICK = {"clients": 6, "cohort": 3, "rounds": 2, "workers": 1, "local": {"epochs": 1}}
@@ -27,6 +27,10 @@ def test_a_comparison_and_an_analysis_do_too(tmp_path: Path) -> None:
     assert repr(comparison) == f"Comparison(fedavg, iid; 2 seeds; {tmp_path / 'both'})"
     table = comparison._repr_html_()
     assert f"{comparison.rows[1]['terminal_accuracy']:.1%}" in table and "points against fedavg" in table
+    assert f"<td>{difference(comparison.rows[1])}</td>" in table and "±" in difference(comparison.rows[1])
+    first, second = str(comparison).splitlines()
+    assert first.startswith("fedavg: terminal accuracy ") and " to " in first and "against" not in first
+    assert f", {difference(comparison.rows[1])} points against fedavg" in second
     analysis = covey.analyze(clients=20, altered={"poison": 0.1})
     assert repr(analysis).startswith("Analysis(20 clients; ") and len(repr(analysis)) < 500
     assert analysis._repr_html_().count("<tr>") <= 22

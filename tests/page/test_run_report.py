@@ -716,3 +716,16 @@ def test_on_paper_charts_are_light_and_as_wide_as_a_sheet(browser, compared, tmp
     assert browser.ask(widest) > 700
     assert browser.ask("document.documentElement.dataset.theme") is None
     assert browser.complaints() == []
+
+
+def test_on_a_phone_captions_are_read_whole_and_cells_numbers_stand_out(browser, compared, tmp_path):
+    browser.open(report([compared], tmp_path / "page.html"))
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    right = browser.ask(
+        "[...document.querySelectorAll('.scroll > table > caption')].map(one => one.getBoundingClientRect().right)"
+    )
+    assert right and max(right) <= 390
+    inks = browser.ask(
+        "[...document.querySelectorAll('#figure-classes .heatmap-label text')].map(one => getComputedStyle(one).fill)"
+    )
+    assert set(inks) <= {"rgb(11, 23, 34)", "rgb(255, 255, 255)"} and len(set(inks)) == 2

@@ -84,6 +84,8 @@ def main() -> NoReturn:
     try:
         sys.exit(app(prog_name="covey", standalone_mode=False) or 0)
     except _MISUSE as misuse:
+        if not str(misuse):  # No command was given: the help was printed.
+            sys.exit(2)
         print(printable_lines(f"covey: {usage_sentence(misuse)}"), file=sys.stderr)
         sys.exit(2)
     except typer.Abort:

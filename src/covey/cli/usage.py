@@ -1,9 +1,10 @@
 """What is said about a command that was typed wrong."""
 
 import difflib
+from pathlib import Path
 from typing import Any
 
-from covey.config.values import setting_meant
+from covey.config.values import ENDINGS, setting_meant
 
 
 def usage_sentence(misuse: Any) -> str:
@@ -22,7 +23,22 @@ def usage_sentence(misuse: Any) -> str:
         return f"There is no command '{path} {name}'.{hint} Commands: {', '.join(commands)}."
     message = misuse.format_message().strip()
     end = "" if message.endswith((".", "?")) else "."
-    return f"{message}{end} See: {path} --help"
+    return f"{message}{end}{_instead(message, context)} See: {path} --help"
+
+
+def _instead(message: str, context: Any) -> str:
+    """Return what to type instead: the flag for a word without one, or the command's example where a flag lacks."""
+    command: Any = getattr(context, "command", None)
+    _, extra, words = message.partition("Got unexpected extra argument")
+    if extra:
+        flags = {flag for one in command.params for flag in one.opts}
+        word = words.partition("(")[2].rstrip(").").split(" ")[0]
+        flag = "--dataset" if Path(word).suffix.lower() in ENDINGS else "--method"
+        return f" Did you mean {flag} {word}?" if flag in flags else ""
+    _, example, shown = (getattr(command, "help", None) or "").partition("Example: ")
+    if example and message.startswith("Missing"):
+        return f" Example: {' '.join(shown.split())}."
+    return ""
 
 
 def _unknown_option(option: str, context: Any, path: str) -> str:
@@ -37,4 +53,6 @@ def _unknown_option(option: str, context: Any, path: str) -> str:
     else:
         close = difflib.get_close_matches(option, [flag for flag in flags if flag != "--help"], n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
+    if path == "covey run" and word in ("seeds", "methods"):
+        hint += " Several are run by covey compare."
     return f"'{path}' has no option {option}.{hint} See: {path} --help"

@@ -48,6 +48,8 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("alpha", "dirichlet_alpha", "beta_dirichlet", "concentration"), "environment.alpha"),
     **dict.fromkeys(("network", "net", "arch", "architecture"), "model"),
     **dict.fromkeys(("data", "data_set"), "dataset"),
+    **dict.fromkeys(("label", "label_column", "target_column"), "dataset.label"),
+    **dict.fromkeys(("client_column", "site_column"), "dataset.client"),
     **dict.fromkeys(("random_seed", "random_state"), "seed"),
     **dict.fromkeys(("gpu", "cuda"), "device"),
     **dict.fromkeys(("num_workers", "n_jobs", "processes"), "workers"),

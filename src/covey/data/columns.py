@@ -117,6 +117,14 @@ def absent(values: Values) -> NDArray[np.bool_]:
     return np.asarray(values == "", dtype=bool)
 
 
+class TooManyWords(Refusal):
+    """A column has more different words than become features; it may be a number of rows, such as patients."""
+
+    def __init__(self, column: str, words: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.column, self.words = column, words
+
+
 def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str) -> Column:
     """Return the conversion of a column, from the values of its training rows."""
     missing = absent(values)
@@ -127,12 +135,15 @@ def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str) -
     constant = gaps == 0 and len(np.unique(present)) == 1
     if kind == "category":
         words = tuple(str(word) for word in np.unique(present))
-        require(
-            len(words) <= most,
-            f"{where}, column '{name}' has {len(words):,} different words ({_few(words)}), more than the {most} that "
-            f"become features of their own: leave the column out with dataset.ignore={name}, or raise "
-            "dataset.categories; dates are written as 2024-01-31, or all as 31.01.2024 or 1/31/2024.",
-        )
+        if len(words) > most:
+            raise TooManyWords(
+                name,
+                len(words),
+                f"{where}, column '{name}' has {len(words):,} different words "
+                f"({_few(words)}), more than the {most} that become features of their own: leave the column out with "
+                f"dataset.ignore={name}, or raise dataset.categories; dates are written as 2024-01-31, or all as "
+                "31.01.2024 or 1/31/2024.",
+            )
         return Column(name, kind, words, gaps=gaps, constant=constant)
     fill = float(np.median(present)) if len(present) else 0.0
     origin = float(present.min()) if kind == "date" and len(present) else 0.0

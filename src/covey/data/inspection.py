@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from covey.config.values import ENDINGS
 from covey.data.arrow_table import ArrowFile, read_arrow_table
+from covey.data.columns import TooManyWords
 from covey.data.labels import Guess, guessed_task
 from covey.data.own_arrays import CLIENT, read_arrays
 from covey.data.own_split import OwnSplit
@@ -24,6 +25,9 @@ LABELS = ("label", "target", "class", "y", "outcome", "diagnosis")
 
 CLIENTS = (CLIENT, "site", "user", "hospital", "device", "institution", "center", "centre", "station")
 """Names that a column of clients is looked for by, where none is given."""
+
+_FEW_CLIENTS = 14
+"""Of so many clients, a tenth is one."""
 
 _SHOWN = 20
 """Most classes and clients that are listed."""
@@ -169,12 +173,18 @@ def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
             elif option == "label":
                 found[option] = last = next((name for name in reversed(header) if name not in index), header[-1])
                 assumed.append(f"No column is called label; the last one, '{last}', was taken for it.")
-    values = datasets.options(kind, {**found, "path": str(file)})
-    if kind == "csv":
-        test_file = Path(values["test_file"]) if values["test_file"] else None
-        table: Any = read_table(file, test_file, _table_options(values))
-    else:
-        table = read_arrow_table(file, _table_options({**values, "categorical": ()}))
+    while True:
+        values = datasets.options(kind, {**found, "path": str(file)})
+        try:
+            table = _read(file, kind, values)
+            break
+        except TooManyWords as refusal:
+            # Often a column of names, such as a patient's: it is left out here, so that the rest can be looked at.
+            found["ignore"] = (*values["ignore"], refusal.column)
+            assumed.append(
+                f"'{refusal.column}' has {refusal.words:,} different words in the training rows, and was left out: "
+                f"dataset.ignore={refusal.column}; dataset.categories={refusal.words} makes each a feature."
+            )
     columns = [ColumnSeen(column.name, column.kind, column.width, column.sentence) for column in table.columns]
     odd = [*assumed, *table.how_read, *table.tested]
     guess = guessed_task(table.labels)
@@ -183,6 +193,13 @@ def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
         str(file), kind, tuple(columns), values["label"], table.labels, guess, client, table.clients, table.rows,
         (*odd, *_odd(table.labels, table.clients, table.rows, guess)), values,
     )  # fmt: skip
+
+
+def _read(file: Path, kind: str, values: Mapping[str, Any]) -> Any:
+    """Return the table in a file, as these options say."""
+    if kind == "csv":
+        return read_table(file, Path(values["test_file"]) if values["test_file"] else None, _table_options(values))
+    return read_arrow_table(file, _table_options({**values, "categorical": ()}))
 
 
 def _of_arrow(file: Path) -> tuple[list[str], tuple[str, ...]]:
@@ -230,6 +247,11 @@ def _odd(labels: NDArray[Any], clients: NDArray[Any] | None, rows: OwnSplit, gue
             notes.append(f"{len(single)} client{'s have' if len(single) > 1 else ' has'} one sample alone: {named}.")
         if len(_counts(clients)) == 1:
             notes.append("There is one client alone: nothing is federated.")
+        elif len(_counts(clients)) <= _FEW_CLIENTS:
+            notes.append(
+                "By default a tenth of the clients trains in a round, here 1 of these "
+                f"{len(_counts(clients))}; --cohort 0.5 invites half."
+            )
     return tuple(notes)
 
 

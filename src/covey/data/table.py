@@ -66,8 +66,8 @@ class TableOptions:
         for column in (*named, *self.categorical):
             require(
                 column in header,
-                f"{file} has no column '{column}' (it has: {', '.join(header)}); say which with dataset.label and "
-                "dataset.client.",
+                f"{file} has no column '{column}' (it has: {', '.join(header)}); say which with --set "
+                f"dataset.label=COLUMN and --set dataset.client=COLUMN. What it takes a file for: covey inspect {file}",
             )
         twice = sorted({name for name in header if header.count(name) > 1})
         require(not twice, f"{file} has two columns '{twice[0] if twice else ''}'; give each a name of its own.")

@@ -6,6 +6,12 @@ strategy = covey.flower.Strategy("fedacs", model=Net(), clients=20)       # serv
 The strategy also drives apps that know nothing of Covey; `mod` has them answer Covey's questions.
 """
 
+try:
+    import flwr as flwr
+except ModuleNotFoundError as error:
+    error.add_note("covey.flower needs Flower: pip install 'covey[flower]'")
+    raise
+
 from covey.flower.client_mod import mod
 from covey.flower.in_process_grid import InProcessGrid
 from covey.flower.node_app import as_samples, client_app

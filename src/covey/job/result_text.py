@@ -172,6 +172,24 @@ def verdicts(result: Comparison) -> list[str]:
     return sentences
 
 
+def comparison_lines(result: Comparison) -> list[str]:
+    """Return a line for each method: its terminal score and its difference to the first, with 95 % intervals."""
+    metric, against = result.metric, result.rows[0]["name"]
+    unit = "points" if metric.share else metric.label
+    lines = []
+    for row in result.rows:
+        width = (
+            "" if row["terminal_low"] is None else f" ({interval(row['terminal_low'], row['terminal_high'], metric)})"
+        )
+        line = f"{row['name']}: terminal {metric.label} {metric.text(terminal_of(row))}{width}"
+        if row["difference"] is not None:
+            certain = certainty(row)
+            said = "" if certain in (ONE_SEED, CLEAR) else f", {certain}"
+            line += f", {difference(row, metric)} {unit} against {against}{said}"
+        lines.append(line)
+    return lines
+
+
 def run_summary(run: Run) -> dict[str, Any]:
     """Return the figures that sum up a run, for JSON."""
     scored = [row for row in run.metrics if main_score(row) is not None]

@@ -161,6 +161,11 @@ def test_outliers_are_compared_with_the_poisoned_clients_where_these_are_known()
         found = compared_with_poisoned(analysis, outliers, poisoned)
         assert sentence in found.verdict
         assert finding in found.finding
+    by_name = replace(analysis, names=tuple(f"site {client}" for client in range(24)))
+    strange = np.where(np.isin(analysis.clients, [1, 5]), [float(client) for client in analysis.clients], 0.0) * 9
+    assert (
+        "Outliers in what class mixes do not explain: site 5, site 1." in replace(by_name, strangeness=strange).verdict
+    )
     unknown = replace(compared_with_poisoned(analysis, [1], [1]), poisoned=None)
     assert "poisoned" not in unknown.verdict + unknown.finding
     assert unknown.as_mapping()["poisoned"] is None

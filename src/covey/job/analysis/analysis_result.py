@@ -123,17 +123,15 @@ class Analysis:
         """Odd clients and outliers, in a few sentences."""
         count, sentences = len(self.clients), []
         if self.confidence is not None:
-            number = int(self.odd.sum())
+            number, odd = int(self.odd.sum()), self._named(self.odd, self.skew)
             sentences.append(
                 f"{number} of {count} clients {'has an odd class mix' if number == 1 else 'have an odd class mix'} "
-                f"(chance of any false alarm at most {self.level:.2g})."
+                f"(chance of any false alarm at most {self.level:.2g}){f': {odd}' if odd else ''}."
             )
         if self.strangeness is not None:
-            apart = [at for at in np.argsort(-self.strangeness, kind="stable").tolist() if self.outlier[at]]
-            names = ", ".join(self.name(at) for at in apart[:_NAMED])
-            more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+            apart = self._named(self.outlier, self.strangeness)
             why = "in what class mixes do not explain" if self.confidence is not None else "in the score"
-            sentences.append(f"Outliers {why}: {names}{more}." if apart else f"There are no outliers {why}.")
+            sentences.append(f"Outliers {why}: {apart}." if apart else f"There are no outliers {why}.")
             sentences.append(self._against_poisoned())
         return " ".join(filter(None, sentences)) or "The clients are ranked; nothing more can be said about them."
 
@@ -151,6 +149,12 @@ class Analysis:
             found.append(f"{number} of {count} clients with an odd class mix")
         text = "; ".join(found) or f"{count} clients ranked by skew"
         return f"{text[0].upper()}{text[1:]}"
+
+    def _named(self, chosen: BoolArray, by: FloatArray) -> str:
+        """Return the names of some clients, the first of them if they are many, the highest value first."""
+        places = [at for at in np.argsort(-by, kind="stable").tolist() if chosen[at]]
+        more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+        return ", ".join(self.name(at) for at in places[:_NAMED]) + more
 
     def _how_true(self) -> str:
         """Say in brackets how many of the outliers are poisoned, where it is known and there are such."""

@@ -99,14 +99,21 @@ class Comparison:
         seeds = max(len(runs) for runs in self.runs.values())
         return f"Comparison({', '.join(self.runs)}; {seeds} seed{'s' * (seeds > 1)}; {self.folder})"
 
+    def __str__(self) -> str:
+        """A line for each method, with 95 % intervals over seeds."""
+        from covey.job.result_text import comparison_lines
+
+        return "\n".join(comparison_lines(self))
+
     def _repr_html_(self) -> str:
+        from covey.job.result_text import difference
+
         metric = self.metric
-        form = "+.1f" if metric.share else "+.3g"
         rows = []
         for row in self.rows:
-            low, high, gap = row["terminal_low"], row["terminal_high"], row["difference"]
+            low, high = row["terminal_low"], row["terminal_high"]
             between = "" if low is None else f"{metric.text(low)} to {metric.text(high)}"
-            further = "" if gap is None else f"{metric.shown(gap):{form}}"
+            further = "" if row["difference"] is None else difference(row, metric)
             rows.append((row["name"], metric.text(terminal_of(row)), between, further))
         against = f"{'points' if metric.share else metric.label} against {self.contenders[0].label}"
         header = ("method", f"terminal {metric.label}", "95 % interval", against)
