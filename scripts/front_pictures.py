@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "_static"
 TUTORIAL = ROOT / "docs" / "tutorials" / "first-comparison.ipynb"
-WIDTH = 1100
+WIDTH = 1200
 MARGIN = 12
 
 
