@@ -116,3 +116,21 @@ def test_what_made_an_extended_run_says_so(shelf: Path, tmp_path: Path, covey_co
     assert covey_command("export", shelf / "whole", "--to", tmp_path / "m.onnx").code == 0
     assert whole in (tmp_path / "m.onnx.md").read_text()
     assert whole == page_command(shelf / "whole")
+
+
+def test_names_that_covey_gave_fit_a_line_of_80_characters_and_others_keep_their_method(
+    covey_command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    small = {"clients": 6, "cohort": 3, "rounds": 2, "workers": 1, "local": {"epochs": 1}}
+    covey.run(small, method="fedprox")
+    covey.compare(["fedavg", "iid"], seeds=1, given=small)
+    listed = covey_command("runs").out
+    names = sorted(str(path) for path in Path("runs").iterdir() if path.is_dir() and path.name[0] != ".")
+    assert len(names) == 2
+    assert [name for name in names if f" {name} " not in listed] == []
+    assert "method" not in listed.splitlines()[1]
+    covey.run(small, out="runs/mine")
+    again = covey_command("runs").out.splitlines()
+    assert "method" in again[1] and any("runs/mine" in line and "fedavg" in line for line in again)

@@ -85,8 +85,11 @@ def _table(lines: "list[RunSummary]", folder: Path) -> Table:
     if all(line.kind == "run" for line in lines):
         del columns["kind"]
     if display.console.width < _WIDE:
-        # Folders and methods need the room.
+        # Folders and methods need the room; folders that Covey has named tell kind and method.
         del columns["data"], columns["changed"]
+        if all(_named_by_covey(line) for line in lines):
+            columns.pop("kind", None)
+            del columns["method"]
     table = Table(box=box.SIMPLE_HEAD)
     for name in columns:
         wide = name in ("folder", "method", "data")
@@ -95,6 +98,11 @@ def _table(lines: "list[RunSummary]", folder: Path) -> Table:
     for line in lines:
         table.add_row(*(text(line) for text in columns.values()))
     return table
+
+
+def _named_by_covey(line: "RunSummary") -> bool:
+    """True if the folder's name has the method, or all methods of a comparison."""
+    return not line.on_demand and all(name.replace(":", "-") in line.path for name in line.name.split(", "))
 
 
 def show(
