@@ -11,8 +11,9 @@ from covey.errors import Interrupted
 from covey.job.comparison.compared_runs import Comparison, Curve
 from covey.job.comparison.execution import resume_comparison
 from covey.job.comparison.plan import Variant
+from covey.job.comparison.row_text import difference
 from covey.job.comparison.statistics import Estimate
-from covey.job.result_text import difference, verdicts
+from covey.job.result_text import verdicts
 from covey.page.tables import reproduced_by
 from tests.conftest import SMALL, without_timings
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import covey
-from covey.job.result_text import comparison_columns, difference, run_summary
+from covey.job.comparison.row_text import difference
+from covey.job.result_text import comparison_columns, run_summary
 from tests.task.federations import regression
 
 QUICK = {"clients": 6, "cohort": 3, "rounds": 2, "workers": 1, "local": {"epochs": 1}}

@@ -6,16 +6,11 @@ from typing import Any
 from covey.job.analysis.analysis_result import Analysis
 from covey.job.comparison.compared_runs import Comparison, final_privacy
 from covey.job.comparison.row_figures import best_of, terminal_of
+from covey.job.comparison.row_text import ONE_SEED, certainty, difference, interval
 from covey.job.runs import Run
 from covey.job.score_text import metric_columns
 from covey.task.learning_task import ACCURACY, Metric
 from covey.task.run_metric import main_score, metric_of
-
-ONE_SEED, CLEAR = "one seed", "clear of zero"
-"""Certainties of a difference that a sentence may leave out."""
-
-_NO_WIDTH = 1e-9
-"""Intervals narrower than this fraction have no width: seeds differ by rounding only."""
 
 BEFORE_AVERAGING, OWN_MIX, EPSILON = "before averaging", "on clients' own mix", "ε of its models"
 """Names of a run's figures in the terminal and on pages."""
@@ -51,11 +46,6 @@ def percent(value: float | None) -> str:
     return or_dash(value, "{:.1%}")
 
 
-def interval(low: float | None, high: float | None, metric: Metric = ACCURACY) -> str:
-    """Format the ends of an interval of a metric; of fractions as percentages."""
-    return "-" if low is None or high is None else f"{metric.text(low)} to {metric.text(high)}"
-
-
 def count(mean: float | None) -> str:
     """Format a mean of counts: whole, or with one decimal."""
     return "-" if mean is None else f"{mean:.0f}" if mean == int(mean) else f"{mean:.1f}"
@@ -77,29 +67,6 @@ def seconds(value: float | None) -> str:
     if not value:
         return "-"
     return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
-
-
-def difference(row: Mapping[str, Any], metric: Metric = ACCURACY) -> str:
-    """Format a paired difference, in points where it is one of shares, with half its interval if it has one."""
-    if row["difference"] is None:
-        return "-"
-    form = ".1f" if metric.share else ".3g"
-    text = f"{metric.shown(row['difference']):+{form}}"
-    width = 0.0 if row["difference_low"] is None else row["difference_high"] - row["difference_low"]
-    return text if width < _NO_WIDTH else f"{text} ± {metric.shown(width) / 2:{form}}"
-
-
-def certainty(row: Mapping[str, Any]) -> str:
-    """Say how certain a paired difference is.
-
-    An interval without width shows how coarse accuracy is, not how certain the difference is.
-    """
-    low, high = row["difference_low"], row["difference_high"]
-    if low is None or high is None:
-        return ONE_SEED
-    if high - low < _NO_WIDTH:
-        return "the same in every seed, which gives no interval"
-    return CLEAR if low > 0 or high < 0 else "within the noise of these seeds"
 
 
 def comparison_columns(
@@ -170,24 +137,6 @@ def verdicts(result: Comparison) -> list[str]:
             sentence += f", and reaches {metric.text(result.target)} after {count(own)} {noun} against {count(others)}"
         sentences.append(sentence + ".")
     return sentences
-
-
-def comparison_lines(result: Comparison) -> list[str]:
-    """Return a line for each method: its terminal score and its difference to the first, with 95 % intervals."""
-    metric, against = result.metric, result.rows[0]["name"]
-    unit = "points" if metric.share else metric.label
-    lines = []
-    for row in result.rows:
-        width = (
-            "" if row["terminal_low"] is None else f" ({interval(row['terminal_low'], row['terminal_high'], metric)})"
-        )
-        line = f"{row['name']}: terminal {metric.label} {metric.text(terminal_of(row))}{width}"
-        if row["difference"] is not None:
-            certain = certainty(row)
-            said = "" if certain in (ONE_SEED, CLEAR) else f", {certain}"
-            line += f", {difference(row, metric)} {unit} against {against}{said}"
-        lines.append(line)
-    return lines
 
 
 def run_summary(run: Run) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.job.comparison.row_figures import terminal_of
+from covey.job.comparison.row_text import CLEAR, certainty
 from covey.job.comparison.statistics import REFERENCE
-from covey.job.result_text import CLEAR, certainty, level, verdicts
+from covey.job.result_text import level, verdicts
 from covey.page.run_data import FederationGroup, ReportData
 
 

@@ -14,6 +14,7 @@ from covey.environment.federated_data import Federation
 from covey.errors import require
 from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
 from covey.job.comparison.row_figures import terminal_metrics, terminal_of, within
+from covey.job.comparison.row_text import difference, row_lines
 from covey.job.notebook_table import notebook_table
 from covey.job.pandas_frame import data_frame
 from covey.job.runs import Run
@@ -101,13 +102,9 @@ class Comparison:
 
     def __str__(self) -> str:
         """A line for each method, with 95 % intervals over seeds."""
-        from covey.job.result_text import comparison_lines
-
-        return "\n".join(comparison_lines(self))
+        return "\n".join(row_lines(self.rows, self.metric))
 
     def _repr_html_(self) -> str:
-        from covey.job.result_text import difference
-
         metric = self.metric
         rows = []
         for row in self.rows:
