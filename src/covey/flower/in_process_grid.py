@@ -21,16 +21,24 @@ from covey.flower.private_api import (
 
 
 class InProcessGrid(Grid):
-    """`apps[i]` (or one app for all) answers for the node with configuration `nodes[i]`."""
+    """`apps[i]` (or one app for all) answers for the node with configuration `nodes[i]`.
 
-    def __init__(self, app: ClientApp | Sequence[ClientApp], nodes: int | Sequence[Mapping[str, Any]]) -> None:
+    `run_config` is what apps read as `context.run_config`, in an app's folder the section `tool.flwr.app.config`.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp | Sequence[ClientApp],
+        nodes: int | Sequence[Mapping[str, Any]],
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         configurations: list[Mapping[str, Any]] = (
             [{"partition-id": number, "num-partitions": nodes} for number in range(nodes)]
             if isinstance(nodes, int)
             else list(nodes)
         )
         self.contexts = {
-            1000 + number: Context(1, 1000 + number, dict(config), RecordDict(), {})
+            1000 + number: Context(1, 1000 + number, dict(config), RecordDict(), dict(run_config or {}))
             for number, config in enumerate(configurations)
         }
         apps = [app] * len(configurations) if isinstance(app, ClientApp) else list(app)
