@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 from typing import Any
 
@@ -109,6 +110,14 @@ def test_a_file_in_place_of_the_output_folder_is_refused(tmp_path):
     (tmp_path / "own.py").write_text("")
     with pytest.raises(Refusal, match=r"The output folder .*own\.py is a file; choose another\."):
         run(SMALL, out=tmp_path / "own.py")
+
+
+def test_a_run_whose_folder_is_removed_says_so(tmp_path):
+    def remove(record):
+        shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(Refusal, match="run was removed while the run wrote to it"):
+        run(SMALL, out=tmp_path / "run", on_round=remove)
 
 
 def test_a_run_that_never_finished_a_round_starts_from_the_beginning(tmp_path):

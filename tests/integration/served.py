@@ -1,5 +1,6 @@
 """A server in a process of its own, for tests."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,11 @@ SMALL_RUN = {
     "model": {"name": "mlp", "hidden": [16]},
 }
 """Settings of a run of a fraction of a second, as JSON."""
+
+
+def at_rest() -> bool:
+    """True if the machine has little else to do, so that seconds that pass are the server's own."""
+    return os.getloadavg()[0] < (os.cpu_count() or 1) / 2
 
 
 class Server:

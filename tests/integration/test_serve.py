@@ -22,7 +22,7 @@ from covey.serve.job_record import Job
 from covey.serve.job_request import JobRequest
 from covey.storage import lock_holder
 from tests.conftest import without_timings
-from tests.integration.served import SMALL_RUN, Server
+from tests.integration.served import SMALL_RUN, Server, at_rest
 from tests.programs import start_covey, wait_for_rounds, wait_until
 
 
@@ -235,8 +235,9 @@ def test_an_event_arrives_soon_after_its_round(server, client, base):
                 pass
             waits.append(time.monotonic() - begin)
     print(f"an event arrives after {sorted(waits)[len(waits) // 2]:.3f} s (median), {max(waits):.3f} s (latest)")
-    # The machine may be busy, so the quicker half counts.
-    assert sorted(waits)[len(waits) // 2] < 0.2
+    # On a busy machine most wait for a processor; each line is a whole pause of the server's away from the one before.
+    assert min(waits) < 0.2
+    assert sorted(waits)[len(waits) // 2] < 0.2 or not at_rest()
 
 
 def test_code_that_a_folder_names_is_not_run(server, client, base, tmp_path):
@@ -314,6 +315,13 @@ def test_a_gigabyte_is_refused_while_it_is_sent(server):
     # The answer may be lost with the connection that was closed.
     with suppress(OSError):
         assert connection.getresponse().status == 413
+
+
+def test_who_sends_too_much_is_told_so(client):
+    """They send all of it before they listen."""
+    for size in (2 << 20, 8 << 20):
+        with pytest.raises(covey.Refusal, match="at most 1,048,576 bytes"):
+            client.run(name="x" * size)
 
 
 def test_watching_costs_next_to_nothing(server, client):

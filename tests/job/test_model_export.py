@@ -81,6 +81,8 @@ def test_a_run_leaves_in_every_format_with_a_card(tmp_path: Path) -> None:
     for ending, kind in ((".safetensors", "safetensors"), (".pt", "state-dict"), (".ts", "torchscript")):
         found = result.export(tmp_path / f"model{ending}")
         assert (found["format"], found["round"]) == (kind, 2)
+        card = tmp_path / f"model{ending}.md"
+        assert (tmp_path / f"model{ending}").stat().st_mode == card.stat().st_mode
     with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
         named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         assert json.loads(file.metadata()["shape"]) == [1, 8, 8]

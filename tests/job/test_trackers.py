@@ -86,6 +86,23 @@ def test_a_tracker_that_fails_costs_its_curve_and_not_the_run(tmp_path: Path, mo
         assert covey.run(QUICK, out=tmp_path / "run", track="tensorboard").finished
 
 
+def test_trackers_that_have_started_are_ended_when_another_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
+    ended = []
+
+    def broken(*arguments: object) -> None:
+        raise ValueError("No key.")
+
+    monkeypatch.setattr("covey.job.trackers.TensorBoardTracker.end", lambda tracker, finished: ended.append(finished))
+    monkeypatch.setattr("covey.job.trackers.WandbTracker.__init__", broken)
+    with pytest.raises(Refusal, match=r"'wandb' did not start: ValueError: No key\.$"):
+        covey.run(QUICK, out=tmp_path / "run", track="tensorboard,wandb")
+    assert ended == [False]
+
+
 def test_every_run_of_a_comparison_is_followed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     runtime = {"runtime": "stacked", "device": "cpu"}

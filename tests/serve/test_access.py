@@ -332,6 +332,22 @@ def test_records_that_are_none_are_left_out(served_runs, tmp_path):
     assert [row["round"] for row in client.get("/runs/odd/rounds").json()[""]] == [1, 2, 3]
 
 
+def test_a_full_disk_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
+    service = create_service(tmp_path, ServeOptions())
+    client = TestClient(service.app, base_url="http://127.0.0.1", client=("127.0.0.1", 50_000))
+
+    def full(job):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(service.do.queue, "_write", full)
+    answer = client.post("/runs", json={"settings": {"rounds": 11}})
+    said = "The server cannot use its folder: No space left on device."
+    assert (answer.status_code, detail(answer)) == (507, said)
+    assert said in capsys.readouterr().err
+    monkeypatch.undo()
+    assert client.post("/runs", json={"settings": {"rounds": 11}}).json()["state"] == "waiting"
+
+
 def test_what_is_not_running_cannot_be_stopped(asked):
     answer = asked.post("/runs/first/stop", json={})
     assert (answer.status_code, "not running" in detail(answer)) == (422, True)

@@ -86,6 +86,23 @@ def test_a_model_that_was_removed_is_made_again(queue, folder):
         shutil.rmtree(place.parent)
 
 
+def test_a_run_that_was_removed_is_made_again_when_it_is_asked_for(queue, folder):
+    request = run_request({"rounds": 2}, "kept")
+    job = queue.submit(request)
+    place = folder.root / "kept"
+    shutil.copytree(folder.root / "first", place)
+    try:
+        with queue._changed:
+            queue._end(job, "done")
+        assert not queue.lost(job) and queue.submit(request).state == "done"
+        shutil.rmtree(place)
+        assert queue.lost(job)
+        again = queue.submit(request)
+        assert (again.id, again.state) == (job.id, "waiting")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def test_a_fault_of_the_disk_does_not_end_the_queue(served_runs, tmp_path, monkeypatch, capsys):
     shutil.copytree(served_runs / "first", tmp_path / "first")
     folder = ServedFolder(tmp_path)
@@ -107,7 +124,8 @@ def test_a_fault_of_the_disk_does_not_end_the_queue(served_runs, tmp_path, monke
         assert (done.state, done.starts, done.crashes, faults) == ("done", 1, 0, [])
     finally:
         queue.stop()
-    assert "No space left" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "covey: Jobs wait: [Errno 28] No space left on device." in said and "Traceback" not in said
 
 
 def test_a_job_that_crashes_again_and_again_is_given_up(tmp_path):

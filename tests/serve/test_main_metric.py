@@ -27,6 +27,8 @@ def test_pages_figures_and_events_tell_the_main_metric_of_other_tasks(served_reg
     assert ">RMSE</a>" in listed and f">{score:.4g}</td>" in listed and ">accuracy</a>" not in listed
     live = asked.get("/live/amounts").text
     assert f'<dt>RMSE</dt><dd><span id="accuracy">{score:.4g}</span>' in live and "<h2>RMSE</h2>" in live
+    # Models on demand are for mixes of classes, of which it has none.
+    assert "/mix?base=" not in live and "no run with a finished round" in asked.get("/mix").text
     assert (
         f'covey_run_score{{run="amounts",kind="run",name="fedavg",metric="rmse"}} {score}' in asked.get("/metrics").text
     )

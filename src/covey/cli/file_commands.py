@@ -96,8 +96,10 @@ def export(
 ) -> None:
     """Write a run's model to a file, and a card about it beside it.
 
-    The ending says the format: .safetensors, .onnx, .ts (TorchScript) or .pt (a state dict). ONNX and TorchScript take
-    samples as they are stored, and return a logit for each class, or the targets of a regression in their own unit.
+    The ending says the format: .safetensors, .onnx, .ts (TorchScript) or .pt (a state dict).
+
+    ONNX and TorchScript take samples as they are stored.
+    They return a logit for each class, or the targets of a regression in their own unit.
 
     Example: covey export runs/mine --to model.onnx
     """

@@ -132,6 +132,7 @@ class Records:
         try:
             self._write(record, state, now)
         except (OSError, SafetensorError) as error:
+            require(self.folder.is_dir(), f"The run folder {self.folder} was removed while the run wrote to it.")
             raise Refusal(
                 f"The run folder {self.folder} cannot be written: {error}. Once it can, resume with: "
                 f"covey resume {self.folder}"

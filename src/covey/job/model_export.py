@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from covey.data.dataset import Dataset
@@ -111,7 +111,8 @@ def write_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
             if kind == "safetensors":
-                save_file(dict(tensors), str(beside), dict(about))
+                # `save_file` would make a file that its owner alone may read.
+                beside.write_bytes(save(dict(tensors), dict(about)))
             elif kind == "state-dict":
                 torch.save(dict(tensors), beside)
             elif kind == "torchscript":

@@ -154,7 +154,14 @@ def tracking(names: Sequence[str], config: Config, folder: Path) -> "Iterator[On
         yield None
         return
     known = _known(folder)
-    trackers = {name: _begin(name, folder, config, known.get(name)) for name in names}
+    trackers: dict[str, Tracker] = {}
+    try:
+        for name in names:
+            trackers[name] = _begin(name, folder, config, known.get(name))
+    except Refusal:
+        for name, one in trackers.items():
+            _went_well(name, partial(one.end, False))
+        raise
     write_json(folder / _FILE, {**known, **{name: one.number for name, one in trackers.items() if one.number}})
     last = 0
 
@@ -178,7 +185,8 @@ def _begin(name: str, folder: Path, config: Config, known: str | None) -> Tracke
         return _TRACKERS[name][1](folder, _flat(config.as_mapping()), known)
     except Exception as error:
         # A server that is away, a key that is missing: libraries of others fail in their own ways.
-        raise Refusal(f"The tracker '{name}' did not start: {type(error).__name__}: {error}.") from error
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise Refusal(f"The tracker '{name}' did not start: {reason}.") from error
 
 
 def _went_well(name: str, act: Callable[[], None]) -> bool:

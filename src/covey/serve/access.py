@@ -8,12 +8,14 @@
 - A body is at most `LARGEST` bytes.
 """
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,12 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 LARGEST = 1 << 20
 """Most bytes of a request's body."""
+
+_READ_ON = 32 * LARGEST
+"""Bytes of a body that is too large that are read and dropped, so that its sender hears why."""
+
+_LINGER = 2.0
+"""Seconds for them."""
 
 COOKIE = "covey_session"
 
@@ -114,7 +122,7 @@ class RequestGate:
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
             receive, refusal = await _bounded(receive)
         if refusal is not None:
-            await _refuse(*refusal, send, login=refusal[0] == 401 and "text/html" in headers.get("accept", ""))
+            await _refuse(*refusal, receive, send, login=refusal[0] == 401 and "text/html" in headers.get("accept", ""))
             return
         await self.app(scope, receive, _guarded(send))
 
@@ -218,7 +226,7 @@ def _guarded(send: Send) -> Send:
     return guarded
 
 
-async def _refuse(status: int, sentence: str, send: Send, *, login: bool) -> None:
+async def _refuse(status: int, sentence: str, receive: Receive, send: Send, *, login: bool) -> None:
     body = json.dumps({"detail": sentence}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if login:
@@ -230,4 +238,19 @@ async def _refuse(status: int, sentence: str, send: Send, *, login: bool) -> Non
         headers.append((b"connection", b"close"))
     guarded = _guarded(send)
     await guarded({"type": "http.response.start", "status": status, "headers": headers})
-    await guarded({"type": "http.response.body", "body": body})
+    await guarded({"type": "http.response.body", "body": body, "more_body": status == 413})
+    if status == 413:
+        # A connection that is closed while its other end sends takes the answer with it.
+        await _read_on(receive)
+        await guarded({"type": "http.response.body", "body": b""})
+
+
+async def _read_on(receive: Receive) -> None:
+    read = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER):
+            while read < _READ_ON:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                read += len(message.get("body", b""))

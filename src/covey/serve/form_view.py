@@ -105,6 +105,7 @@ def mix_page(base: str, bases: Sequence[str], found: BaseShares | None, word: st
         f'<div class="content"><fieldset class="figure"><legend>The mix that you want</legend>'
         f'<div class="sliders">{sliders}</div></fieldset>'
         '<figure class="figure"><h2>The nearest that the clients can make</h2>'
+        "<figcaption>Outlined: the mix that you want.</figcaption>"
         '<p id="nearest" aria-live="polite">Move a slider.</p>'
         '<div class="drawing" id="nearest-chart" role="img" aria-label="The nearest mix: nothing yet"></div>'
         "</figure></div>"

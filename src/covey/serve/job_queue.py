@@ -10,6 +10,7 @@ goes on where its run folder ends.
 
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 
 from covey.errors import Refusal, require
 from covey.fleet.job_lock import is_busy
+from covey.job.run_index import kind_of
 from covey.serve.job_events import JobEvents
 from covey.serve.job_record import Job
 from covey.serve.job_request import QUICK, JobRequest
@@ -92,7 +94,7 @@ class JobQueue:
     def submit(self, request: JobRequest, *, again: bool = False) -> Job:
         """Put a request in the queue, or return the job that it is already.
 
-        It waits again if it is over and `again` is given, or if its model is gone, or if its live fleet failed it.
+        It waits again if it is over and `again` is given, or if what it made is gone, or if its live fleet failed it.
         """
         request.require_plain()
         with self._changed:
@@ -158,9 +160,13 @@ class JobQueue:
         return sorted(listed, key=lambda job: -job.number)
 
     def lost(self, job: Job) -> bool:
-        """True if the model that a job made has been removed."""
-        made = job.request["kind"] == "ondemand" and job.state == "done"
-        return made and self.folder.file(f"{job.meaning.place}/target-1/model.safetensors") is None
+        """True if the run, the comparison or the model that a job made has been removed."""
+        kind, place = job.request["kind"], job.meaning.place
+        if job.state != "done" or place is None or kind == "resume":
+            return False
+        if kind == "ondemand":
+            return self.folder.file(f"{place}/target-1/model.safetensors") is None
+        return kind_of(self.folder.root / place) is None
 
     def held_up(self, job: Job) -> str | None:
         """Return in a sentence why a job waits for a live fleet; None if it does not."""
@@ -198,8 +204,11 @@ class JobQueue:
                 try:
                     self._look()
                     self._begin_more()
+                except OSError as error:
+                    # A full disk must not end the queue: what could not be done is tried again.
+                    print(f"covey: Jobs wait: {error}. It is tried again.", file=sys.stderr, flush=True)
+                    pause = _AFTER_FAULT
                 except Exception:
-                    # A full disk, say, must not end the queue: what could not be done is tried again.
                     traceback.print_exc()
                     pause = _AFTER_FAULT
                 self._changed.wait(pause)

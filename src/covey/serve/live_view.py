@@ -46,7 +46,8 @@ def _top(path: str, line: RunSummary | None, state: Mapping[str, Any], word: str
         else ""
     )
     model = f'<a class="button quiet" href="/mix?base={escape(quote(path))}">Order a model of it</a>'
-    model = model if line is not None and line.kind in ("run", "fleet") and done else ""
+    has_classes = line is not None and line.metric is None
+    model = model if line is not None and line.kind in ("run", "fleet") and done and has_classes else ""
     job = f'<a href="/job/{state["job"]}">job</a>' if state["job"] else ""
     error = escape(state["error"] or "")
     shown = [
@@ -70,7 +71,8 @@ def _lead(line: RunSummary) -> str:
     parts = [line.kind if line.kind != "run" else "", rounded(line.name), line.dataset, line.environment, line.model]
     clients = f"{line.clients:,} clients, {line.cohort:,} a round" if line.clients and line.cohort else ""
     seed = f"seed {line.seed}" if line.seed is not None else ""
-    return ", ".join(part for part in (*parts, clients, seed, line.runtime) if part)
+    # Data and environment are both "given" where a program brought its own federation.
+    return ", ".join(dict.fromkeys(part for part in (*parts, clients, seed, line.runtime) if part))
 
 
 def _figures(metric: str) -> str:

@@ -214,7 +214,8 @@ def _bases(do: ServeActions) -> list[str]:
     """Return the runs, and fleets, that models can begin at."""
     found: list[str] = []
     for line in do.index.all():
-        if line.kind in ("run", "fleet") and line.done and len(found) < _MOST_BASES:
+        # Another metric than accuracy: its task has no classes to mix.
+        if line.kind in ("run", "fleet") and line.done and line.metric is None and len(found) < _MOST_BASES:
             # Of a fleet's run without the fleet there is nobody to ask.
             with suppress(Refusal):
                 found += [line.path] if not has_sites(line.runtime) or base_run(do.folder, line.path) else []

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib.resources import files
 from urllib.parse import quote
 
@@ -105,6 +106,16 @@ def served_score(line: RunSummary, *, named: bool = False) -> str:
 def rounded(text: str) -> str:
     """Return text with the shares of classes in it as people write them."""
     return re.sub(r"\b0?\.\d{4,}\b", lambda found: f"{float(found[0]):.3g}", text)
+
+
+def breakable(text: str) -> str:
+    """Return text as HTML that may be broken after a comma; the class mixes of models are long."""
+    return escape(text).replace(",", ",<wbr>")
+
+
+def when(time: float | None) -> str:
+    """Return a time, in seconds since 1970, as a date and a minute."""
+    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") if time else "-"
 
 
 def notice(sentence: str) -> str:

@@ -19,6 +19,8 @@ from covey.serve.job_queue import JobQueue
 from covey.serve.round_tail import RoundTail
 from covey.task.run_metric import metric_of
 
+GONE = "Its folder is no longer there."
+
 PAUSE = 0.08
 """Seconds between two looks at a run's records."""
 
@@ -156,7 +158,9 @@ def state_of(path: str, line: RunSummary | None, queue: JobQueue) -> dict[str, A
     elif job is not None and line is None:
         # It failed before there was a folder, or the folder has been removed since.
         state = job.state
-        error = error or ("Its folder is no longer there." if state == "done" else None)
+        error = error or (GONE if state == "done" else None)
+    elif line is None:
+        state, error = "removed", GONE
     return {
         "state": state,
         "done": 0 if line is None else line.done,

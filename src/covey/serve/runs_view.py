@@ -1,13 +1,13 @@
 """The pages with all runs, and with all jobs."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from urllib.parse import quote, urlencode
 
 from covey.job.run_summary import KINDS, STATES, RunSummary, common_label
 from covey.page.html_page import escape
 from covey.serve.job_record import Job
-from covey.serve.page_shell import badge, button, facts, link, percent, rounded, served_score, shell
+from covey.serve.page_shell import badge, breakable, button, facts, link, percent, rounded, served_score, shell, when
+from covey.serve.round_stream import GONE
 from covey.serve.served_folder import ServedFolder
 
 PAGE = 250
@@ -104,14 +104,15 @@ def _row(line: RunSummary, named: bool) -> str:
         if kept and line.done
         else ""
     )
-    changed = datetime.fromtimestamp(line.changed).strftime("%Y-%m-%d %H:%M") if line.changed else "-"
     made = f'<br><span class="quiet">{escape(line.on_demand)}</span>' if line.on_demand else ""
-    data = " ".join(part for part in (line.dataset, line.environment) if part)
+    # Both are "given" where a program brought its own federation.
+    data = " ".join(dict.fromkeys(part for part in (line.dataset, line.environment) if part))
     return (
         f'<tr data-run="{name}"><td>{tick}</td><th scope="row">{link(line.path, line.path)} {about}</th>'
-        f"<td>{escape(rounded(line.name))}{made}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
+        f"<td>{breakable(rounded(line.name))}{made}</td><td>{escape(data or '-')}</td><td>{badge(line.state)}"
         f'{f" {escape(line.fault)}" if line.fault else ""}</td><td class="number">{line.done:,} of {line.rounds:,}</td>'
-        f'<td class="number">{served_score(line, named=named)}</td><td class="time">{changed}</td><td>{page}</td></tr>'
+        f'<td class="number">{served_score(line, named=named)}</td><td class="time">{when(line.changed)}</td>'
+        f"<td>{page}</td></tr>"
     )
 
 
@@ -150,12 +151,13 @@ def jobs_table(jobs: Sequence[Job], word: str) -> str:
         acts = button(f"/job/{job.id}/cancel", "Cancel", word, quiet=True) if not job.over else ""
         where = job.meaning.place
         rows.append(
-            f'<tr data-run="job {job.id}"><th scope="row"><a href="/job/{job.id}">{escape(title_of(job))}</a></th>'
-            f"<td>{badge(job.state)}</td><td>{link(where, where) if where else '-'}</td><td>{acts}</td></tr>"
+            f'<tr data-run="job {job.id}"><th scope="row"><a href="/job/{job.id}">{breakable(title_of(job))}</a></th>'
+            f'<td>{badge(job.state)}</td><td class="time asked">{when(job.asked)}</td>'
+            f'<td class="where">{link(where, where) if where else "-"}</td><td>{acts}</td></tr>'
         )
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Jobs"><table class="jobs"><thead><tr>'
-        '<th scope="col">job</th><th scope="col">state</th>'
+        '<th scope="col">job</th><th scope="col">state</th><th scope="col" class="asked">asked</th>'
         '<th scope="col">folder</th><th scope="col"><span class="hidden">cancel</span></th>'
         "</tr>"
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -167,12 +169,18 @@ def title_of(job: Job) -> str:
     asked = job.request
     settings = asked.get("settings") or {}
     return {
-        "run": lambda: f"run {settings.get('method', '')} {_named(settings.get('environment'))}".strip(),
+        "run": lambda: f"run {_method(settings)} {_named(settings.get('environment'))}".strip(),
         "comparison": lambda: f"compare {', '.join(asked['methods'])}",
         "analysis": lambda: f"analyze {asked['of'] or _named(settings.get('environment')) or 'a federation'}",
         "ondemand": lambda: f"model of {asked['base']} for {rounded(asked['target'])}",
         "resume": lambda: f"resume {asked['path']}",
     }.get(asked["kind"], lambda: str(asked["kind"]))()[:120]
+
+
+def _method(settings: Mapping[str, object]) -> str:
+    """Return the method of a run, or the parts that were named in its place."""
+    parts = [_named(settings.get(part)) for part in ("selector", "aggregator")]
+    return str(settings.get("method") or " ".join(filter(None, parts)) or "fedavg")
 
 
 def _named(part: object) -> str:
@@ -190,7 +198,8 @@ def job_page(job: Job, view: Mapping[str, object], log: str, word: str, folder: 
     elif job.state != "done" or view.get("lost"):
         parts.append(button(f"/job/{job.id}/retry", "Make it again" if view.get("lost") else "Go on", word))
     if view.get("lost"):
-        parts.append('<p class="notice">Its model is no longer in its folder.</p>')
+        gone = "Its model is no longer in its folder." if job.request["kind"] == "ondemand" else GONE
+        parts.append(f'<p class="notice">{gone}</p>')
     if view.get("waits_for"):
         parts.append(f'<p class="notice">{escape(view["waits_for"])}</p>')
     if job.error:

@@ -75,7 +75,7 @@
     for (const tick of ticks) {
       const height = bottom - ((tick - low) / (high - low)) * (bottom - top);
       shape(svg, "line", { x1: left, x2: right, y1: height, y2: height, class: "grid" });
-      shape(svg, "text", { x: left - 8, y: height + 4, "text-anchor": "end" }, tick.toFixed(digits));
+      shape(svg, "text", { x: left - 8, y: height + 4, "text-anchor": "end" }, `${tick.toFixed(digits)}${scale === 100 ? " %" : ""}`);
     }
     for (const tick of last < 2 ? [1] : nice(1, last, Math.min(6, last - 1))[0].filter((one) => Number.isInteger(one)))
       shape(svg, "text", { x: x(tick), y: bottom + 18, "text-anchor": "middle" }, tick);
@@ -148,10 +148,10 @@
     }
     const size = (count) => {
       for (const unit of ["B", "kB", "MB", "GB"]) {
-        if (count < 1000) return `${unit === "B" ? count : count.toFixed(1)} ${unit}`;
+        if (count < 1000) return `${unit === "B" ? count : count.toFixed(1)}\u00a0${unit}`;
         count /= 1000;
       }
-      return `${count.toFixed(1)} TB`;
+      return `${count.toFixed(1)}\u00a0TB`;
     };
     const spent = (row) => Object.values(row.seconds || {}).reduce((sum, value) => sum + value, 0);
     function time(seconds) {
@@ -180,12 +180,16 @@
       mix(run, last, world);
       taking(run, last, world);
       phases(run);
+      /* A task without classes has neither of these. */
+      at("class-chart-figure").hidden = Boolean(scored) && !classes;
+      at("mix-chart-figure").hidden = Boolean(world) && !world.class_names.length && !world.reason;
+      at("round").closest("div").querySelector("dt").textContent = all.length > 1 ? "rounds, of all runs" : "round";
       at("round").textContent = state.rounds ? `${(state.done = Math.max(state.done || 0, all.reduce((sum, one) => sum + one.last, 0)))} of ${state.rounds}` : String(run.last);
       at("progress").value = state.done || run.last;
       if (state.rounds) at("progress").max = state.rounds;
       if (scored) {
         at("accuracy").textContent = scoreText(scored);
-        at("accuracy").closest("div").querySelector("dt").textContent = name;
+        at("accuracy").closest("div").querySelector("dt").textContent = all.length > 1 ? `${name} of ${run.label}` : name;
         at("accuracy-chart-figure").querySelector("h2").textContent = Name;
       }
       at("bytes").textContent = `${size(all.reduce((sum, one) => sum + one.up, 0))} / ${size(all.reduce((sum, one) => sum + one.down, 0))}`;
@@ -253,21 +257,25 @@
       const place = at("time-chart");
       const rows = run.rows.slice(-60);
       const narrow = place.clientWidth < 420;
-      const [svg, width] = canvas(place, narrow ? 172 : 150);
+      const [svg, width] = canvas(place, narrow ? 174 : 152);
       const names = ["selection", "clients", "aggregation", "evaluation"];
       const most = Math.max(1e-9, ...rows.map(spent));
-      const wide = (width - 12) / 60;
+      const left = 64, wide = (width - left - 6) / Math.max(24, rows.length);
+      for (const [y, text] of [[15, time(most)], [120, "0 s"]]) {
+        shape(svg, "line", { x1: left, x2: width - 6, y1: y, y2: y, class: "grid" });
+        shape(svg, "text", { x: left - 8, y: y + 4, "text-anchor": "end" }, text);
+      }
       rows.forEach((row, number) => {
         let y = 120;
         names.forEach((name, kind) => {
           const height = (((row.seconds || {})[name] || 0) / most) * 105;
           y -= height;
-          shape(svg, "rect", { x: 6 + number * wide, y, width: Math.max(1, wide - 2), height, class: `p${kind}` });
+          shape(svg, "rect", { x: left + number * wide, y, width: Math.max(1, wide - 2), height, class: `p${kind}` });
         });
       });
       names.forEach((name, kind) => {
-        const x = 6 + (narrow ? (kind % 2) * (width / 2) : kind * (width / 4));
-        const y = 132 + (narrow && kind > 1 ? 22 : 0);
+        const x = (narrow ? 6 : left) + (narrow ? (kind % 2) * (width / 2) : kind * ((width - left) / 4));
+        const y = 134 + (narrow && kind > 1 ? 22 : 0);
         shape(svg, "rect", { x, y, width: 12, height: 12, class: `p${kind}` });
         shape(svg, "text", { x: x + 16, y: y + 11 }, name);
       });
@@ -295,7 +303,7 @@
       badge.textContent = `${marks[state.state] || "■"} ${state.state}`;
       at("state").replaceChildren(badge);
       at("stop").hidden = !["running", "waiting"].includes(state.state);
-      at("resume").hidden = ["running", "waiting", "finished"].includes(state.state);
+      at("resume").hidden = ["running", "waiting", "finished", "removed"].includes(state.state);
       at("error").hidden = !state.error;
       at("error").textContent = state.error || "";
       main.dataset.state = state.state;

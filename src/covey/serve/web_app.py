@@ -1,7 +1,9 @@
 """The application and its server."""
 
+import errno
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,6 +94,12 @@ def create_service(folder: Path, options: ServeOptions | None = None) -> Service
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
         return _said(request, str(refusal), 404 if str(refusal).startswith(_MISSING) else 422)
+
+    @app.exception_handler(OSError)
+    async def unwritable(request: Request, error: OSError) -> Response:
+        sentence = f"The server cannot use its folder: {error.strerror or error}."
+        print(f"covey: {sentence} ({error.filename or request.url.path})", file=sys.stderr, flush=True)
+        return _said(request, sentence, 507 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 500)
 
     @app.exception_handler(RequestValidationError)
     async def misshapen(request: Request, error: RequestValidationError) -> Response:
