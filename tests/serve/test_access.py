@@ -45,6 +45,12 @@ def test_with_a_token_everything_needs_it_from_everywhere(served_runs, path):
             assert client.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).status_code in (200, 404)
 
 
+def test_the_login_page_is_whole_without_the_token(served_runs):
+    client = client_of(served_runs, token=TOKEN)
+    parts = re.findall(r'(?:href|src)="(/static/[^"]+)"', client.get("/login").text)
+    assert len(parts) == 2 and all(client.get(part).status_code == 200 for part in parts)
+
+
 def test_the_login_sets_a_cookie_that_no_script_reads_and_that_is_not_the_token(served_runs):
     client = client_of(served_runs, address="192.0.2.7", token=TOKEN)
     page = client.get("/", headers={"Accept": "text/html"})
@@ -265,6 +271,12 @@ def test_buttons_of_a_page_that_is_no_longer_true_lead_to_what_is(asked):
     answer = asked.post(f"/job/{job}/retry", data={"word": word})
     assert (answer.status_code, answer.headers["location"]) == (303, f"/job/{job}")
     asked.post(f"/jobs/{job}/cancel", json={})
+
+
+def test_an_empty_list_says_what_to_do(asked, tmp_path):
+    assert "There is nothing here yet" in client_of(tmp_path).get("/").text
+    page = asked.get("/?text=no+such+run").text
+    assert "Nothing here is like that" in page and "nothing here yet" not in page
 
 
 def test_a_job_that_has_no_folder_is_shown_as_it_ended(served_runs):

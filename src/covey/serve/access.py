@@ -39,8 +39,8 @@ _LINGER = 2.0
 
 COOKIE = "covey_session"
 
-_OPEN = ("/healthz", "/login", "/static/serve.css")
-"""Paths that need no token."""
+_OPEN = ("/healthz", "/login", "/static/serve.css", "/static/serve.js")
+"""Paths that need no token: the page on which it is asked for, with its style and script."""
 
 _WORKING = ("/mix", "/report")
 """Pages that have work done when they are opened."""

@@ -66,7 +66,9 @@ def _filter(asked: Mapping[str, str]) -> str:
 
 def _table(lines: Sequence[RunSummary], asked: Mapping[str, str]) -> str:
     if not lines:
-        return '<p>There is nothing here yet. <a href="/new/run">Begin a run</a>, or show fewer words.</p>'
+        if any(asked.get(name) for name in ("text", "kind", "state")):
+            return '<p>Nothing here is like that. <a href="/">Show all</a>.</p>'
+        return '<p>There is nothing here yet. <a href="/new/run">Begin a run</a>.</p>'
     order, descending = asked.get("order", "changed"), asked.get("descending", "1") != "0"
     metric = common_label(lines)
     headings = {**dict(_COLUMNS), "score": escape(metric or "score")}
@@ -190,13 +192,15 @@ def _named(part: object) -> str:
 def job_page(job: Job, view: Mapping[str, object], log: str, word: str, folder: ServedFolder) -> str:
     """Return the page of one job: its state, its command, its result."""
     where = job.meaning.place
-    rows = [("state", badge(job.state)), ("processes", f"{job.starts} begun, {job.crashes} crashed")]
+    rows = [("state", badge(job.state)), ("asked", when(job.asked))]
+    rows += [("processes", f"{job.starts} begun, {job.crashes} crashed")]
     rows += [("folder", link(where, where))] if where else []
     parts = [facts(rows)]
     if not job.over:
         parts.append(button(f"/job/{job.id}/cancel", "Cancel", word))
     elif job.state != "done" or view.get("lost"):
-        parts.append(button(f"/job/{job.id}/retry", "Make it again" if view.get("lost") else "Go on", word))
+        label = "Make it again" if view.get("lost") else "Try again" if job.state == "failed" else "Go on"
+        parts.append(button(f"/job/{job.id}/retry", label, word))
     if view.get("lost"):
         gone = "Its model is no longer in its folder." if job.request["kind"] == "ondemand" else GONE
         parts.append(f'<p class="notice">{gone}</p>')
@@ -214,7 +218,8 @@ def job_page(job: Job, view: Mapping[str, object], log: str, word: str, folder: 
     if log:
         parts.append(f"<details><summary>What it said</summary><pre>{escape(log)}</pre></details>")
     live = {"page": "job", "job": job.id, "over": str(job.over).lower()}
-    return shell(title_of(job), "\n".join(parts), live=live)
+    title = title_of(job)
+    return shell(title[:1].upper() + title[1:], "\n".join(parts), live=live)
 
 
 def _model(job: Job, model: Mapping[str, object], *, lost: bool = False) -> str:
