@@ -11,6 +11,7 @@ from covey.core.progress import JobPlan, announce_plan, listening, waiting_for
 from covey.job import progress_display
 from covey.job.progress_display import comparison_progress, run_progress
 from papers import command
+from tests.programs import PATIENCE
 
 
 def test_listeners_hear_the_reason_of_a_wait_and_its_end():
@@ -37,7 +38,7 @@ def terminal(monkeypatch) -> io.StringIO:
 
 def shows(shown: io.StringIO, text: str) -> bool:
     """True once a bar shows the text; bars are drawn ten times a second."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while text not in shown.getvalue() and time.monotonic() < end:
         time.sleep(0.05)
     return text in shown.getvalue()

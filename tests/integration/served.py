@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import covey
-from tests.programs import wait_until
+from tests.programs import PATIENCE, wait_until
 
 SMALL_RUN = {
     "clients": 8,
@@ -55,5 +55,5 @@ class Server:
     def close(self) -> str:
         """Interrupt it, and return what it said."""
         self.process.send_signal(signal.SIGINT)
-        said, _ = self.process.communicate(timeout=120)
+        said, _ = self.process.communicate(timeout=PATIENCE)
         return said

@@ -23,7 +23,7 @@ from covey.serve.job_request import JobRequest
 from covey.storage import lock_holder
 from tests.conftest import without_timings
 from tests.integration.served import SMALL_RUN, Server, at_rest
-from tests.programs import start_covey, wait_for_rounds, wait_until
+from tests.programs import PATIENCE, start_covey, wait_for_rounds, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +141,11 @@ def test_jobs_survive_kills_and_ends_of_the_server_and_are_done_once(tmp_path):
         assert same(load_file(tmp_path / "model.safetensors"), model)
 
     # A server that is interrupted lets its jobs end their round; the next one goes on, here for those with its token.
-    long = client.run(name="long", **SMALL_RUN, rounds=60)
+    long = client.run(name="long", **SMALL_RUN, rounds=300)
     wait_for_rounds(server.folder / "long", 2)
     assert "Traceback" not in server.close()
     assert lock_holder(server.folder / "long") is None
-    assert len(covey.Run.open(server.folder / "long").metrics) < 60
+    assert len(covey.Run.open(server.folder / "long").metrics) < 300
     server.arguments = ("--host", "0.0.0.0")
     server.start()
     with pytest.raises(covey.Refusal, match="token"):
@@ -175,12 +175,12 @@ def test_a_job_whose_process_is_killed_goes_on_to_the_same_records(server, clien
 
 
 def test_a_run_is_stopped_after_its_round_and_resumed(server, client):
-    job = client.run(name="halted", **SMALL_RUN, rounds=400)
+    job = client.run(name="halted", **SMALL_RUN, rounds=100_000)
     wait_for_rounds(server.folder / "halted", 2)
     client.stop("halted")
     wait_until(lambda: client.job(job["id"])["state"] == "stopped", "the stop")
     done = client.run_of("halted")["done"]
-    assert 2 <= done < 400
+    assert 2 <= done < 100_000
     again = client.resume("halted")
     assert again["id"] == job["id"]
     wait_for_rounds(server.folder / "halted", done + 2)
@@ -190,7 +190,7 @@ def test_a_run_is_stopped_after_its_round_and_resumed(server, client):
 
 
 def test_a_run_in_another_process_is_followed_and_stopped(server, client):
-    flags = ["--clients", 8, "--cohort", 4, "--workers", 1, "--rounds", 400, "--set", "environment.samples=20"]
+    flags = ["--clients", 8, "--cohort", 4, "--workers", 1, "--rounds", 100_000, "--set", "environment.samples=20"]
     program = start_covey("run", *flags, "--out", server.folder / "elsewhere")
     wait_for_rounds(server.folder / "elsewhere", 1)
     seen, ids = [], []
@@ -205,7 +205,7 @@ def test_a_run_in_another_process_is_followed_and_stopped(server, client):
     assert next(data["round"] for _, kind, data in resumed if kind == "round") == 3
     assert client.run_of("elsewhere")["state"] == "running"
     client.stop("elsewhere")
-    assert program.wait(timeout=120) == 130
+    assert program.wait(timeout=PATIENCE) == 130
     program.communicate()
     assert client.run_of("elsewhere")["state"] == "stopped"
 
@@ -290,7 +290,7 @@ def test_jobs_and_tokens_that_came_with_a_folder_count_for_nothing(server, base,
 
 def test_headers_without_end_are_refused(server):
     """A header of many megabytes would be held in memory, whoever sends it."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         sent = 0
         with suppress(OSError):
             connection.sendall(b"GET /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: ")
@@ -301,7 +301,7 @@ def test_headers_without_end_are_refused(server):
 
 
 def test_a_gigabyte_is_refused_while_it_is_sent(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.putrequest("POST", "/runs")
     for name, value in (("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")):
         connection.putheader(name, value)
@@ -363,6 +363,6 @@ def test_pipes_in_the_place_of_files_block_nobody(server, client, base):
     for command, code in (("runs", 0), ("show", 2), ("report", 2)):
         place = server.folder / "pipes" / ("" if command == "runs" else "metrics.jsonl")
         program = start_covey(command, place)
-        _, said = program.communicate(timeout=100)
+        _, said = program.communicate(timeout=PATIENCE)
         assert program.returncode == code, said
     shutil.rmtree(server.folder / "pipes")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import covey
 from tests.browsers import axe, chromium
 from tests.integration.served import SMALL_RUN, Server, at_rest
-from tests.programs import wait_until
+from tests.programs import PATIENCE, wait_until
 from tests.task.federations import SETTINGS, regression
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -106,8 +106,8 @@ def visiting(browser: Browser, address: str) -> Iterator[tuple[Page, list[str]]]
     one.on("console", lambda message: spoken.append(message.text) if message.type in ("error", "warning") else None)
     one.on("pageerror", lambda error: spoken.append(str(error)))
     one.on("request", lambda request: asked.append(request.url))
-    one.set_default_timeout(120_000)
-    expect.set_options(timeout=120_000)
+    one.set_default_timeout(1000 * PATIENCE)
+    expect.set_options(timeout=1000 * PATIENCE)
     yield one, spoken
     context.close()
     assert {url for url in asked if not url.startswith((address, "data:", "blob:"))} == set()
@@ -201,9 +201,9 @@ def test_the_whole_story(server, page, tmp_path):
     sound(page, "new")
     page.get_by_label("method", exact=True).fill("fedprox")
     page.get_by_label("clients", exact=True).fill("20")
-    page.get_by_label("rounds", exact=True).fill("400")
+    page.get_by_label("rounds", exact=True).fill("4000")
     page.get_by_label("set", exact=True).fill("environment.samples=40\nlocal.epochs=3")
-    command = "covey run --method fedprox --clients 20 --rounds 400 --set environment.samples=40 --set local.epochs=3"
+    command = "covey run --method fedprox --clients 20 --rounds 4000 --set environment.samples=40 --set local.epochs=3"
     expect(page.locator("#command")).to_have_text(command)
     page.get_by_role("button", name="Begin").click()
 
@@ -226,7 +226,7 @@ def test_the_whole_story(server, page, tmp_path):
     page.get_by_role("button", name="Stop after this round").click()
     expect(page.locator("#state")).to_contain_text("stopped")
     stopped = covey.Client(server.address).run_of(path)["done"]
-    assert 3 <= stopped < 400
+    assert 3 <= stopped < 4000
     until(page, f"{ROUND} === {stopped}")
     sound(page, "live")
     page.get_by_role("button", name="Resume").click()
