@@ -369,6 +369,8 @@ def test_the_interface_is_described_with_examples(asked):
     paths = asked.get("/openapi.json").json()["paths"]
     order = paths["/models"]["post"]["requestBody"]["content"]["application/json"]
     assert order["examples"]["model"]["value"]["target"] == {"0": 0.5, "3": 0.5}
+    bodies = [way["requestBody"] for ways in paths.values() for way in ways.values() if "requestBody" in way]
+    assert len(bodies) == 6 and all(body["content"]["application/json"]["examples"] for body in bodies)
     assert {"/runs", "/jobs/{id_}", "/jobs/{id_}/events", "/models/{id_}.safetensors", "/metrics", "/healthz"} <= set(
         paths
     )

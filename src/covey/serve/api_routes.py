@@ -101,6 +101,12 @@ class MixWanted(_Asked):
     target: dict[str, float] | str
 
 
+class ReportWanted(_Asked):
+    """A report about runs, comparisons or on-demand jobs together."""
+
+    folders: list[str]
+
+
 _DIGITS = {"base": "fedavg-uniform", "target": {"0": 0.5, "3": 0.5}, "rounds": 10}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "run": {"settings": {"method": "fedprox", "rounds": 20, "environment": {"name": "dirichlet", "alpha": 0.1}}},
@@ -108,6 +114,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "analysis": {"level": 0.05, "settings": {"environment": "dirichlet", "clients": 100}},
     "model": _DIGITS,
     "mix": {"base": "fedavg-uniform", "target": {"0": 0.5, "3": 0.5}},
+    "report": {"folders": ["fedavg-uniform", "fedprox-uniform"]},
 }
 
 
@@ -321,8 +328,8 @@ def routes(do: ServeActions) -> APIRouter:
         return line.as_mapping()
 
     @api.post("/reports", summary="A report about runs, as a page", response_class=FileResponse)
-    def report(folders: Annotated[list[str], Body(embed=True)]) -> Response:
-        return FileResponse(do.report(folders), media_type="text/html")
+    def report(wanted: Annotated[ReportWanted, _example("report")]) -> Response:
+        return FileResponse(do.report(wanted.folders), media_type="text/html")
 
     @api.get("/{rest:path}", include_in_schema=False)
     def nothing(rest: str, request: Request) -> Response:
