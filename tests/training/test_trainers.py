@@ -381,6 +381,23 @@ class Careless(covey.Trainer):
         if self.what == "in place":
             for value in w.values():
                 value.mul_(0.5)
+        if self.what == "self":
+            self.last = gradient
+        if self.what == "term":
+
+            def pulled(output, y):
+                return net.losses(output, y) + sum((w[one] - client.received[one]).square().sum() for one in w)
+
+            return net.gradient(w, batch, pulled), carry
+        if self.what == "no gradient":
+
+            def near(output, y):
+                fixed = sum((w[one].detach() - client.received[one]).square().sum() for one in w)
+                return net.losses(output, y) + fixed + net.features(w, batch).square().sum(dim=1)
+
+            return net.gradient(w, batch, near), carry
+        if self.what == "output":
+            return net.gradient(w, batch, lambda output, y: F.cross_entropy(output, y, reduction="none")), carry
         if self.what == "length":
             return covey.map_tree(lambda g: g * client.length, gradient), carry
         return gradient, carry
@@ -398,6 +415,9 @@ class Careless(covey.Trainer):
         ("name", "uses 'nothing', which is not there"),
         ("in place", "in place"),
         ("length", "say needs_length = True"),
+        ("self", "stores 'last' in self on the client"),
+        ("term", "The loss of the trainer .* uses w"),
+        ("output", "output.logits"),
     ],
 )
 @pytest.mark.parametrize("runtime", ["local", "stacked"])
@@ -410,8 +430,34 @@ def test_a_trainer_that_breaks_a_rule_is_refused_before_the_first_round(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_careful_trainer_is_not_refused(tmp_path: Path) -> None:
-    covey.run({**GIVEN, "rounds": 1}, trainer="tests.training.test_trainers:Careless", out=tmp_path / "run")
+@pytest.mark.parametrize("what", ["", "no gradient"])
+def test_a_careful_trainer_is_not_refused(what: str, tmp_path: Path) -> None:
+    trainer = {"name": "tests.training.test_trainers:Careless", "what": what}
+    covey.run({**GIVEN, "rounds": 1}, trainer=trainer, out=tmp_path / "run")
+
+
+class Misspelt(covey.Trainer):
+    """Has a function that nothing calls."""
+
+    def client_steps(self, w, batch, client, carry, net):
+        return net.gradient(w, batch), carry
+
+
+class Unbegun(covey.Trainer):
+    """Begins without its base."""
+
+    def begin(self, setting):
+        self.count = 0
+
+
+class UnbegunSelector(covey.Selector):
+    """Begins without its base."""
+
+    def begin(self, setting):
+        self.count = 0
+
+    def select(self, t, candidates):
+        return candidates[: self.setting.cohort]
 
 
 @pytest.mark.parametrize("runtime", [{}, {"runtime": "stacked", "device": "cpu"}])
@@ -444,6 +490,9 @@ def test_a_trainer_of_ones_own_has_fields_of_every_kind(runtime: dict[str, Any],
         ({"method": "scaffold", "trainer": "moon"}, "has the trainer 'scaffold'"),
         ({"trainer": "tests.training.test_trainers:NoTrainer"}, "NoTrainer is no trainer"),
         ({"trainer": "tests.training.test_trainers:Askew"}, "declares"),
+        ({"trainer": "tests.training.test_trainers:Misspelt"}, "Misspelt has 'client_steps', which nothing calls"),
+        ({"trainer": "tests.training.test_trainers:Unbegun"}, "begin of Unbegun must call super"),
+        ({"selector": "tests.training.test_trainers:UnbegunSelector"}, "begin of UnbegunSelector must call super"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_with_a_sentence(given: dict[str, Any], sentence: str) -> None:

@@ -187,6 +187,13 @@ class Part(ABC):
         """Restore the result of `state_dict`."""
 
 
+def begin_part(part: Part, setting: Setting) -> None:
+    """Begin a part; refuse one whose own `begin` leaves out that of its base."""
+    part.begin(setting)
+    name = type(part).__name__
+    require(hasattr(part, "setting"), f"begin of {name} must call super().begin(setting), which sets self.setting.")
+
+
 class Selector(Part):
     """Selects the clients of each round."""
 

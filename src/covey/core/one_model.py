@@ -14,7 +14,7 @@ from covey.arrays import IntArray, State
 from covey.config.sections import GuardLimits
 from covey.config.server_sections import Averaging, ServerStep
 from covey.core.guard import Guard
-from covey.core.interfaces import Aggregator, JointWork, Selector, Setting
+from covey.core.interfaces import Aggregator, JointWork, Selector, Setting, begin_part
 from covey.core.messages import Order
 from covey.core.probation import leaps
 from covey.core.replies import Replies
@@ -66,8 +66,8 @@ class OneModel:
         """The chain's state that belongs to it."""
         self._trainer_before: State | None = None
         """The trainer's state that belongs to it."""
-        selector.begin(setting)
-        aggregator.begin(setting)
+        begin_part(selector, setting)
+        begin_part(aggregator, setting)
         if trainer is not None:
             _require_one_epsilon(aggregator, trainer.part)
             trainer.begin(setting)

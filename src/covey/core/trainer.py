@@ -228,6 +228,13 @@ def require_trainer(part: object) -> None:
     require(
         isinstance(part, Trainer), f"{type(part).__name__} is no trainer: one of your own derives from covey.Trainer."
     )
+    cls = type(part)
+    for name in sorted(set(dir(cls)) - set(dir(Trainer))):
+        require(
+            not (name.startswith("client_") and callable(getattr(cls, name))),
+            f"The trainer {cls.__name__} has '{name}', which nothing calls: clients call client_init, client_step and "
+            "client_final. A function of your own needs a name that begins otherwise.",
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covey.arrays import IntArray, State
 from covey.core.client_store import ClientStore
-from covey.core.interfaces import Setting
+from covey.core.interfaces import Setting, begin_part
 from covey.core.messages import Fault
 from covey.core.replies import TRAINER, Replies
 from covey.core.trainer import KEPT, Packing, Trainer, TrainerOrder, ref_of, require_trainer, shared_places
@@ -45,7 +45,7 @@ class TrainerChoice:
         """The trainer's state before the first round."""
 
     def begin(self, setting: Setting) -> None:
-        self.part.begin(setting)
+        begin_part(self.part, setting)
         self._first = self.part.state_dict()
 
     def roll_back(self, state: State) -> None:

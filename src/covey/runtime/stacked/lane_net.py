@@ -86,7 +86,7 @@ class LaneNet:
 
     def gradient(self, w: Tree, batch: Batch, loss: Loss | None = None) -> Tree:
         def loss_of(parameters: Tree) -> _LossAndBuffers:
-            fresh = {name: buffer.clone() for name, buffer in self._buffers.items()}
+            fresh = self._fresh()
             output = self._output({**parameters, **fresh, **self._masks}, batch, features=self._uses_features)
             losses = task_loss(self._task, output, batch.y) if loss is None else each_loss(loss, output, batch.y)
             return (losses * batch.weight).sum(), fresh
@@ -100,7 +100,7 @@ class LaneNet:
         return task_loss(self._task, output, y)
 
     def features(self, w: Tree, batch: Batch) -> Tensor:
-        fresh = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        fresh = self._fresh()
         tensors = {**self._computing(w), **fresh, **self._masks}
         return self._model.below(tensors, batch.x, batch.weight).flatten(1).to(self._dtype)
 
@@ -123,6 +123,10 @@ class LaneNet:
 
     def noise(self, w: Tree, batch: Batch) -> Tree:
         return keyed_noise(w, batch)
+
+    def _fresh(self) -> Tree:
+        """Return buffers that a pass may change."""
+        return {name: buffer.clone() for name, buffer in self._buffers.items()}
 
     def _computing(self, w: Tree) -> Tree:
         """Return parameters in the dtype of the forward pass; the lane's own have a copy in it."""

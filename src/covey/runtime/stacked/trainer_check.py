@@ -15,7 +15,8 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map
 
 from covey.client.learner import Learner
-from covey.core.trainer import Batch, LocalClient, Trainer, TrainerRef, Values, parameter_tree
+from covey.client.trainer_fit import each_loss
+from covey.core.trainer import Batch, LocalClient, Loss, Trainer, TrainerRef, Values, parameter_tree
 from covey.data.dataset import Samples
 from covey.errors import Refusal, require
 from covey.model.dropout import dropout_layers
@@ -32,6 +33,7 @@ _CLIENTS, _SAMPLES = 2, 2
 def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
     """Refuse a trainer whose three client functions do not do what they must; `samples` are a few of any client's."""
     trainer, layout, device, dtype = ref.part, learner.layout, learner.device, learner.dtype
+    own = dict(vars(trainer))
     few = Samples(samples.x[:_SAMPLES].to(device), samples.y[:_SAMPLES].to(device))
     count = len(few.y)
     module = start_training(stack_module(copy.deepcopy(learner.module), {}).to(device, dtype))
@@ -56,7 +58,8 @@ def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
         buffers = {slot.name: slot.of(state) for slot in layout.buffers}
         drops = [f"{name}.key" for name in dropout_layers(module)]
         before = {name: value.clone() for name, value in w.items()}
-        step = vmap(_step(trainer, ref.name, SplitModel(module), drops, dtype, learner.task), randomness="error")
+        model = SplitModel(module)
+        step = vmap(_step(trainer, ref.name, model, drops, dtype, learner.task), randomness="error")
         begun = lanes.carry
 
         def is_finite(length: float) -> bool:
@@ -75,6 +78,20 @@ def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
         )
     changed = [name for name, value in w.items() if not torch.equal(value, before[name])]
     require(not changed, f"The trainer '{ref.name}' changes parameters in place ({changed[:1]}); return new tensors.")
+    stored = [name for name, value in vars(trainer).items() if name not in own or own[name] is not value]
+    require(
+        not stored,
+        f"The trainer '{ref.name}' stores '{''.join(stored[:1])}' in self on the client, where many clients share one "
+        "trainer: carry it, keep it or reply it.",
+    )
+    with _explained(ref.name):
+        losses = vmap(_own_losses(trainer, model, drops, dtype, learner.task), randomness="error")
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in before.items()}
+        require(
+            not losses(leaves, buffers, batch, lanes.client(), begun).requires_grad,
+            f"The loss of the trainer '{ref.name}' uses w, of which net.gradient knows nothing: its gradient would be "
+            "missing. Add the gradient of a term of parameters alone to what net.gradient returns.",
+        )
 
 
 def _step(trainer: Trainer, name: str, model: SplitModel, drops: list[str], dtype: torch.dtype, task: Task) -> Any:
@@ -107,6 +124,35 @@ def _step(trainer: Trainer, name: str, model: SplitModel, drops: list[str], dtyp
     return step
 
 
+class _LossesAlone(LaneNet):
+    """Computes a trainer's own losses for outputs that depend on nothing."""
+
+    own: Tensor | None = None
+
+    def gradient(self, w: Tree, batch: Batch, loss: Loss | None = None) -> Tree:
+        if loss is not None:
+            tensors = {**{name: value.detach() for name, value in w.items()}, **self._fresh(), **self._masks}
+            output = self._output(tensors, batch, features=self._uses_features)
+            found = each_loss(loss, output, batch.y).sum()
+            self.own = found if self.own is None else self.own + found
+        return {name: torch.zeros_like(value) for name, value in w.items()}
+
+    def features(self, w: Tree, batch: Batch) -> Tensor:
+        return super().features(w, batch).detach()
+
+
+def _own_losses(trainer: Trainer, model: SplitModel, drops: list[str], dtype: torch.dtype, task: Task) -> Any:
+    """Return a client's step that gives the sum of the trainer's own losses."""
+
+    def losses(w: Tree, buffers: Tree, batch: Batch, client: LocalClient, carry: Values) -> Tensor:
+        masks = dict.fromkeys(drops, batch.key)
+        net = _LossesAlone(model, w, w, buffers, masks, dtype, task, uses_features=trainer.uses_features)
+        trainer.client_step(w, batch, client, carry, net)
+        return torch.zeros((), device=batch.weight.device) if net.own is None else net.own
+
+    return losses
+
+
 def _shapes(values: Any) -> Any:
     flat, spec = tree_flatten(tree_map(lambda one: tuple(one.shape) if isinstance(one, Tensor) else None, values))
     return flat, spec
@@ -131,6 +177,13 @@ def _explained(name: str) -> Iterator[None]:
             ) from error
         if "in-place" in text or "inplace" in text:
             raise Refusal(f"The trainer '{name}' changes a tensor in place: return new ones.") from error
+        raise
+    except TypeError as error:
+        if "Output" in str(error):
+            raise Refusal(
+                f"The loss of the trainer '{name}' takes its first argument for a tensor: the model's outputs are "
+                f"output.logits ({error})."
+            ) from error
         raise
     except KeyError as error:
         raise Refusal(
