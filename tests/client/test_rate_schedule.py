@@ -143,6 +143,7 @@ def test_the_length_of_steps_follows_the_schedule():
 def test_a_cosine_with_warm_up_ends_the_same_on_every_runtime_and_when_it_is_resumed(trainer, tmp_path):
     work = {"epochs": 2, "batch": 8, "schedule": "cosine", "warmup": 2}
     given = {**SMALL, "rounds": 5, "precision": "fp64", "trainer": trainer, "local": work}
+    given["devices"] = {"dropout": 0.3}
     ends_the_same(given, tmp_path)
     plain = run(given, local={"schedule": "constant", "warmup": 0}, out=tmp_path / "plain")
     assert plain.metrics[-1]["loss"] != run(given, out=tmp_path / "scheduled").metrics[-1]["loss"]

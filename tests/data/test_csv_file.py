@@ -119,3 +119,22 @@ def test_dates_whose_order_nothing_shows_are_words(tmp_path):
     rows = changed(1, lambda date: f"0{1 + int(date[-2:]) % 9}/0{1 + int(date[-2:]) % 7}/2024")
     seen = covey.inspect(write(tmp_path / "own.csv", rows))
     assert [column.kind for column in seen.columns] == ["number", "category"]
+    assert any("Column 'seen' was read as words: they may be dates, and nothing shows" in note for note in seen.notes)
+    words = covey.inspect(tmp_path / "own.csv", categorical="seen")
+    assert not any("dates" in note for note in words.notes)
+
+
+def test_lines_of_blanks_are_no_rows(tmp_path, plain):
+    path = write(tmp_path / "own.csv", ROWS)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(["", "  ", lines[0], *lines[1:9], "  ", "", *lines[9:], " "]))
+    assert torch.equal(load(path).x, plain.x)
+    path.write_text("\n\n  \n")
+    with pytest.raises(Refusal, match=r"own.csv has no rows\."):
+        load(path)
+
+
+def test_a_column_without_any_value_tells_nothing_and_says_so(tmp_path):
+    found = load(write(tmp_path / "own.csv", changed(0, lambda amount: "")))
+    assert "'a': no training row has a value; it tells nothing." in found.notes
+    assert bool(torch.isfinite(found.x).all())

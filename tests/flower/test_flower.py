@@ -93,6 +93,31 @@ def test_every_method_through_messages_is_the_local_run_to_the_bit(method, tmp_p
     assert over == local
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"trainer": name} for name in ("fedcm", "feddyn", "fedlc", "fednova", "fedprox", "fedsam", "moon")},
+    **{name: {"trainer": name} for name in ("scaffold", "sgd", "dp-sgd")},
+    **{name: {"method": name} for name in ("fedbn", "fedper", "fedrep", "ditto", "qffl")},
+    "adam": {"local": {"epochs": 2, "rate": 0.002, "optimizer": "adam", "clip": 1.0, "weight_decay": 0.1}},
+    "adamw": {"local": {"epochs": 2, "rate": 0.002, "optimizer": "adamw", "schedule": "cosine", "warmup": 2}},
+    "momentum": {"local": {"epochs": 2, "momentum": 0.5, "clip": 1.0, "schedule": "step", "schedule_rounds": 2}},
+    "fedavgm": {"server": {"optimizer": "momentum"}, "averaging": {"ema": 0.9}},
+    "fedadam": {"server": {"optimizer": "adam"}, "averaging": {"swa": 2}},
+    "fedyogi": {"server": {"optimizer": "yogi"}},
+    "fedadagrad": {"server": {"optimizer": "adagrad"}},
+}
+
+
+@pytest.mark.parametrize("option", list(OPTIONS))
+def test_trainers_and_server_options_with_drop_outs_are_the_local_run_to_the_bit(option, tmp_path):
+    """What clients keep belongs to their last reply that arrived, in messages too."""
+    given = OPTIONS[option]
+    small = small_for(given.get("method", "fedavg"), {**FEDERATION, "clients": 6, "cohort": 3, "rounds": 5})
+    config = Config.of({**small, **given, "devices": {"dropout": 0.3}})
+    local = played(config, tmp_path / "local")
+    assert any(row["dropped"] for row in local[0])
+    assert played(config, tmp_path / "grid", lambda nodes: InProcessGrid(simulated_app, nodes)) == local
+
+
 def test_simulated_nodes_know_the_stop_words_of_their_texts(tmp_path):
     config = Config.of(
         {

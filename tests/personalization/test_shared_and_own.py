@@ -173,7 +173,7 @@ def test_only_the_shared_part_counts_as_bytes(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_ends_the_same_however_it_is_executed(method, tmp_path):
-    given = {**small_for(method), "cohort": 3, "rounds": 5, "precision": "fp64"}
+    given = {**small_for(method), "cohort": 3, "rounds": 5, "precision": "fp64", "devices": {"dropout": 0.3}}
     if method == "ditto":
         given["local"] = {**given["local"], "momentum": 0.5, "weight_decay": 0.01}
     ends_the_same(given, tmp_path)

@@ -26,6 +26,12 @@ def test_decimal_numbers_are_regression_and_a_sentence_says_so():
     assert "--task classification" in data.note
 
 
+@pytest.mark.parametrize(("y", "said"), [(np.full(60, 2.5), "2.5"), (np.tile([0.5, 3.0], (60, 1)), "0.5, 3")])
+def test_a_target_that_never_differs_is_refused(y, said):
+    with pytest.raises(covey.Refusal, match=f"mine: all labels are {said}: there is nothing to learn."):
+        held(y)
+
+
 def test_several_columns_of_numbers_are_several_targets():
     data = exercise().dataset
     assert (data.learns.name, data.outputs) == ("regression", 3)

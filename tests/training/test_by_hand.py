@@ -127,6 +127,17 @@ def test_feddyn_by_hand(leak: float | None, uniform: bool, stays: float) -> None
     assert float(rounds.model) == 2.296875 - 2 * h
 
 
+def test_feddyn_leaves_buffers_to_the_aggregator() -> None:
+    trainer, buffer = FedDyn(alpha=0.5), Slot("running_mean", (1,), 1)
+    trainer.begin(replace(SETTING, layout=Layout(SLOT, (buffer,), (*SLOT, buffer)), uniform_selection=True))
+    model = torch.tensor([8.0, 1.0], dtype=torch.float64)
+    states = torch.tensor([[3.0, 5.0], [5.5, 9.0]], dtype=torch.float64)
+    ones = torch.ones(2, dtype=torch.float64)
+    found = trainer.finish(1, model, states.mean(dim=0), Replies(np.array([0, 1]), states, ones.long(), ones))
+    # As above, and the mean of the buffers.
+    assert found.tolist() == [4.25 - 2 * 0.9375, 7.0]
+
+
 class Told:
     """A net with features that are given, which notes the loss that it is asked to differentiate."""
 

@@ -479,6 +479,7 @@ def test_a_trainer_of_ones_own_has_fields_of_every_kind(runtime: dict[str, Any],
     ("given", "sentence"),
     [
         ({"trainer": "scaffold", "aggregator": "median"}, "needs the aggregator 'average'"),
+        ({"trainer": "feddyn", "aggregator": "median"}, "needs the aggregator 'average'"),
         ({"trainer": "scaffold", "local": {"optimizer": "adam", "rate": 0.01}}, "local.optimizer=sgd"),
         ({"trainer": "fednova", "local": {"clip": 1.0}}, "local.clip=0"),
         ({"trainer": "feddin"}, "Did you mean 'feddyn'?"),

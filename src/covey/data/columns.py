@@ -12,7 +12,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from covey.data.written_values import EPOCH, days_of, decimal_commas, is_written_missing, maybe_thousands, with_point
+from covey.data.written_values import (
+    EPOCH,
+    days_of,
+    decimal_commas,
+    is_written_missing,
+    maybe_thousands,
+    unclear_dates,
+    with_point,
+)
 from covey.errors import Refusal, require
 
 ColumnKind = Literal["number", "yes or no", "date", "category", "vector"]
@@ -45,6 +53,8 @@ class Column:
     """True if all training rows have the same value."""
     size: int = 1
     """Numbers in one value of a vector."""
+    empty: bool = False
+    """True if no training row has a value."""
 
     @property
     def width(self) -> int:
@@ -93,6 +103,8 @@ class Column:
             "category": f"words, as {len(self.categories)} features of 0 and 1 ({_few(self.categories)})",
             "vector": f"{self.size} numbers, kept",
         }[self.kind]
+        if self.empty:
+            return f"'{self.name}': no training row has a value; it tells nothing."
         if self.constant:
             said += "; it is the same in all training rows and tells nothing"
         if self.gaps:
@@ -144,10 +156,10 @@ def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str) -
                 f"dataset.ignore={name}, or raise dataset.categories; dates are written as 2024-01-31, or all as "
                 "31.01.2024 or 1/31/2024.",
             )
-        return Column(name, kind, words, gaps=gaps, constant=constant)
+        return Column(name, kind, words, gaps=gaps, constant=constant, empty=not len(present))
     fill = float(np.median(present)) if len(present) else 0.0
     origin = float(present.min()) if kind == "date" and len(present) else 0.0
-    return Column(name, kind, fill=fill, gaps=gaps, origin=origin, constant=constant)
+    return Column(name, kind, fill=fill, gaps=gaps, origin=origin, constant=constant, empty=not len(present))
 
 
 @dataclass(frozen=True)
@@ -178,6 +190,8 @@ class Understood(NamedTuple):
 
 DECIMAL_COMMA = "numbers with a decimal comma"
 
+UNCLEAR_DATES = "words: they may be dates, and nothing shows whether the day or the month comes first"
+
 
 def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> Understood:
     """Return what a column of text is, and its values."""
@@ -202,8 +216,9 @@ def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> Unders
             dates = _spread(days.values, gaps)
             assert dates is not None
             return Understood("date", dates, f"dates, {days.order}" if days.order else "")
+    either = not categorical and unclear_dates(filled)
     words = ["" if gap else word for word, gap in zip(words, gaps, strict=True)]
-    return Understood("category", np.array(words, dtype=np.str_))
+    return Understood("category", np.array(words, dtype=np.str_), UNCLEAR_DATES if either else "")
 
 
 def with_points(column: Cells, words: Sequence[str]) -> list[str] | None:

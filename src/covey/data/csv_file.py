@@ -32,15 +32,21 @@ def read_csv(file: Path) -> CsvFile:
     separator = _separator(text)
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        header = next(reader, [])
-        rows = [(reader.line_num, row) for row in reader if row]
+        header = next((row for row in reader if any(cell.strip() for cell in row)), [])
+        rows = [(reader.line_num, row) for row in reader if not _is_blank(row, len(header))]
     except csv.Error as error:
         raise Refusal(f"{file} cannot be read as CSV: {error}.") from error
     for line, row in rows:
-        require(len(row) == len(header), f"{file}, line {line}: {len(row)} values for {len(header)} columns.")
+        values = f"{len(row)} value{'s' if len(row) > 1 else ''}"
+        require(len(row) == len(header), f"{file}, line {line}: {values} for {len(header)} columns.")
     require(len(rows) > 0, f"{file} has no rows.")
     by = f"Its columns are separated by {_SEPARATORS[separator]}."
     return CsvFile(file, header, rows, separator, (*([by] if separator != "," else []), *encoding_note))
+
+
+def _is_blank(row: list[str], columns: int) -> bool:
+    """True for an empty line, or one of blanks; in a table of one column, blanks are a missing value."""
+    return not row or (columns != 1 and len(row) == 1 and not row[0].strip())
 
 
 def _decoded(file: Path) -> tuple[str, tuple[str, ...]]:

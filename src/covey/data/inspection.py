@@ -125,7 +125,7 @@ class Inspection:
                 "samples",
                 f"{len(self.labels):,}: {train:,} for training, {test:,} for tests",
             ),
-            ("features", f"{self.features:,} of {len(self.columns):,} column{'s' if len(self.columns) > 1 else ''}"),
+            ("features", f"{self.features:,} from {len(self.columns):,} column{'s' if len(self.columns) > 1 else ''}"),
             ("label", f"'{self.label}'"),
             ("task", f"{self.guess.task}: {self.guess.why}"),
         ]

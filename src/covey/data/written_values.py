@@ -71,8 +71,18 @@ def days_of(words: Sequence[str]) -> Days | None:
     iso = _iso(words)
     if iso is not None:
         return Days(iso, "")
-    fitting = [(order, found) for order, form in _DATES.items() if (found := _in_order(words, form)) is not None]
+    fitting = _orders(words)
     return Days(fitting[0][1], fitting[0][0]) if len(fitting) == 1 else None
+
+
+def unclear_dates(words: Sequence[str]) -> bool:
+    """True for dates such as 1/2/2024, where nothing shows whether the day or the month comes first."""
+    return bool(words) and len(_orders(words)) > 1
+
+
+def _orders(words: Sequence[str]) -> list[tuple[str, list[float]]]:
+    """Return the orders in which all words are dates, and their days from 1970."""
+    return [(order, found) for order, form in _DATES.items() if (found := _in_order(words, form)) is not None]
 
 
 def _iso(words: Sequence[str]) -> list[float] | None:
