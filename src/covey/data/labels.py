@@ -45,8 +45,6 @@ def targets_of(labels: NDArray[Any], class_names: Sequence[str] | None, where: s
             task, inferred = infer(labels, where)
             note = note or inferred
         if task != "classification":
-            different = np.unique(labels, axis=0)[:2]
-            require(len(different) > 1, f"{where}: all labels are {_listed(different[:1])}: there is nothing to learn.")
             return Targets((), torch.from_numpy(np.array(labels, dtype=np.float64)), note)
         if all(isinstance(word, str) for word in labels.tolist()):
             found, inferred = infer_words(np.asarray(labels, dtype=np.str_), where)[1:]
@@ -54,11 +52,6 @@ def targets_of(labels: NDArray[Any], class_names: Sequence[str] | None, where: s
         names, codes = numbered(labels, where, "labels")
     require(len(names) >= 2, f"{where}: there is only one class, '{names[0] if names else ''}'.")
     return Targets(names, torch.from_numpy(codes.astype(np.int64).reshape(-1)), note)
-
-
-def _listed(labels: NDArray[Any]) -> str:
-    """Return the numbers of labels for a sentence."""
-    return ", ".join(f"{number:g}" for number in labels.ravel().tolist())
 
 
 def labels_of(y: Any, where: str, samples: str) -> NDArray[Any]:

@@ -65,9 +65,9 @@ def infer(values: NDArray[Any], where: str) -> tuple[str, str]:
     different = np.unique(values)
     if values.dtype.kind == "f":
         if len(different) > FEW or bool((different != np.floor(different)).any()):
+            found = f"{len(different)} different decimal numbers" if len(different) > 1 else f"all {different[0]:g}"
             return "regression", (
-                f"{where}: labels are {len(different)} different decimal numbers, so the task is regression; "
-                "--task classification makes each a class."
+                f"{where}: labels are {found}, so the task is regression; --task classification makes each a class."
             )
         return "classification", (
             f"{where}: labels are {len(different)} different whole numbers, so the task is classification; "
