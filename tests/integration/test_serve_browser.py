@@ -228,6 +228,7 @@ def test_the_whole_story(server, page, tmp_path):
     stopped = covey.Client(server.address).run_of(path)["done"]
     assert 3 <= stopped < 4000
     until(page, f"{ROUND} === {stopped}")
+    expect(page.locator("#round")).to_have_text(f"{stopped} of 4,000")
     sound(page, "live")
     page.get_by_role("button", name="Resume").click()
     until(page, f"{ROUND} > {stopped}")
