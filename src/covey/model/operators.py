@@ -13,7 +13,7 @@ _library = _registry.Library("covey", "FRAGMENT")
 Differentiate = Callable[[Sequence[Any], Tensor, Sequence[bool]], Sequence[Tensor | None]]
 """`(inputs, gradient of the output, which inputs need one)` → a gradient or None for every input.
 
-With `keeps_output`, the output is appended to the inputs.
+With `keeps_output`, the output is appended to the inputs; of several outputs, the first alone has a gradient.
 """
 
 
@@ -40,7 +40,7 @@ def define(
         _library.impl(name, _with_gradient(name, differentiate, keeps_output), "Autograd", with_keyset=True)
 
 
-def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) -> Callable[..., Tensor]:
+def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) -> Callable[..., Any]:
     """Return the operator's implementation for the autograd dispatch key.
 
     `torch.library.register_autograd` makes an `autograd.Function` that refuses `torch.func.grad`, and one called
@@ -50,18 +50,18 @@ def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) 
 
     class Differentiable(torch.autograd.function._SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, keys: Any, *inputs: Any) -> Tensor:
+        def forward(ctx: Any, keys: Any, *inputs: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
-                y: Tensor = getattr(torch.ops.covey, name).default.redispatch(
-                    keys & torch._C._after_autograd_keyset, *inputs
-                )
-            kept = (*inputs, y) if keeps_output else inputs
+                y = getattr(torch.ops.covey, name).default.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+            outputs = y if isinstance(y, tuple) else (y,)
+            ctx.mark_non_differentiable(*outputs[1:])
+            kept = (*inputs, *outputs) if keeps_output else inputs
             ctx.others = [None if isinstance(value, Tensor) else value for value in kept]
             ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in kept))
             return y
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, gradient: Tensor, *of_others: Any) -> tuple[Tensor | None, ...]:
             inputs = [
                 other if saved is None else saved for saved, other in zip(ctx.saved_tensors, ctx.others, strict=True)
             ]
@@ -69,10 +69,9 @@ def _with_gradient(name: str, differentiate: Differentiate, keeps_output: bool) 
 
     differentiable: Any = Differentiable
 
-    def differentiably(keys: Any, *inputs: Any) -> Tensor:
+    def differentiably(keys: Any, *inputs: Any) -> Any:
         with enable_single_level_autograd_function():
-            y: Tensor = differentiable.apply(keys, *inputs)
-        return y
+            return differentiable.apply(keys, *inputs)
 
     return differentiably
 

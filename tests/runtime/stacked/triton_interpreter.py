@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,21 @@ def _works() -> bool:
 
 
 needs_interpreter = pytest.mark.skipif(not _works(), reason="Triton's interpreter is not available.")
+
+
+def multiply_bf16() -> None:
+    """Have the interpreter multiply bfloat16 as numbers: Triton 3.6's holds them as 16 bits, and multiplies those."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    builder, bf16 = interpreter.InterpreterBuilder, importlib.import_module("triton.language").bfloat16
+    dot = builder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != bf16:
+            return handle
+        bits = handle.data.view(np.uint16).astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), importlib.import_module("triton.language").float32)
+
+    builder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
 
 
 def run_interpreted(module: str) -> None:

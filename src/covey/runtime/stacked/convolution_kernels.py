@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.runtime.stacked.convolution_tiles import TilePlan
+from covey.runtime.stacked.pooled_convolution_tiles import PooledPlan
 from covey.runtime.stacked.triton_support import on_device, power, processors, tl, triton
 
 WARPS = 4
@@ -67,7 +68,7 @@ if triton is not None:
 
     @triton.jit
     @no_type_check
-    def _kernel_tile(kernels, first_line, first_filter, plan: tl.constexpr):
+    def shifted_filters(kernels, first_line, first_filter, plan: tl.constexpr):
         """Load filters shifted for every pixel of a run, zero elsewhere: `[lines · window, filters · span]`."""
         element = tl.arange(0, plan.elements)[:, None]
         pixel = tl.arange(0, plan.pixels)[None, :]
@@ -100,7 +101,7 @@ if triton is not None:
         kernels += lane * kernel_lane
         outputs += lane * output_lane
         if line_tiles == 1:
-            kernel_tile = _kernel_tile(kernels, 0, first_filter, plan)
+            kernel_tile = shifted_filters(kernels, 0, first_filter, plan)
         if biases is not None:
             filter = first_filter + tl.arange(0, plan.pixels) // plan.span
             bias = tl.load(biases + lane * bias_lane + filter, filter < plan.filters, 0.0).to(tl.float32)
@@ -111,7 +112,7 @@ if triton is not None:
             total = tl.full((plan.tile_runs, plan.pixels), 0.0, tl.float32)
             for number in range(line_tiles):
                 if line_tiles > 1:
-                    kernel_tile = _kernel_tile(kernels, number * plan.tile_lines, first_filter, plan)
+                    kernel_tile = shifted_filters(kernels, number * plan.tile_lines, first_filter, plan)
                 image_tile = _image_tile(images, number * plan.tile_lines, run, runs, plan)
                 patches = tl.reshape(image_tile, (plan.tile_runs, plan.elements))
                 total = tl.dot(patches, kernel_tile, total, input_precision=plan.precision)
@@ -209,8 +210,8 @@ def forward_by_triton(
     lanes, batch = x.shape[:2]
     plan = TilePlan.of(x, weight.shape[1], weight.shape[3:], stride, padding, ones=False)
     y = x.new_empty(lanes, batch, plan.filters, plan.out_h, plan.out_w)
-    x, weight = _whole_lanes(x), _whole_lanes(weight.to(x.dtype))
-    bias = None if bias is None else _whole_lanes(bias)
+    x, weight = whole_lanes(x), whole_lanes(weight.to(x.dtype))
+    bias = None if bias is None else whole_lanes(bias)
     runs = batch * plan.out_h * plan.segments
     tiles = -(-runs // plan.tile_runs)
     # A program reads the filters once for all its tiles, but every multiprocessor should have several programs.
@@ -243,9 +244,7 @@ def gradients_by_triton(
     """
     lanes, batch = x.shape[:2]
     plan = TilePlan.of(x, gradient.shape[2], kernel, stride, padding, ones=with_bias)
-    of_kernels = x.new_empty(lanes, plan.filters, plan.channels, *kernel)
-    of_biases = x.new_empty(lanes, plan.filters if with_bias else 0)
-    x, gradient = _whole_lanes(x), _whole_lanes(gradient.to(x.dtype))
+    x, gradient = whole_lanes(x), whole_lanes(gradient.to(x.dtype))
     runs = batch * plan.out_h * plan.segments
     tiles = -(-runs // plan.tile_runs)
     number = plan.line_tiles * plan.filter_tiles
@@ -253,7 +252,6 @@ def gradients_by_triton(
     each = -(-tiles // max(4 * processors(x) // (lanes * number), 1))
     parts = -(-tiles // each)
     sums = torch.empty(lanes, parts, number, plan.elements * plan.pixels, dtype=torch.float32, device=x.device)
-    taps = plan.filters * (plan.lines * plan.kernel_w + with_bias)
     with on_device(x):
         _gradient_kernel[(parts, lanes, number)](
             x,
@@ -267,12 +265,22 @@ def gradients_by_triton(
             num_warps=WARPS,
             num_stages=STAGES,
         )
+    return collect_parts(sums, x, plan)
+
+
+def collect_parts(sums: Tensor, x: Tensor, plan: TilePlan | PooledPlan) -> tuple[Tensor, Tensor]:
+    """Add partial sums `[lanes, parts, tiles, elements · pixels]` in a fixed order: gradients of filters and biases."""
+    lanes, parts = sums.shape[:2]
+    of_kernels = x.new_empty(lanes, plan.filters, plan.channels, plan.kernel_h, plan.kernel_w)
+    of_biases = x.new_empty(lanes, plan.filters if plan.ones else 0)
+    taps = plan.filters * (plan.lines * plan.kernel_w + plan.ones)
+    with on_device(x):
         _collect_kernel[(-(-taps // 64), lanes)](
             sums, of_kernels, of_biases, parts, plan=plan, parts_at_once=min(power(parts), 16), taps_at_once=64
         )
     return of_kernels, of_biases
 
 
-def _whole_lanes(stack: Tensor) -> Tensor:
+def whole_lanes(stack: Tensor) -> Tensor:
     """Return the stack with each lane contiguous; a lane shared by all is not copied."""
     return stack if stack[0].is_contiguous() else stack.contiguous()

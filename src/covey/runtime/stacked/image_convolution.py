@@ -130,11 +130,11 @@ def _differentiate(
             gradient, x, weight.shape[-2:], stride, padding, bias is not None
         )
     if needed[0]:
-        of_image = _image_gradient(gradient, weight, stride, padding)
+        of_image = image_gradient(gradient, weight, stride, padding)
     return of_image, of_weight, None if bias is None else of_bias, None, None
 
 
-def _image_gradient(gradient: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
+def image_gradient(gradient: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
     """Return the gradient of the images: a convolution with flipped filters, input and output channels exchanged."""
     if list(stride) != [1, 1]:
         raise NotImplementedError("image_convolution has a gradient for its images with stride 1 only.")
