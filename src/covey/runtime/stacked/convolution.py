@@ -5,7 +5,7 @@ im2col (patches of the images as a matrix, and one batched matrix product), and 
 patches to memory. Which is fastest depends on channels, kernel size and image, so whole steps are timed (`autotune`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Literal
 
@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey.runtime.stacked.image_convolution import image_convolution
+from covey.runtime.stacked.pooled_convolution import pooled_convolution
 
-ConvAlgorithm = Literal["grouped", "slices", "windows", "kernel"]
-"""One grouped convolution; im2col from shifted slices of the images; im2col from windows of a view; the Triton kernel.
+ConvAlgorithm = Literal["grouped", "slices", "windows", "kernel", "fused"]
+"""One grouped convolution; im2col from shifted slices of the images; im2col from windows of a view; the Triton kernel;
+the pool and the ReLU after the convolution too, in one operator (`layer_fusion`).
 
 Windows make the patches fastest, but their gradient for the image is a scatter: they are for the first layer, whose
 image needs no gradient. The gradient of slices is a sum of slices. Where every channel has a filter of its own
@@ -42,6 +44,9 @@ class StackConv2d(nn.Module):
         if self.algorithm == "kernel":
             x, weight, bias = _cast(x.device.type, x, self.weight, self.bias)
             return image_convolution(x, weight, bias, self.stride, self.padding)
+        if self.algorithm == "fused":
+            x, weight, bias = _cast(x.device.type, x, self.weight, self.bias)
+            return pooled_convolution(x, weight, bias, [int(pad) for pad in self.padding])
         if self.algorithm == "grouped":
             return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if self.groups > 1:
@@ -169,9 +174,11 @@ def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module
 
 
 def candidate_algorithms(
-    module: nn.Module, kernels: bool = False, exact: bool = False
+    module: nn.Module, kernels: bool = False, exact: bool = False, fused: Sequence[str] = ()
 ) -> list[dict[str, ConvAlgorithm]]:
     """Return the choices worth timing, each by layer name; `kernels` is True if the Triton kernel is available.
+
+    `fused` are layers that may compute the pool and the ReLU after them too.
 
     The first layer takes the kernel or windows, the others any algorithm; or all are grouped. With many channels, only
     im2col is tried: on VGG-11 the others take 5 and 10 times as long, and compiling each of them takes half a minute.
@@ -193,7 +200,9 @@ def candidate_algorithms(
         name: "kernel" for name in names[1:] if layers[name].stride == (1, 1) and layers[name].groups == 1
     }
     if kernels:
-        return [*candidates, {**slices, **first, **own}] if own else candidates
+        candidates += [{**slices, **first, **own}] if own else []
+        together: dict[str, ConvAlgorithm] = dict.fromkeys(fused, "fused")
+        return [*candidates, {**slices, **first, **together}] if together else candidates
     return candidates if exact else [*candidates, grouped]
 
 

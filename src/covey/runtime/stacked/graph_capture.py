@@ -21,7 +21,9 @@ from covey.runtime.stacked.autotune import (
 from covey.runtime.stacked.batch_schedule import Schedule
 from covey.runtime.stacked.convolution import ConvAlgorithm, candidate_algorithms, convolutions
 from covey.runtime.stacked.lane_check import LaneMismatch, check_lanes, mismatch_message
-from covey.runtime.stacked.lane_step import Lanes, Step, StepTerms
+from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, Step, StepTerms
+from covey.runtime.stacked.layer_fusion import fusible, wanted
+from covey.runtime.stacked.pooled_check import layers_agree
 
 if TYPE_CHECKING:
     from covey.runtime.stacked.engine import Engine
@@ -122,16 +124,27 @@ class GraphSteps:
     def _tuned(self) -> StepGraph:
         """Record the step with the cached convolution algorithms, or else time all candidates and cache the fastest."""
         engine, count = self.engine, len(self.lanes.loss)
-        candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=engine.precision == "fp32")
-        signature = engine.signature(self._batch)
-        known = nearest(read_cache("ways"), signature, count)
+        exact, together = engine.precision == "fp32", self._fused()
+        candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=exact, fused=together)
+        # A choice made without fused layers says nothing about them.
+        kind, signature = "fused" if together else "ways", engine.signature(self._batch)
+        known = nearest(read_cache(kind), signature, count)
         if known is not None and known[1] in candidates:
             # Lanes agreed when it was cached; something else on the machine may have changed since.
             with contextlib.suppress(Refusal):
                 return self._record_with(known[1])
         algorithms, found = fastest_graph(candidates, self._record_with)
-        write_cache("ways", {**read_cache("ways"), signature(count): algorithms})
+        write_cache(kind, {**read_cache(kind), signature(count): algorithms})
         return found
+
+    def _fused(self) -> list[str]:
+        """Return the convolutions whose pool and ReLU may be fused with them: none, unless that is asked for."""
+        engine = self.engine
+        if not wanted() or not engine.has_kernels or engine.precision == "fp32":
+            return []
+        names, compute = fusible(engine.module), COMPUTE_DTYPES[engine.precision]
+        sample = engine.data.x.shape[1:]
+        return names if names and layers_agree(engine.module, names, sample, compute, engine.device) else []
 
     def _record_with(self, algorithms: dict[str, ConvAlgorithm]) -> StepGraph:
         return self._record(self.engine.make_step(self._terms, algorithms))

@@ -12,6 +12,7 @@ from covey.model.frozen import frozen_parts
 from covey.model.recurrent_layers import for_stacks
 from covey.runtime.stacked.batch_norm import MaskedBatchNorm
 from covey.runtime.stacked.convolution import ConvAlgorithm, StackConv2d, convolutions, replace_layers
+from covey.runtime.stacked.layer_fusion import fuse
 
 
 def stack_module(module: nn.Module, algorithms: Mapping[str, ConvAlgorithm]) -> nn.Module:
@@ -45,6 +46,8 @@ def stack_module(module: nn.Module, algorithms: Mapping[str, ConvAlgorithm]) -> 
         return None
 
     replace_layers(copied, stacked)
+    if together := [name for name in layers if algorithms.get(name) == "fused"]:
+        fuse(copied, together)
     return copied
 
 
