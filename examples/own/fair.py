@@ -21,8 +21,7 @@ class LeastInvited(Selector):
         self.times[cohort] += 1
         return cohort
 
-    def state_dict(self) -> State:
-        """Return what a resumed run needs to continue exactly."""
+    def state_dict(self) -> State:  # what a resumed run needs to continue exactly
         return {"times": self.times}
 
     def load_state_dict(self, state: State) -> None:
