@@ -106,7 +106,8 @@ def test_a_category_that_training_rows_lack_is_all_zero_and_said(tmp_path):
 def test_a_class_that_training_rows_lack_is_said(tmp_path):
     data = load(write(tmp_path / "own.csv", ROWS))
     tested = int(data.test_x[0, 0]) - 20
-    strange = load(write(tmp_path / "own.csv", changed(tested, label="dead")))
+    with pytest.warns(UserWarning, match=r"own.csv: 1 class is in the test samples alone \('dead'\)"):
+        strange = load(write(tmp_path / "own.csv", changed(tested, label="dead")))
     assert strange.class_names == ("dead", "ill", "well")
     assert strange.notes[-1] == "1 class is in the test samples alone ('dead'): no model can learn them."
 

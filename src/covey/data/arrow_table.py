@@ -50,8 +50,9 @@ def parquet(
     options = TableOptions(label, client, test, split, missing, ignore, (), categories, test_column)
     file = find(path, data_dir, "parquet")
     table = read_arrow_table(file, options)
-    told(str(file), table.notes)
-    return table.dataset(file.stem)
+    data = table.dataset(file.stem)
+    told(str(file), data.notes, odd=len(data.notes) - len(table.how_read) - len(table.converted))
+    return data
 
 
 class ArrowFile:

@@ -100,8 +100,9 @@ def csv(
     options = TableOptions(label, client, test, split, missing, ignore, categorical, categories, test_column)
     file = find(path, data_dir, "csv")
     table = read_table(file, find(test_file, data_dir, "csv") if test_file else None, options)
-    told(str(file), table.notes)
-    return table.dataset(file.stem)
+    data = table.dataset(file.stem)
+    told(str(file), data.notes, odd=len(data.notes) - len(table.how_read) - len(table.converted))
+    return data
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +206,10 @@ def _test_rows(file: Path, training: CsvFile, options: TableOptions) -> CsvFile:
     return found
 
 
-def told(source: str, notes: tuple[str, ...]) -> None:
-    """Say in one sentence, once, that a file's columns were converted or what is odd about them."""
+def told(source: str, notes: tuple[str, ...], odd: int) -> None:
+    """Say in one sentence, once, what is odd about a file's tests, the last `odd` notes, and what was converted."""
+    # Classes that only the tests have come last, and matter most.
+    notes = (*reversed(notes[len(notes) - odd :]), *notes[: len(notes) - odd])
     if notes:
         more = f" … and {len(notes) - 2} more (covey inspect {source} lists all)" if len(notes) > 2 else ""
         warnings.warn(f"{source}: {' '.join(notes[:2])}{more}", stacklevel=3)
