@@ -3,7 +3,7 @@
     python benchmarks/host.py --out results/host.json
     python benchmarks/host.py --before EARLIER/src --repeats 5 --out results/host.json
 
-Federation, cohort and epochs are the workload's; the model has 175 parameters in ten tensors and a client 20 samples, so
+Federation, cohort and epochs are the workload's; the model has ten small tensors and a client 20 samples, so
 that the stacked runtime on the CPU has little else to do. Time in the steps themselves is taken off. With `--before`,
 the code of an earlier version takes turns with this one, each in a process of its own. Milliseconds are of the
 process's CPU time, which a busy machine changes less than wall time; waiting for the disk is not in them.

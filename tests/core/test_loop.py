@@ -9,12 +9,16 @@ from torch import Tensor
 
 import covey
 from covey.aggregation import Average
+from covey.config.schema import Config
 from covey.config.sections import Local
-from covey.core.interfaces import Probe
+from covey.core.interfaces import Probe, Setting
 from covey.core.loop import LoopRun
 from covey.core.messages import Gate, Order, Reply
+from covey.core.one_model import OneModel
 from covey.core.records import Records
 from covey.core.replies import Replies, checked, stack_replies
+from covey.job.lockstep_runs import run_together
+from covey.model.layout import Layout, Slot
 from covey.probe.losses import Losses
 from covey.registries import aggregators, selectors
 from covey.selection import Uniform
@@ -139,3 +143,36 @@ def test_a_run_that_evaluates_needs_the_truth_about_its_clients(tmp_path):
     assert LoopRun(*parts, None, 3, evaluate_every=0).truth is None
     with pytest.raises(ValueError, match="needs the truth"):
         LoopRun(*parts, None, 3)
+
+
+def test_all_runs_in_lockstep_are_asked_at_once_whether_to_stop(tmp_path):
+    """To ask means to look into the folders of all runs: a look for each run would be their number squared."""
+    looks = []
+    for runs in (1, 4):
+        asked: list[bool] = []
+
+        def stop(asked: list[bool] = asked) -> bool:
+            asked.append(True)
+            return len(asked) >= 9
+
+        settings = {**SMALL, "rounds": 5, "runtime": "stacked", "device": "cpu"}
+        pending = [(Config.of({**settings, "seed": seed}), tmp_path / f"{runs}-{seed}") for seed in range(runs)]
+        made = run_together(pending, stop=stop)
+        looks.append(len(asked))
+        assert {len(one.metrics) for one in made} == {3}
+    assert looks == [9, 9]
+
+
+def test_what_a_selector_returns_is_written_out_only_to_refuse_it():
+    class Unwritten(list):
+        def __repr__(self):
+            raise AssertionError("written out")
+
+    class Listing(Uniform):
+        def select(self, t, candidates):
+            return Unwritten([2, 0])
+
+    head = Slot("head.bias", (3,), 0)
+    setting = Setting(4, 2, 1, 3, 0, Layout((head,), (), (head,)), Local())
+    method = OneModel(setting, torch.zeros(3), Listing(), Average())
+    assert method.order(1, np.arange(4)).clients.tolist() == [0, 2]

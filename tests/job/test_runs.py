@@ -1,6 +1,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from safetensors.torch import load_file
 
 import covey
 from covey import Config, Dataset, Refusal, Run, run
+from covey.arrays import State
 from covey.client.learner import Learner
 from covey.core.build import build_federation
+from covey.core.checkpoint import write_checkpoint
 from covey.core.one_model import OneModel
 from covey.core.records import Records
 from covey.core.scores import Scores, on_mix
@@ -250,6 +253,20 @@ def test_runs_of_a_sweep_share_the_time_that_checkpoints_may_take(tmp_path, monk
     pending = [(Config.of({**SMALL, "seed": seed}), tmp_path / str(seed)) for seed in range(4)]
     run_together(pending)
     assert shares == [0.05 / 4] * 4
+
+
+@pytest.mark.parametrize(("runtime", "kept"), [("local", 6), ("stacked", 1)])
+def test_a_stack_whose_rounds_take_milliseconds_writes_a_checkpoint_a_second(tmp_path, monkeypatch, runtime, kept):
+    written: list[int] = []
+
+    def noted(folder: Path, t: int, state: State) -> None:
+        written.append(t)
+        write_checkpoint(folder, t, state)
+
+    monkeypatch.setattr("covey.core.records.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("covey.core.records.write_checkpoint", noted)
+    run(SMALL, rounds=6, runtime=runtime, device="cpu", out=tmp_path / "run")
+    assert written == [*range(7 - kept, 7)]
 
 
 @pytest.mark.parametrize("broken", ["not empty", "damaged checkpoint"])

@@ -6,7 +6,7 @@ Those about the server's optimiser and averages are in `server_sections`.
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from covey.config.server_sections import Averaging, ServerStep
@@ -116,11 +116,11 @@ class Local:
 
     def is_as_written(self, written: Mapping[str, Any]) -> bool:
         """Return whether settings that were written down, maybe before some of them existed, are these."""
-        return {**_ADDED, **written} == asdict(self)
+        return {**_ADDED, **written} == vars(self)
 
     def as_message(self) -> dict[str, Any]:
         """Return the settings as they are sent to clients; those in `_ADDED` only if they are used."""
-        return {name: value for name, value in asdict(self).items() if name not in _ADDED or value != _ADDED[name]}
+        return {name: value for name, value in vars(self).items() if name not in _ADDED or value != _ADDED[name]}
 
 
 _ADDED = {

@@ -6,6 +6,7 @@ and without.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,8 @@ class Guard:
             return replies
         norms = update_norms(replies.states, start, places)
         typical = float(np.sort(norms)[(len(norms) - 1) // 2])
-        past = float(np.median(self.norms)) if self.norms else typical
-        first = float(np.median(self.norms[:_FIRST])) if self.norms else typical
+        past = median(self.norms) if self.norms else typical
+        first = median(self.norms[:_FIRST]) if self.norms else typical
         measure = max(first, past, min(typical, self.limits.norm * past))
         far = norms > self.limits.norm * measure if measure > 0 else np.zeros(len(norms), dtype=bool)
         norm = min(typical, self.limits.norm * measure)
@@ -99,10 +100,12 @@ class Guard:
         if not self.limits.on or not self.limits.count or not len(clients):
             return claimed
         new = ~self.claims.seen(clients)
-        self.claims.put(clients[new], claimed.numpy()[new].astype(np.int64))
-        first = torch.from_numpy(self.claims.of(clients)).to(claimed.dtype)
-        median = float(np.median(self.claims.numbers))
-        believed = torch.where(first.double() <= self.limits.count * median, first, max(1, int(median)))
+        if new.any():
+            self.claims.put(clients[new], claimed.numpy()[new].astype(np.int64))
+        first = self.claims.of(clients)
+        typical = float(np.median(self.claims.numbers))
+        believed = torch.from_numpy(np.where(first <= self.limits.count * typical, first, max(1, int(typical))))
+        believed = believed.to(claimed.dtype)
         return claimed if torch.equal(believed, claimed) else believed
 
     def candidates(self, t: int, reachable: IntArray) -> IntArray:
@@ -163,11 +166,12 @@ def update_norms(states: Tensor, start: Tensor, places: Tensor | None = None) ->
     squares = torch.zeros(len(states), dtype=torch.float64, device=states.device)
     for part, before in _blocks(states, start, places):
         squares += torch.linalg.vector_norm(part - before, dim=1).double().square()
+    squares = squares.cpu()
     for row in torch.nonzero(~torch.isfinite(squares)).flatten().tolist():
         mine = start if start.dim() == 1 else start[row]
         for part, before in _blocks(states[row][None].double(), mine.double(), places, whole=True):
             squares[row] = (part[0] - before).square().sum()
-    norms: FloatArray = squares.sqrt().cpu().numpy()
+    norms: FloatArray = squares.sqrt().numpy()
     return norms
 
 

@@ -30,9 +30,10 @@ def withdraw_stop(folder: Path) -> None:
 def finishing_the_round(*folders: Path) -> Iterator[Callable[[], bool]]:
     """Make the first SIGINT or SIGTERM set a flag only; the yielded function reads it, and looks for `STOP` files."""
     asked = threading.Event()
+    files = [str(folder / STOP) for folder in folders]
 
     def stopping() -> bool:
-        return asked.is_set() or any((folder / STOP).is_file() for folder in folders)
+        return asked.is_set() or any(map(os.path.isfile, files))
 
     try:
         with _catching(asked):

@@ -155,7 +155,8 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
     Joint work comes first, then scores, surveys and training, so that runs stay in step if only some of them request
     one of these. A run that ends leaves the others; once `stop` returns True, each ends after its round.
     """
-    loops = [round_loop(run, stop) for run in runs]
+    stopping = False
+    loops = [round_loop(run, lambda: stopping) for run in runs]
     waiting = {number: request for number, loop in enumerate(loops) if (request := next(loop, None)) is not None}
     while waiting:
         first = min(map(_precedence, waiting.values()))
@@ -163,6 +164,8 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
         begin = time.perf_counter()
         answers = _answers([(runs[number].runtime, waiting[number]) for number in numbers])
         share = (time.perf_counter() - begin) / len(numbers)
+        # One look for all runs: each looks into the folders of all.
+        stopping = stop()
         for number, answer in zip(numbers, answers, strict=True):
             try:
                 joint = isinstance(waiting[number], Joint)

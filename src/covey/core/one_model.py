@@ -105,7 +105,7 @@ class OneModel:
         self.aggregator.observe(t, replies)
         kept_before, self._model_kept, self._rolled_back = self._model_kept, False, False
         # What a model of a private aggregator tells of clients' losses would have no noise.
-        heeded = len(replies) > 0 and not self.aggregator.private
+        heeded = len(replies) > 0 and not self.aggregator.private and self.chain.brake.factor > 0
         self._rate_halved = heeded and self.chain.note_loss(replies.train_loss, replies.median_loss)
         if len(replies) or self.aggregator.private:
             self._advance(t, replies, self._found(t, replies), warns=not kept_before)
@@ -166,10 +166,8 @@ class OneModel:
             numbers = np.asarray(chosen)
         except ValueError:
             numbers = np.zeros((0, 0))
-        require(
-            numbers.ndim == 1 and (numbers.size == 0 or numbers.dtype.kind in "iu"),
-            f"The selector {name} must return an array of client numbers, not {_shown(chosen)}.",
-        )
+        if numbers.ndim != 1 or (numbers.size > 0 and numbers.dtype.kind not in "iu"):
+            raise Refusal(f"The selector {name} must return an array of client numbers, not {_shown(chosen)}.")
         strangers = _outside(numbers, candidates)
         if len(strangers):
             raise Refusal(
@@ -177,7 +175,8 @@ class OneModel:
                 "candidates."
             )
         clients = np.unique(numbers.astype(np.int64))
-        require(len(clients) == len(numbers), f"The selector {name} chose a client more than once: {_shown(chosen)}.")
+        if len(clients) < len(numbers):
+            raise Refusal(f"The selector {name} chose a client more than once: {_shown(chosen)}.")
         require(
             len(clients) <= most, f"The selector {name} chose {len(clients)} clients for a cohort of at most {most}."
         )

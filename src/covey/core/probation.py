@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from covey.arrays import IntArray, State
@@ -15,7 +16,8 @@ LEAP = 100.0
 
 def leaps(before: Tensor, after: Tensor) -> bool:
     """True if the step from one model to the next is so large that clients may not be able to train from it."""
-    return bool(after.double().norm() > LEAP * before.double().norm() > 0)
+    now, then = (torch.linalg.vector_norm(model, dtype=torch.float64) for model in (after, before))
+    return bool((now > LEAP * then) & (then > 0))
 
 
 @dataclass

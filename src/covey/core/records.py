@@ -52,6 +52,8 @@ def _json_value(value: Any) -> Any:
     """Return a record as JSON can hold it: NaN and infinities become None."""
     if isinstance(value, float):
         return finite(value)
+    if isinstance(value, (str, int)) or value is None:
+        return value
     if isinstance(value, Mapping):
         return {name: _json_value(item) for name, item in value.items()}
     return [_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,5 +1,6 @@
 """Scores on the test set. The truth about clients is used only here."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
@@ -254,4 +255,4 @@ def _users(scores: Scores, model_of_client: IntArray) -> FloatArray:
 
 def finite(value: float) -> float | None:
     """Return `value`, or None if it is NaN or infinite, which JSON cannot hold."""
-    return value if np.isfinite(value) else None
+    return value if math.isfinite(value) else None

@@ -5,7 +5,7 @@ as rounds to accuracy.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,22 @@ from covey.core.replies import Replies
 from covey.core.round_record import RoundRecord
 from covey.core.scores import Scores
 from covey.randomness import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Fate:
+    """How an order fares with simulated clients."""
+
+    seconds: FloatArray
+    """`[cohort]`: for download, local epochs and upload."""
+    lost: dict[int, str]
+    """Clients whose reply does not arrive, with the reason."""
+
+    def answering(self, order: Order) -> Order:
+        """Return the order for clients whose reply will arrive."""
+        if not self.lost:
+            return order
+        return order.take(np.flatnonzero([client not in self.lost for client in order.clients.tolist()]))
 
 
 class OnDevices(Runtime):
@@ -45,28 +61,20 @@ class OnDevices(Runtime):
 
     def execute(self, order: Order) -> Replies:
         """Return the replies that arrive in time, with the seconds that each client and the round took."""
-        if self.live:
-            return self.runtime.execute(order)
-        answering = self.answering(order)
-        return self.timed(order, self.runtime.execute(answering) if len(answering.clients) else no_replies(order))
+        return self.runtime.execute(order) if self.live else self.execute_many([(self, order)])[0]
 
-    def answering(self, order: Order) -> Order:
-        """Return the order for clients whose reply will arrive in time."""
-        lost = self._lost(order, self._seconds(order))
-        if not lost:
-            return order
-        keep = np.flatnonzero([client not in lost for client in order.clients.tolist()])
-        return order.take(keep)
-
-    def timed(self, order: Order, replies: Replies) -> Replies:
-        """Return the replies with their seconds, and a fault for each that did not arrive."""
+    def fate(self, order: Order) -> Fate:
+        """Return how long each of the order's clients takes, and whose reply does not arrive."""
         seconds = self._seconds(order)
-        lost = self._lost(order, seconds)
-        waited = float(seconds.max(initial=0.0))
-        taken = dict(zip(order.clients.tolist(), seconds.tolist(), strict=True))
+        return Fate(seconds, self._lost(order, seconds))
+
+    def timed(self, order: Order, replies: Replies, fate: Fate) -> Replies:
+        """Return the replies with their seconds, and a fault for each that did not arrive."""
+        waited = float(fate.seconds.max(initial=0.0))
+        taken = dict(zip(order.clients.tolist(), fate.seconds.tolist(), strict=True))
         return replace(
             replies.timed(taken, min(waited, self.devices.deadline or waited)),
-            faults=(*replies.faults, *(Fault(client, reason) for client, reason in lost.items())),
+            faults=(*replies.faults, *(Fault(client, reason) for client, reason in fate.lost.items())),
         )
 
     @property
@@ -94,13 +102,14 @@ class OnDevices(Runtime):
         """Execute the orders for clients that reply, in one call of the wrapped runtime."""
         wrapped = [(_on_devices(runtime), order) for runtime, order in orders]
         if self.live:
-            return [runtime.execute(order) for runtime, order in wrapped]
-        sent = [(runtime, runtime.answering(order)) for runtime, order in wrapped]
-        reaching = [number for number, (_, order) in enumerate(sent) if len(order.clients)]
-        below = [(sent[number][0].runtime, sent[number][1]) for number in reaching]
+            return [runtime.runtime.execute(order) for runtime, order in wrapped]
+        fates = [runtime.fate(order) for runtime, order in wrapped]
+        sent = [fate.answering(order) for fate, (_, order) in zip(fates, wrapped, strict=True)]
+        reaching = [number for number, order in enumerate(sent) if len(order.clients)]
+        below = [(wrapped[number][0].runtime, sent[number]) for number in reaching]
         found = dict(zip(reaching, self.runtime.execute_many(below), strict=True)) if below else {}
         return [
-            runtime.timed(order, found[number] if number in found else no_replies(order))
+            runtime.timed(order, found[number] if number in found else no_replies(order), fates[number])
             for number, (runtime, order) in enumerate(wrapped)
         ]
 

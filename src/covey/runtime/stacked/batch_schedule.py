@@ -4,6 +4,7 @@ Batches, crops, flips and dropout masks are drawn from the same keys as on the l
 same batches on both.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from covey import randomness
 from covey.arrays import IntArray
 from covey.client.holdout import training_places
 from covey.runtime.stacked.device_data import ClientTables
-from covey.runtime.stacked.lane_schedule import Visit
+from covey.runtime.stacked.lane_schedule import Segment, Visit
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +59,22 @@ def schedule(
     All epochs of all clients are drawn at once, padded to the largest client. The generator is counter-based: the
     first n numbers do not depend on how many are drawn.
     """
-    rows = [(visit, epoch) for visit in visits for epoch in range(visit.segment.work.epochs)]
-    client_keys = np.array([visit.segment.key for visit, _ in rows], dtype=np.uint64)
-    epochs = randomness.keys(client_keys, np.array([epoch for _, epoch in rows]))
+    segments = [visit.segment for visit in visits]
+    # A row for every epoch of every visit.
+    counted = np.array([one.work.epochs for one in segments])
+    visit_of, epoch_of = np.repeat(np.arange(len(visits)), counted), _numbers(counted)
+    client_keys = np.array([one.key for one in segments], dtype=np.uint64)[visit_of]
+    epochs = randomness.keys(client_keys, epoch_of)
 
     def keys(purpose: str) -> Tensor:
         return randomness.as_tensor(randomness.keys(epochs, purpose), device)
 
-    sizes = torch.tensor([visit.segment.samples for visit, _ in rows], device=device)
-    longest = max(visit.segment.samples for visit in visits)
+    def of_visits(values: Sequence[int]) -> Tensor:
+        """`[visits]` → `[rows]`"""
+        return torch.from_numpy(np.array(values)[visit_of]).to(device)
+
+    sizes = of_visits([one.samples for one in segments])
+    longest = max(one.samples for one in segments)
     per_epoch = -(-longest // batch)
     padded = per_epoch * batch
 
@@ -74,30 +82,28 @@ def schedule(
     slots = torch.arange(padded, device=device)
     real = slots < sizes[:, None]
     within = _padded(order, padded).masked_fill(~real, 0)
-    if any(visit.segment.holdout for visit in visits):
+    if any(one.holdout for one in segments):
         # Clients without a holdout get a stride beyond their last sample, which skips none.
-        strides = [visit.segment.holdout or padded + 2 for visit, _ in rows]
-        within = training_places(within, torch.tensor(strides, device=device)[:, None])
-    sample = torch.zeros(len(rows), padded, dtype=torch.int32, device=device)
+        strides = of_visits([one.holdout or padded + 2 for one in segments])
+        within = training_places(within, strides[:, None])
+    sample = torch.zeros(len(sizes), padded, dtype=torch.int32, device=device)
     like = tables[0].host.label
-    label = torch.zeros(len(rows), padded, *like.shape[1:], dtype=like.dtype, device=device)
-    requests = np.array([visit.segment.request for visit, _ in rows])
-    clients = torch.tensor([visit.segment.client for visit, _ in rows], device=device)
-    for request, of_request in enumerate(tables):
-        if not (requests == request).any():
-            continue
+    label = torch.zeros(len(sizes), padded, *like.shape[1:], dtype=like.dtype, device=device)
+    requests = np.array([one.request for one in segments])[visit_of]
+    clients = of_visits([one.client for one in segments])
+    for request in np.unique(requests).tolist():
         mine = torch.from_numpy(np.flatnonzero(requests == request)).to(device)
-        table = of_request.on(device)
-        places = table.start[of_request.rows(clients[mine])][:, None] + within[mine]
+        table = tables[request].on(device)
+        places = table.start[tables[request].rows(clients[mine])][:, None] + within[mine]
         sample[mine], label[mine] = table.sample[places], table.label[places]
 
-    counts = real.view(len(rows), per_epoch, batch).sum(dim=2)
-    weight = real.view(len(rows), per_epoch, batch).to(dtype) / counts.clamp_min(1).to(dtype)[:, :, None]
-    rates = torch.tensor([one.segment.work.rate_at(one.segment.t, epoch) for one, epoch in rows], dtype=dtype)
+    counts = real.view(len(sizes), per_epoch, batch).sum(dim=2)
+    weight = real.view(len(sizes), per_epoch, batch).to(dtype) / counts.clamp_min(1).to(dtype)[:, :, None]
+    rates = torch.tensor(_rates(segments), dtype=dtype)
     masks = randomness.bits(keys("dropout"), per_epoch)
 
-    # Rows (visit, epoch) and batches within them → (step, lane).
-    row_of, batch_of, step_of, lane_of = _places(rows, device)
+    # Rows and batches within them → (step, lane).
+    row_of, batch_of, step_of, lane_of = _places(visits, visit_of, epoch_of, device)
 
     def spread(values: Tensor) -> Tensor:
         """`[rows, per_epoch, ...]` → `[steps, lanes, ...]`, zero where a lane is idle."""
@@ -105,24 +111,24 @@ def schedule(
         result[step_of, lane_of] = values[row_of, batch_of]
         return result
 
-    by_batch = (len(rows), per_epoch, batch)
+    by_batch = (len(sizes), per_epoch, batch)
     work, crops, flips = visits[0].segment.work, None, None
     if work.crop or work.flip:
         drawn = randomness.integers(keys("crop"), 2 * longest, 2 * work.crop + 1)
-        shifts = _padded(drawn.view(len(rows), longest, 2).to(torch.int32), padded)
+        shifts = _padded(drawn.view(len(sizes), longest, 2).to(torch.int32), padded)
         crops = spread(shifts.view(*by_batch, 2))
         drawn = randomness.integers(keys("flip"), longest, 2)
         flips = spread(_padded(drawn.bool() & work.flip, padded).view(by_batch))
     epoch = None
     if visits[0].segment.trainer is not None:
-        numbers = torch.tensor([epoch for _, epoch in rows], device=device)
-        epoch = spread(numbers[:, None].expand(len(rows), per_epoch))
+        numbers = torch.from_numpy(epoch_of).to(device)
+        epoch = spread(numbers[:, None].expand(len(sizes), per_epoch))
     return Schedule(
         sample=spread(sample.view(by_batch)),
         label=spread(label.view(*by_batch, *like.shape[1:])),
         weight=spread(weight),
         count=spread(counts.to(dtype)),
-        rate=spread(rates.to(device)[:, None].expand(len(rows), per_epoch)),
+        rate=spread(rates.to(device)[:, None].expand(len(sizes), per_epoch)),
         key=spread(masks),
         crops=crops,
         flips=flips,
@@ -143,16 +149,34 @@ def _permutations(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:
     return torch.argsort(bits.masked_fill(padding, torch.iinfo(torch.int64).max), dim=1, stable=True)
 
 
-def _places(rows: list[tuple[Visit, int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return, for every batch of every row: the row, the batch within it, the step and the lane."""
-    each = np.array([visit.segment.steps // visit.segment.work.epochs for visit, _ in rows])
-    row = np.repeat(np.arange(len(rows)), each)
-    first = np.repeat(np.cumsum(each) - each, each)
-    batch = np.arange(len(row)) - first
-    begin = np.array([visit.begin + epoch * count for (visit, epoch), count in zip(rows, each, strict=True)])
-    lane = np.array([visit.lane for visit, _ in rows])
+def _rates(segments: list[Segment]) -> list[float]:
+    """Return the learning rate of every epoch of every segment; those of one request have the same."""
+    of_request = {one.request: one for one in segments}
+    known = {
+        number: [one.work.rate_at(one.t, epoch) for epoch in range(one.work.epochs)]
+        for number, one in of_request.items()
+    }
+    return [rate for one in segments for rate in known[one.request]]
+
+
+def _numbers(counts: IntArray) -> IntArray:
+    """Return 0 … n-1 for every n in `counts`, one after another."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _places(
+    visits: list[Visit], visit_of: IntArray, epoch_of: IntArray, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return, for every batch of every row: the row, the batch within it, the step and the lane.
+
+    visit_of, epoch_of: the visit and epoch of every row.
+    """
+    each = np.array([visit.segment.steps // visit.segment.work.epochs for visit in visits])[visit_of]
+    first = np.array([visit.begin for visit in visits])[visit_of] + epoch_of * each
+    lane = np.array([visit.lane for visit in visits])[visit_of]
+    row, batch = np.repeat(np.arange(len(each)), each), _numbers(each)
 
     def tensor(values: IntArray) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    return tensor(row), tensor(batch), tensor(begin[row] + batch), tensor(lane[row])
+    return tensor(row), tensor(batch), tensor(first[row] + batch), tensor(lane[row])

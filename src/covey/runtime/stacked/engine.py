@@ -97,7 +97,7 @@ class Engine:
     def execute(self, requests: Sequence[TrainRequest]) -> list[TrainResult]:
         """Train every client of every request."""
         self._set_arithmetic()
-        results = [TrainResult.of(one.order, self.layout, self.dtype, self._home(requests)) for one in requests]
+        results = TrainResult.of([one.order for one in requests], self.layout, self.dtype, self._home(requests))
         groups: dict[LaunchShape, list[Segment]] = {}
         for number, request in enumerate(requests):
             order = request.order
@@ -106,19 +106,9 @@ class Engine:
             traced = any(probe.wants_steps() for probe in order.probes)
             trainer = None if order.trainer is None else order.trainer.ref
             for position, client in enumerate(order.clients.tolist()):
-                held, key = sizes[position], keys[position]
-                one = Segment.of(
-                    number,
-                    position,
-                    client,
-                    held,
-                    order.work,
-                    order.round,
-                    key,
-                    order.holdout,
-                    traced=traced,
-                    trainer=trainer,
-                )
+                place = number, position, client, sizes[position]
+                work = order.work, order.round, keys[position], order.holdout
+                one = Segment.of(*place, *work, traced=traced, trainer=trainer)
                 groups.setdefault(one.shape, []).append(one)
         for shape, segments in groups.items():
             for part in without_giants(segments):

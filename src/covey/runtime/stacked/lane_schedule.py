@@ -6,7 +6,7 @@ steps, not that of the largest.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,7 @@ from covey.config.sections import Local
 from covey.core.trainer import TrainerRef
 
 
-@dataclass(frozen=True)
-class LaunchShape:
+class LaunchShape(NamedTuple):
     """Properties that clients must share to be trained in one launch."""
 
     batch: int
@@ -31,8 +30,7 @@ class LaunchShape:
     trainer: TrainerRef | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Segment:
+class Segment(NamedTuple):
     """One client's local training."""
 
     request: int
@@ -92,8 +90,11 @@ class Visit(NamedTuple):
 
 
 def pack(segments: list[Segment], lanes: int) -> list[Visit]:
-    """Assign segments to lanes, longest processing time first; return visits in order of lane and time."""
-    longest_first = sorted(segments, key=lambda one: (-one.steps, one.request, one.position))
+    """Assign segments to lanes, longest processing time first; return visits in order of lane and time.
+
+    Segments of equal length keep their order, which is that of requests and positions.
+    """
+    longest_first = sorted(segments, key=attrgetter("steps"), reverse=True)
     if len(segments) <= lanes:
         return [Visit(lane, 0, one.steps, one) for lane, one in enumerate(longest_first)]
     load = np.zeros(lanes, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,8 +43,10 @@ class TrainRequest:
 class TrainResult:
     """The models trained for one request."""
 
-    states: Tensor
-    """`[cohort, d]`, on the device or, where they are too large for it, on the host."""
+    all_states: Tensor
+    """The models of all requests, one request after another, on the device or, if too large for it, on the host."""
+    first: int
+    """Row of `all_states` where this request's models begin."""
     losses: FloatArray
     """`[cohort]`: mean training loss."""
     traces: dict[int, StepTrace] = field(default_factory=dict)
@@ -52,17 +55,25 @@ class TrainResult:
     kept: Tensor | None = None
     """`[cohort, n]`: what a trainer's clients reply and keep, packed; None if nothing."""
 
+    @property
+    def states(self) -> Tensor:
+        """`[cohort, d]`"""
+        return self.all_states[self.first : self.first + len(self.losses)]
+
     @classmethod
-    def of(cls, order: Order, layout: Layout, dtype: torch.dtype, home: torch.device) -> "TrainResult":
-        """Allocate the result of an order."""
-        count = len(order.clients)
-        part = None if order.trainer is None else order.trainer.ref.part
-        reply, kept = (
-            torch.empty(count, Packing(fields, layout).size, dtype=dtype, device=home) if fields else None
-            for fields in ((part.replied, part.kept) if part else ({}, {}))
-        )
-        states = torch.empty(count, layout.size, dtype=dtype, device=home)
-        return cls(states, np.zeros(count), {}, reply, kept)
+    def of(cls, orders: Sequence[Order], layout: Layout, dtype: torch.dtype, home: torch.device) -> list["TrainResult"]:
+        """Allocate the results of orders."""
+        counts = [len(order.clients) for order in orders]
+        states = torch.empty(sum(counts), layout.size, dtype=dtype, device=home)
+        results = []
+        for order, count, end in zip(orders, counts, accumulate(counts), strict=True):
+            part = None if order.trainer is None else order.trainer.ref.part
+            reply, kept = (
+                torch.empty(count, Packing(fields, layout).size, dtype=dtype, device=home) if fields else None
+                for fields in ((part.replied, part.kept) if part else ({}, {}))
+            )
+            results.append(cls(states, end - count, np.zeros(count), {}, reply, kept))
+        return results
 
 
 class EagerSteps:
@@ -205,17 +216,21 @@ class Launcher:
 
     def _empty(self, numbers: list[int], visits: list[Visit], results: list[TrainResult], losses: Tensor) -> None:
         """Copy the models and losses of finished visits out of their lanes."""
-        lanes = self._tensor([visits[number].lane for number in numbers])
+        segments, used = [visits[number].segment for number in numbers], [visits[number].lane for number in numbers]
+        lanes = self._tensor(used)
         losses[self._tensor(numbers)] = self.lanes.loss[lanes]
         layout = self.engine.layout
         if self.lanes.trainer is not None:
-            self._empty_trainer(self.lanes.trainer, lanes, [visits[number].segment for number in numbers], results)
-        for block in _blocks(numbers, visits):
-            states = results[block.request].states
-            for slots, values in ((layout.parameters, self.lanes.parameters), (layout.buffers, self.lanes.buffers)):
-                for slot in slots:
-                    trained = values[slot.name][block.lanes].reshape(-1, slot.size)
-                    states[block.positions, slot.start : slot.start + slot.size] = trained.to(states.device)
+            self._empty_trainer(self.lanes.trainer, lanes, segments, results)
+        states = results[0].all_states
+        rows = [results[one.request].first + one.position for one in segments]
+        # Slices copy fastest. In a round of clients of equal size, all lanes are one.
+        source = _consecutive(used) or lanes
+        place = _consecutive(rows) or self._tensor(rows).to(states.device)
+        for slots, values in ((layout.parameters, self.lanes.parameters), (layout.buffers, self.lanes.buffers)):
+            for slot in slots:
+                trained = values[slot.name][source].reshape(-1, slot.size)
+                states[place, slot.start : slot.start + slot.size] = trained.to(states.device)
 
     def _empty_trainer(
         self, own: TrainerLanes, lanes: Tensor, segments: list[Segment], results: list[TrainResult]
@@ -261,25 +276,7 @@ class SentModels:
         return self.first[one.request] + (0 if self.shared[one.request] else one.position)
 
 
-@dataclass(frozen=True)
-class VisitBlock:
-    """Visits of one request in consecutive lanes, at consecutive positions of the cohort: copied as plain slices."""
-
-    request: int
-    lanes: slice
-    positions: slice
-
-
-def _blocks(numbers: list[int], visits: list[Visit]) -> list[VisitBlock]:
-    """Group visits into as few blocks as possible."""
-    blocks: list[VisitBlock] = []
-    for visit in (visits[number] for number in numbers):
-        lane, position = visit.lane, visit.segment.position
-        last = blocks[-1] if blocks else None
-        if last and (last.request, last.lanes.stop, last.positions.stop) == (visit.segment.request, lane, position):
-            blocks[-1] = VisitBlock(
-                last.request, slice(last.lanes.start, lane + 1), slice(last.positions.start, position + 1)
-            )
-        else:
-            blocks.append(VisitBlock(visit.segment.request, slice(lane, lane + 1), slice(position, position + 1)))
-    return blocks
+def _consecutive(numbers: list[int]) -> slice | None:
+    """Return numbers as a slice if each is one more than the one before."""
+    first, count = numbers[0], len(numbers)
+    return slice(first, first + count) if numbers == list(range(first, first + count)) else None
