@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.ceiling import bound, measured_ceiling
+from benchmarks.ceiling import bound, has_momentum, measured_ceiling
 from benchmarks.name_list import names_of
 from benchmarks.workloads import WORKLOADS, Workload, dataset_options, network, normalised
 
@@ -54,6 +54,9 @@ ROWS = [
     "covey-W2-bf16-10", "covey-W4-tf32-1", "covey-W1-tf32-10", "covey-W3-tf32-10", "covey-W2-tf32-10",
     "covey-W4-tf32-10",
     "plain-W5", "pfl-W5", "covey-W5-bf16-1", "covey-W5-bf16-10", "covey-W5-tf32-1", "covey-W5-tf32-10",
+    "plain-W6", "pfl-W6", "covey-W6-bf16-1", "covey-W6-bf16-10",
+    "plain-W7", "pfl-W7", "covey-W7-bf16-1", "covey-W7-bf16-10",
+    "plain-W8", "pfl-W8", "covey-W8-bf16-1",
     *(row for row in W2_ROWS if row.startswith("covey-W2-bf16-6-")), "loop-W2-dp-sgd",
 ]  # fmt: skip
 
@@ -204,6 +207,36 @@ def private_loop(workload: Workload, seconds: float, device: str) -> dict[str, A
     return summary(workload, measure(run_round, seconds))
 
 
+def covey_settings(
+    workload: Workload, precision: str, device: str, trainer: str = "sgd", test: int = 10_000
+) -> dict[str, Any]:
+    """Return a workload as settings of Covey, with `test` test samples."""
+    local = {"epochs": workload.epochs, "batch": workload.batch, "rate": workload.rate}
+    given: dict[str, Any] = {
+        "dataset": dataset_options(workload, test),
+        "environment": {"name": "iid", "samples": workload.samples},
+        "clients": workload.clients,
+        "cohort": workload.cohort,
+        "model": workload.model,
+        "precision": precision,
+        "evaluate_every": 5,
+        "runtime": "stacked",
+        "device": device,
+        "local": local,
+    }
+    if has_momentum(workload):
+        # FedACS's local training, as its experiments have it.
+        given["local"] = {**local, "momentum": 0.5, "weight_decay": 5e-4, "crop": 4, "flip": True, "decay": 0.9993}
+    if trainer == "adam":
+        given["local"] = {**given["local"], "optimizer": "adam", "momentum": 0.0, "rate": 0.001}
+    elif trainer != "sgd":
+        # Without δ no ε is computed, which needs a package of its own.
+        given["trainer"] = {"name": trainer, "delta": None} if trainer == "dp-sgd" else trainer
+        # As their methods have it; the others average by samples, and all clients have as many here.
+        given["aggregator"] = {"name": "average", "weighted": False}
+    return given
+
+
 def covey_compare(
     workload: Workload, precision: str, runs: int, seconds: float, device: str, trainer: str = "sgd"
 ) -> dict[str, Any]:
@@ -215,29 +248,7 @@ def covey_compare(
     begin = time.perf_counter()
     toy = workload.name == "W0"
     rounds = 8 if toy else 12
-    local = {"epochs": workload.epochs, "batch": workload.batch, "rate": workload.rate}
-    given: dict[str, Any] = {
-        "dataset": dataset_options(workload, 10_000),
-        "environment": {"name": "iid", "samples": workload.samples},
-        "clients": workload.clients,
-        "cohort": workload.cohort,
-        "model": workload.model,
-        "precision": precision,
-        "evaluate_every": 5,
-        "runtime": "stacked",
-        "device": device,
-        "local": local,
-    }
-    if workload.name == "W2":
-        # FedACS's local training, as its experiments have it.
-        given["local"] = {**local, "momentum": 0.5, "weight_decay": 5e-4, "crop": 4, "flip": True, "decay": 0.9993}
-    if trainer == "adam":
-        given["local"] = {**given["local"], "optimizer": "adam", "momentum": 0.0, "rate": 0.001}
-    elif trainer != "sgd":
-        # Without δ no ε is computed, which needs a package of its own.
-        given["trainer"] = {"name": trainer, "delta": None} if trainer == "dp-sgd" else trainer
-        # As their methods have it; the others average by samples, and all clients have as many here.
-        given["aggregator"] = {"name": "average", "weighted": False}
+    given = covey_settings(workload, precision, device, trainer)
     method = "fedavg" if "trainer" not in given else f"uniform+average+{trainer}"
     # Two passes: the first compiles and shows how long a round takes.
     for number, wanted in enumerate((rounds, None)):
@@ -336,7 +347,7 @@ def table(path: Path) -> None:
         ]
         share = "-"
         if ceiling and name.startswith("covey") and workload != "W0":
-            best, binds = bound(WORKLOADS[workload], name.split("-")[2], workload == "W2", ceiling)
+            best, binds = bound(WORKLOADS[workload], name.split("-")[2], has_momentum(WORKLOADS[workload]), ceiling)
             share = f"{row['samples_per_second'] / best:.0%} ({binds})"
         outside = f"{row['outside_clients']:.1%}" if "outside_clients" in row else "-"
         print(

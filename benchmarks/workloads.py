@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.networks import ResNet18
+
 CLASSES = 10
 MEAN, DEVIATION = 128.0, 48.0
 """Pixels are normalised with these."""
@@ -141,6 +143,49 @@ WORKLOADS = {
             parameters=4_653_200,
             classes=10_000,
         ),
+        Workload(
+            name="W6",
+            about="BlazeFL's benchmark: every client in every round",
+            clients=100,
+            samples=500,
+            shape=(3, 32, 32),
+            images=50_000,
+            cohort=100,
+            epochs=5,
+            batch=50,
+            rate=0.1,
+            model="tutorial-cnn",
+            parameters=62_006,
+        ),
+        Workload(
+            name="W7",
+            about="FLUTE's fed-CIFAR-100: a large network with group norm, few steps a round",
+            clients=500,
+            samples=100,
+            shape=(3, 32, 32),
+            images=50_000,
+            cohort=10,
+            epochs=1,
+            batch=20,
+            rate=0.1,
+            model="benchmarks.networks:ResNet18",
+            parameters=11_227_812,
+            classes=100,
+        ),
+        Workload(
+            name="W8",
+            about="a thousand clients at once: W1's federation, all of it in every round, small CNN",
+            clients=1000,
+            samples=50,
+            shape=(3, 32, 32),
+            images=50_000,
+            cohort=1000,
+            epochs=1,
+            batch=10,
+            rate=0.05,
+            model="tutorial-cnn",
+            parameters=62_006,
+        ),
     )
 }
 
@@ -150,7 +195,8 @@ def dataset_options(workload: Workload, test: int) -> dict[str, Any]:
     if workload.is_text:
         about: dict[str, Any] = {"words": workload.classes, "length": workload.shape[0]}
         return {"name": "benchmarks.texts:made_up_texts", **about, "train": workload.images, "test": test}
-    return {"name": "synthetic", "shape": workload.shape, "train": workload.images, "test": test}
+    about = {"shape": workload.shape, "classes": workload.classes}
+    return {"name": "synthetic", **about, "train": workload.images, "test": test}
 
 
 def prepare(workload: Workload, folder: Path) -> None:
@@ -233,20 +279,22 @@ def network(workload: Workload) -> nn.Module:
     """Return the workload's model in plain PyTorch, layer by layer the same as Covey's."""
     if workload.model == "lstm":
         return NextWord(workload.classes)
+    if workload.model == "benchmarks.networks:ResNet18":
+        return ResNet18(workload.shape, workload.classes)
     channels = workload.shape[0]
     if workload.model == "tutorial-cnn":
         return nn.Sequential(
             *(nn.Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU()),
             *(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
             *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU()),
-            *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)),
+            *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, workload.classes)),
         )
     if workload.model == "pfl-cnn":
         return nn.Sequential(
             *(nn.Conv2d(channels, 32, 3), nn.ReLU()),
             *(nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU()),
             *(nn.Flatten(), nn.Dropout(0.25), nn.Linear(12_544, 128), nn.ReLU()),
-            *(nn.Dropout(0.5), nn.Linear(128, CLASSES)),
+            *(nn.Dropout(0.5), nn.Linear(128, workload.classes)),
         )
     if workload.model == "vgg11":
         layers: list[nn.Module] = []
@@ -257,10 +305,10 @@ def network(workload: Workload) -> nn.Module:
             layers.append(nn.MaxPool2d(2))
         return nn.Sequential(
             *(*layers, nn.Flatten(), nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU()),
-            *(nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
+            *(nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, workload.classes)),
         )
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
+        *(nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, workload.classes)),
     )

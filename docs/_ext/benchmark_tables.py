@@ -179,6 +179,51 @@ def cpu_rows() -> str:
     )
 
 
+def limits() -> str:
+    """Return what each workload needs at least, the GPU's bounds, and the share that is reached."""
+    stored = json.loads((ROOT / "results" / "ceiling.json").read_text(encoding="utf-8"))
+    head = ["", "MFLOP a sample", "kB a sample", "bound by memory", "by arithmetic", "without gradients in memory"]
+    head += ["µs a kernel at the bound", "one run reaches", "the fastest sweep"]
+    rows = []
+    for name, found in stored["workloads"].items():
+        shares = [f"{found[row] / found['bound']:.0%}" if found[row] else "" for row in ("alone", "fastest")]
+        work = [f"{found['operations'] / 1e6:,.1f}", f"{found['bytes'] / 1e3:,.1f}"]
+        bounds = [_millions(found[bound]) for bound in ("by_memory", "by_arithmetic", "fused")]
+        rows.append([name, *work, *bounds, f"{found['microseconds_per_kernel']:.1f}", *shares])
+    gpu = stored["gpu"]
+    return (
+        table(head, rows)
+        + f"\nFrom `results/ceiling.json`: one {gpu['device'].removeprefix('NVIDIA ')}, which copied "
+        + f"{gpu['bytes'] / 1e12:.2f} TB/s and multiplied bf16 matrices at {gpu['bf16'] / 1e12:.0f} TFLOP/s.\n"
+    )
+
+
+def _millions(rate: float) -> str:
+    return f"{rate / 1e6:,.2f} M"
+
+
+def host() -> str:
+    """Return the host's part of a round before and now."""
+    stored = json.loads((ROOT / "results" / "host.json").read_text(encoding="utf-8"))
+    parts = ("host", "selection", "clients", "aggregation", "evaluation", "records")
+    rows = [
+        [f"{name.split('-')[0]}, {_runs(name)}", version, *(f"{found[part]:.2f}" for part in parts)]
+        for name, versions in stored["rows"].items()
+        for version, found in versions.items()
+    ]
+    machine = stored["machine"]
+    return (
+        table(["", "version", "in all (ms)", *parts[1:]], rows)
+        + f"\nFrom `results/host.json`: medians of {stored['repeats']} runs of {stored['rounds']} rounds in turns, "
+        + f"PyTorch {machine['torch']}.\n"
+    )
+
+
+def _runs(row: str) -> str:
+    runs = int(row.split("-")[1])
+    return "alone" if runs == 1 else f"{runs} runs"
+
+
 def server() -> str:
     """Return the time and memory of the server's own work."""
     stored = json.loads((ROOT / "results" / "server.json").read_text(encoding="utf-8"))
@@ -247,6 +292,8 @@ MEASURED = {
     "cpu": cpu,
     "cpu-figure": cpu_figure,
     "cpu-rows": cpu_rows,
+    "limits": limits,
+    "host": host,
     "server": server,
     "guard": guard,
     "million": million,

@@ -5,11 +5,13 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks import cpu, processes, server
+import covey
+from benchmarks import cpu, gpu, processes, server
 from benchmarks.cpu import CONTENDERS, Outcome, rows, table_of, verdict
 from benchmarks.laps import Laps
 from benchmarks.workloads import WORKLOADS, load, network, prepare
@@ -168,7 +170,7 @@ def test_laps_leave_out_the_warm_up_round():
     assert laps.enough
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5"])
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8"])
 def test_peers_train_the_model_that_covey_trains(name):
     workload = WORKLOADS[name]
     ours = build_model(workload.model, {}, workload.shape, workload.classes, seed=0).eval()
@@ -185,6 +187,28 @@ def test_peers_train_the_model_that_covey_trains(name):
         else:
             x = torch.randn(3, *workload.shape, generator=generator)
             assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["W6", "W7", "W8"])
+def test_a_small_piece_of_a_workload_trains_a_round_on_a_stack(name, tmp_path):
+    """The rows of `benchmarks/gpu.py`, with three clients of two batches each."""
+    whole = WORKLOADS[name]
+    piece = replace(whole, clients=4, cohort=3, samples=2 * whole.batch, images=8 * whole.batch, epochs=1)
+    made = covey.run(gpu.covey_settings(piece, "fp32", "cpu", test=whole.classes), rounds=1, out=tmp_path / "run")
+    (row,) = made.metrics
+    assert len(row["clients"]) == 3
+    assert row["dropped"] == []
+    assert 0 < row["train_loss"] < 3 * math.log(whole.classes)
+    assert sum(one.numel() for one in made.model().parameters()) == whole.parameters
+
+
+def test_every_workload_and_the_trainers_that_keep_something_have_rows_on_a_gpu():
+    rows = {row.split("-")[1] for row in gpu.ROWS if row.startswith("covey-")}
+    assert rows == {*WORKLOADS} - {"W0"}
+    for peer in ("plain", "pfl"):
+        assert {row.split("-")[1] for row in gpu.ROWS if row.startswith(f"{peer}-")} == rows
+    assert {f"covey-W2-bf16-6-{trainer}" for trainer in ("scaffold", "feddyn", "adam")} <= {*gpu.ROWS}
 
 
 def test_every_client_holds_its_number_of_different_images(tmp_path):
@@ -225,7 +249,7 @@ def test_a_contender_that_breaks_is_reported_with_its_last_words(tmp_path):
 def test_unknown_names_are_refused_and_missing_packages_named(capsys):
     with pytest.raises(SystemExit):
         cpu.main(["--workloads", "W9"])
-    assert "there is no workload 'W9'; known: W0, W1, W2, W3, W4, W5" in capsys.readouterr().err
+    assert "there is no workload 'W9'; known: W0, W1, W2, W3, W4, W5, W6, W7, W8" in capsys.readouterr().err
     absent = cpu.Contender("flower", "absent", "flower_simulation", needs=("a-package-that-is-not-there",))
     assert absent.missing() == ["a-package-that-is-not-there"]
     assert CONTENDERS["plain"].missing() == []

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -238,7 +237,7 @@ def test_adam_takes_fewer_lanes_where_memory_is_short(monkeypatch):
     engine.most_lanes = engine._lanes_in_memory(COPIES)
     used = {}
     for work in (Local(), Local(optimizer="adam")):
-        segments = [replace(one, work=work) for one in of_steps(*[100] * 60)]
+        segments = [one._replace(work=work) for one in of_steps(*[100] * 60)]
         used[work.optimizer] = engine._lanes_for(LaunchShape(10, optimizer=work.optimizer), segments, [])
     assert used == {"sgd": 50, "adam": 50 * 12 // 14}
 
