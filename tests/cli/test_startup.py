@@ -18,7 +18,8 @@ sys.argv = ["covey", *sys.argv[1:]]
 try:
     main()
 finally:
-    print(json.dumps([time.process_time(), [name for name in ("torch", "numpy", "flwr") if name in sys.modules]]))
+    heavy = ("torch", "numpy", "flwr", "sklearn", "scipy.stats")
+    print(json.dumps([time.process_time(), [name for name in heavy if name in sys.modules]]))
 """
 
 
@@ -35,6 +36,12 @@ def test_help_takes_less_than_half_a_second():
     found = [measured("--help") for _ in range(4)]
     assert [heavy for _, heavy in found] == [[]] * 4
     assert min(seconds for seconds, _ in found) < 0.5
+
+
+@pytest.mark.slow
+def test_a_run_needs_neither_scikit_learn_nor_scipys_statistics(tmp_path):
+    small = ["--clients", "6", "--cohort", "2", "--rounds", "1", "--workers", "1", "--runtime", "local"]
+    assert measured("run", *small, "--out", str(tmp_path / "run"))[1] == ["torch", "numpy"]
 
 
 @pytest.mark.parametrize("command", [name for commands in COMMANDS.values() for name in commands])

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +29,19 @@ def test_no_test_digit_is_a_training_digit_by_position():
     assert len(data.x) + len(data.test_x) == len(load_digits().target)
     together = torch.cat([data.y, data.test_y])
     assert torch.equal(torch.bincount(together), torch.bincount(torch.tensor(load_digits().target)))
+
+
+def test_digits_are_those_of_the_loader_that_is_too_slow_to_import():
+    code = "import sys; from covey.data import digits; digits(None); print('sklearn' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
+    from sklearn.datasets import load_digits
+
+    data, bunch = digits(None), load_digits()
+    found = torch.cat([data.x, data.test_x]).flatten(1).tolist()
+    assert sorted(found) == sorted(bunch.data.astype(int).tolist())
+    labels = {tuple(row): label for row, label in zip(bunch.data.astype(int).tolist(), bunch.target, strict=True)}
+    assert [labels[tuple(row)] for row in found] == torch.cat([data.y, data.test_y]).tolist()
 
 
 def test_upscaled_digits_repeat_pixels():

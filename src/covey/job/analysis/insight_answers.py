@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray
 from covey.core.replies import Replies
 from covey.job.analysis.confidence import Confidence
 from covey.job.analysis.outliers import deviations_above, unexplained
-from covey.job.analysis.ranks import agreement, places
+from covey.job.analysis.ranks import agreement, mean_ranks, places
 from covey.job.runs import Run
 from covey.model.layout import Slot
 from covey.probe.insight import Insight, vectors
@@ -95,7 +94,7 @@ def findings_of(rounds: Sequence[Answers], fresh: bool, level: float) -> dict[st
         "samples": samples,
         "skew": skew,
         "score": mean(scores),
-        "score_rank": places(mean([stats.rankdata(-score) / len(score) for score in scores])),
+        "score_rank": places(mean([mean_ranks(-score) / len(score) for score in scores])),
         "confidence": confidence,
         # The scale differs from model to model.
         "strangeness": deviations_above(mean([one / (np.median(one) or 1.0) for one in strange])) if strange else None,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
-from scipy import stats
 
 from covey.arrays import FloatArray
 
@@ -29,6 +28,8 @@ REFERENCE = "iid"
 
 def half_interval(values: FloatArray) -> FloatArray:
     """Return half the width of Student's 95 % interval of the mean over seeds; `values` is `[seeds, ...]`."""
+    from scipy import stats
+
     seeds = len(values)
     half: FloatArray = stats.t.ppf(0.975, seeds - 1) * values.std(axis=0, ddof=1) / np.sqrt(seeds)
     return half
