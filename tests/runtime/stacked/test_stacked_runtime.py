@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import covey
 from covey import Config, Refusal, compare, run
@@ -24,7 +25,7 @@ from covey.runtime.devices import OnDevices
 from covey.runtime.stacked.convolution import candidate_algorithms, with_kernels
 from covey.runtime.stacked.engine import COPIES, Engine, LaunchKind, _terms
 from covey.runtime.stacked.lane_schedule import COMPILING, LaunchShape
-from covey.runtime.stacked.launcher import EagerSteps
+from covey.runtime.stacked.launcher import EagerSteps, Launcher
 from covey.runtime.stacked.stack_module import stack_module
 from tests.conftest import SMALL, small_for, without_timings
 from tests.equal_runs import ends_the_same
@@ -240,6 +241,42 @@ def test_adam_takes_fewer_lanes_where_memory_is_short(monkeypatch):
         segments = [one._replace(work=work) for one in of_steps(*[100] * 60)]
         used[work.optimizer] = engine._lanes_for(LaunchShape(10, optimizer=work.optimizer), segments, [])
     assert used == {"sgd": 50, "adam": 50 * 12 // 14}
+
+
+class Copies(TorchDispatchMode):
+    """Counts the tensors that are copied."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("environment", ["iid", {"name": "dirichlet", "alpha": 0.3}])
+def test_models_are_copied_out_once_for_all_runs_in_lockstep(environment, monkeypatch):
+    """Clients of equal size lie in their lanes in order; those of different sizes do not."""
+    given = {**SMALL, "environment": environment}
+    _, stacked, module = pair(given)
+    start = Layout.of(module()).read(module()).double()
+    orders = [Order(t, np.array(clients), start * t, Local(epochs=1)) for t, clients in ((1, [0, 2, 5]), (2, [1, 2]))]
+    copied: list[int] = []
+
+    def counted(self, *arguments):
+        with Copies() as copies:
+            whole(self, *arguments)
+        copied.append(copies.count)
+
+    whole = Launcher._empty
+    monkeypatch.setattr(Launcher, "_empty", counted)
+    together = stacked.execute_many([(stacked, order) for order in orders])
+    slots = len(stacked.engine.layout.parameters)
+    # Of each parameter one, and the losses; in turns where steps differ.
+    assert copied[0] <= slots + 1
+    alone = [stacked.execute(order) for order in orders]
+    for one, other in zip(together, alone, strict=True):
+        assert torch.allclose(one.states, other.states, rtol=1e-12, atol=1e-14)
+        assert torch.allclose(one.losses, other.losses)
 
 
 def test_altered_clients_and_probes_agree():
