@@ -41,10 +41,8 @@ def cut(given: dict[str, Any], folder: Path, t: int) -> None:
 @pytest.mark.parametrize("runtime", ["local", "stacked"])
 @pytest.mark.parametrize("method", ["scaffold", "moon", "feddyn"])
 def test_a_run_that_is_resumed_again_and_again_ends_the_same(
-    method: str, runtime: str, devices: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, runtime: str, devices: dict[str, float], tmp_path: Path
 ) -> None:
-    # Segments are those of the checkpoints: as many in both runs.
-    monkeypatch.setattr("covey.job.runs.SHORT_ROUNDS_CHECKPOINT", 0.0)
     given = {**GIVEN, "method": method, "runtime": runtime, "device": "cpu", "devices": devices}
     whole = run(given, out=tmp_path / "whole")
     assert any(row["dropped"] for row in whole.metrics) == bool(devices)

@@ -322,10 +322,6 @@ def resume(
         return _shown_and_tracked(experiment, records, on_round, federation, stack, progress, trackers)
 
 
-SHORT_ROUNDS_CHECKPOINT = 1.0
-"""Seconds between two checkpoints where a round may take milliseconds: to write one takes as long."""
-
-
 def _shown_and_tracked(
     experiment: Experiment,
     records: Records,
@@ -340,8 +336,6 @@ def _shown_and_tracked(
     bar = stack.enter_context(shown(progress, config.method, config.rounds, records.rounds_done))
     announce_note(gpu_sentence(config))
     followed = stack.enter_context(tracking(trackers, config, records.folder))
-    if traits_of(config.runtime).lockstep:
-        records.checkpoint_seconds = SHORT_ROUNDS_CHECKPOINT
     return _run(experiment, records, both(followed, both(bar, on_round)), given)
 
 

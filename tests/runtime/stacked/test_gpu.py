@@ -391,8 +391,7 @@ def test_measured_predictors_stay_on_the_device_and_other_fields_do_not():
 
 
 @pytest.mark.parametrize("averaging", [{"ema": 0.9}, {"swa": 2}])
-def test_moments_and_averages_on_the_gpu_are_those_of_the_local_runtime(tmp_path, averaging, monkeypatch):
-    monkeypatch.setattr("covey.job.runs.SHORT_ROUNDS_CHECKPOINT", 0.0)
+def test_moments_and_averages_on_the_gpu_are_those_of_the_local_runtime(tmp_path, averaging):
     given = {"method": "fedavgm", "averaging": averaging, "clients": 8, "cohort": 4, "rounds": 5, "precision": "fp64"}
     given |= {"environment": "iid", "local": {"epochs": 1, "batch": 8}}
 
