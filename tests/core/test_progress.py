@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import covey
-from covey.core.progress import JobPlan, announce_plan, listening, waiting_for
+from covey.core.progress import JobPlan, announce_plan, as_one_job, listening, planning, waiting_for
 from covey.job import progress_display
 from covey.job.progress_display import comparison_progress, run_progress
 from papers import command
@@ -127,3 +127,13 @@ def test_python_shows_bars_where_they_are_wanted(terminal, tmp_path):
     assert "2/2" in last_bar(terminal)
     covey.compare(["fedavg"], seeds=1, given=given, out=tmp_path / "compared", progress=True)
     assert "fedavg, seed 0" in last_bar(terminal)
+
+
+def test_a_job_made_of_jobs_tells_its_own_plan_and_none_of_theirs():
+    told: list[int] = []
+    with planning(lambda plan: told.append(plan.rounds)):
+        with as_one_job(JobPlan(1, 1, 400)):
+            announce_plan(JobPlan(2, 2, 40))
+        announce_plan(JobPlan(1, 1, 7))
+    announce_plan(JobPlan(1, 1, 9))
+    assert told == [400, 7]

@@ -60,6 +60,17 @@ def announce_plan(plan: JobPlan) -> None:
         listener(plan)
 
 
+@contextmanager
+def as_one_job(plan: JobPlan) -> Iterator[None]:
+    """Tell displays the plan of a job that is made of jobs, and none of theirs while the context lasts."""
+    announce_plan(plan)
+    told, _planners[:] = list(_planners), []
+    try:
+        yield
+    finally:
+        _planners[:] = told
+
+
 def announce_note(text: str) -> None:
     """Tell displays a sentence about how a job is done; "" tells nothing."""
     for listener in _notes if text else ():

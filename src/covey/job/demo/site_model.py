@@ -10,6 +10,7 @@ import numpy as np
 
 from covey.arrays import FloatArray
 from covey.core.loop import OnRound
+from covey.core.progress import JobPlan, as_one_job
 from covey.job.demo.wording import Difference, listed
 from covey.job.on_demand import OnDemand, TargetModel, ondemand
 from covey.job.pending_runs import OnRun
@@ -107,9 +108,7 @@ def train_site_model(
     bases: Sequence[Run], folder: Path, on_run: OnRun | None = None, on_round: OnRound | None = None
 ) -> SiteModel:
     """Fine-tune the model of every base run for the mix, and train it on with everyone for as many rounds."""
-    if on_run is not None:
-        on_run(f"{2 * len(bases)} runs, two at a time", None, 2 * len(bases) * ROUNDS)
-    done = 0
+    done, rounds = 0, 2 * len(bases) * ROUNDS
 
     def on_any_round(record: dict[str, Any]) -> None:
         nonlocal done
@@ -117,9 +116,10 @@ def train_site_model(
         if on_round is not None:
             on_round({**record, "round": done})
 
-    return SiteModel(
-        tuple(bases),
-        tuple(
+    with as_one_job(JobPlan(1, 1, rounds)):
+        if on_run is not None:
+            on_run(f"{2 * len(bases)} runs, two at a time", None, rounds)
+        jobs = [
             ondemand(
                 base,
                 {str(label): share for label, share in MIX.items()},
@@ -130,5 +130,5 @@ def train_site_model(
                 on_round=on_any_round,
             )
             for number, base in enumerate(bases, start=1)
-        ),
-    )
+        ]
+    return SiteModel(tuple(bases), tuple(jobs))
