@@ -63,6 +63,12 @@ def test_every_block_of_python_compiles_and_names_what_covey_has(page: Path) -> 
             check_python(text)
 
 
+def test_the_home_page_s_lines_fit_a_window_of_1280_points() -> None:
+    lines = [line for _, text in blocks(ROOT / "docs" / "index.md") for line in text.splitlines()]
+    assert len(lines) > 10
+    assert [line for line in lines if len(line) > 90] == []
+
+
 def test_a_wrong_command_and_a_wrong_name_are_found() -> None:
     for line in ("run --rouds 3", "run --set local.speed=3", "go", "compare --methods fedavg,fedacsx"):
         with pytest.raises(Exception, match=r"rouds|speed|go|fedacsx"):
