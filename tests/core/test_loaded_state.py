@@ -42,18 +42,18 @@ def test_a_checkpoint_of_other_clients_is_refused(method: str, clients: int, tmp
 
 
 @pytest.mark.parametrize(
-    ("method", "change", "reason"),
+    ("method", "change"),
     [
-        ("feddrl", {"cohort": 4}, "the agent's experiences are of another size"),
-        ("feddrl-set", {"cohort": 4}, "the agent's experiences are of another size"),
-        ("feddrl", {"aggregator": {"name": "feddrl", "hidden": 32}}, "the agent's networks have .* parameters, not"),
+        ("feddrl", {"cohort": 4}),
+        ("feddrl", {"aggregator": {"name": "feddrl", "hidden": 32}}),
+        ("feddrl-set", {"cohort": 4}),
     ],
 )
-def test_an_agent_of_another_size_is_refused(method: str, change: Any, reason: str, tmp_path: Path) -> None:
+def test_an_agent_of_another_size_decides_nothing(method: str, change: Any, tmp_path: Path) -> None:
     path = stopped(tmp_path / "run", method=method) / "config.json"
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "config": {**stored["config"], **change}}))
-    with pytest.raises(Refusal, match=f"does not fit its settings .{reason}"):
+    with pytest.raises(Refusal, match="has learned with another cohort or with other layers"):
         covey.resume(path.parent)
 
 

@@ -127,6 +127,8 @@ class AgentPolicy:
             self._warn_of_other_clients(trained_on)
         self.deviation: FloatArray = np.zeros(architecture.action_size)
         """The Ornstein-Uhlenbeck noise: `[D]`."""
+        self._fits = True
+        """False if a checkpoint's agent is of another size; it may be read, but decides nothing."""
         self.last: UnrewardedAction | None = None
         """The last round's action; None if it can no longer be rewarded."""
         self._final = False
@@ -153,6 +155,11 @@ class AgentPolicy:
 
     def act(self, t: int, state: FloatArray, cost: float, device: torch.device) -> FloatArray:
         """Return the action `[D]` for a round's state `[S]`, and learn from its cost; models live on `device`."""
+        require(
+            self._fits,
+            "The agent in the checkpoint has learned with another cohort or with other layers than the settings say: "
+            "give those that it has learned with.",
+        )
         self.agent.to(device)
         action = self.agent.act(state)
         if not self.options.learn:
@@ -213,7 +220,7 @@ class AgentPolicy:
         sizes = [len(network.main) for network in (self.agent.actor, self.agent.critic)]
         self.agent.load_state_dict(state["agent"])
         found = [len(network.main) for network in (self.agent.actor, self.agent.critic)]
-        require(found == sizes, f"the agent's networks have {found} parameters, not {sizes}")
+        self._fits = found == sizes and self.agent.replay.fits
         self.deviation = np.array(state["deviation"], dtype=np.float64)
         last = state["last"]
         self.last = None

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covey.arrays import FloatArray, IntArray, State
-from covey.errors import require
 
 _FIELDS = ("states", "actions", "rewards", "next_states")
 
@@ -80,6 +79,11 @@ class Replay:
         return Experiences(*(torch.from_numpy(array[: self._length]).to(device) for array in self._arrays))
 
     @property
+    def fits(self) -> bool:
+        """False if experiences that were loaded are of states or actions of another size."""
+        return all(array.shape[1:] == shape for array, shape in zip(self._arrays, self._shapes, strict=True))
+
+    @property
     def rewards(self) -> FloatArray:
         """`[n]`: a view, which can be changed in place."""
         return self._arrays[2][: self._length]
@@ -89,10 +93,8 @@ class Replay:
         return {**held, "next": self._next}
 
     def load_state_dict(self, state: State) -> None:
-        arrays = [np.array(state[field], dtype=np.float64) for field in _FIELDS]
-        fits = [array.shape == (len(arrays[0]), *shape) for array, shape in zip(arrays, self._shapes, strict=True)]
-        require(all(fits), "the agent's experiences are of another size")
-        self._arrays, self._length = arrays, len(arrays[0])
+        self._arrays = [np.array(state[field], dtype=np.float64) for field in _FIELDS]
+        self._length = len(self._arrays[0])
         self._next = int(state["next"])
 
 

@@ -14,6 +14,9 @@ from covey.errors import Refusal, require
 _INNER = "inner"
 """Where a part keeps the state of the part that it is around."""
 
+_OF_COHORT = ("deviation",)
+"""Arrays whose length goes by the cohort; an on-demand job may have another one than its base run."""
+
 
 def load_state(method: Method, state: State, folder: Path) -> None:
     """Load a checkpoint's state into a method; refuse one that is not of its kind."""
@@ -50,5 +53,5 @@ def _arrays(state: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]]:
     for name, value in state.items():
         if isinstance(value, Mapping) and name != _INNER:
             yield from _arrays(value, f"{where}.{name}")
-        elif isinstance(value, (np.ndarray, Tensor)) and value.ndim:
+        elif isinstance(value, (np.ndarray, Tensor)) and value.ndim and name not in _OF_COHORT:
             yield f"{where}.{name}", len(value)
