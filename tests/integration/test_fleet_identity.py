@@ -195,7 +195,8 @@ def the_run_ignores_it_and_says_when_it_is_stopped(
     page = covey.report([live.folder]).read_text()
     assert "Nodes that got no orders" in page and key in page
     assert len(events(fleet, "run stopped")) >= 1
-    noted = [event for event in events(fleet, "refused") if event.get("key") == key]
+    # Calls of a node that is none of the sites may be refused as well, if calls are many.
+    noted = [event for event in events(fleet, "refused") if event.get("key") == key and event.get("status") != 429]
     assert {(event["name"], event["reason"]) for event in noted} == {("site-0", reason)}
     said = covey_command("fleet", "log", fleet.fleet.folder).out
     assert "run stopped" in said and key in said
