@@ -1,6 +1,7 @@
 """Shared by all tests: fixtures, a small run, and access to what runs have saved."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def same_python_path() -> Iterator[None]:
+    """Flower's engine writes this process's path into the environment; programs of later tests must not inherit it."""
+    before = os.environ.get("PYTHONPATH")
+    yield
+    os.environ.pop("PYTHONPATH", None)
+    if before is not None:
+        os.environ["PYTHONPATH"] = before
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from covey.flower import private_api
 from covey.flower.private_api import PRIVATE, PrivateName, missing_names
 
 SOURCES = Path(private_api.__file__).parents[1]
-PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation"}
+PUBLIC = {"flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation"}
 
 
 def flower_imports(path: Path) -> list[tuple[str, str, str]]:

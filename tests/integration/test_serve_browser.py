@@ -387,6 +387,8 @@ def test_a_page_whose_run_is_removed_says_so(server, page):
     until(page, f"{ROUND} === 2")
     assert page.locator("#accuracy-chart text").first.text_content().endswith(" %")
     assert re.fullmatch(r"\d.* m?s", page.locator("#time-chart text").first.text_content())
+    # The page has asked for all that it shows.
+    until(page, "document.getElementById('mix-chart').hasChildNodes()")
     shutil.rmtree(place)
     expect(page.locator("#state")).to_contain_text("removed")
     expect(page.locator("#error")).to_have_text("Its folder is no longer there.")

@@ -181,8 +181,7 @@
       taking(run, last, world);
       phases(run);
       /* A task without classes has neither of these. */
-      at("class-chart-figure").hidden = Boolean(scored) && !classes;
-      at("mix-chart-figure").hidden = Boolean(world) && !world.class_names.length && !world.reason;
+      at("class-chart-figure").hidden = at("mix-chart-figure").hidden = Boolean(scored) && !classes;
       at("round").closest("div").querySelector("dt").textContent = all.length > 1 ? "rounds, of all runs" : "round";
       at("round").textContent = state.rounds ? `${(state.done = Math.max(state.done || 0, all.reduce((sum, one) => sum + one.last, 0))).toLocaleString("en")} of ${state.rounds.toLocaleString("en")}` : String(run.last);
       at("progress").value = state.done || run.last;
