@@ -24,6 +24,13 @@ ASKED = "covey.who"
 """Name of the setting that asks an app for Covey's mod."""
 
 
+_LATE = 60.0
+"""Seconds for which a question stays valid when nobody waits for its answer any more.
+
+Flower logs an error for each answer to a message that has expired, and a simulation's engine starts with the first.
+"""
+
+
 class NodeKind(Enum):
     """What a node's app knows of Covey."""
 
@@ -37,7 +44,7 @@ class NodeKind(Enum):
 
 def ask_who(grid: Grid, nodes: Collection[int], limit: float) -> tuple[dict[int, str], set[int], dict[int, str]]:
     """Return the names that nodes state, the nodes whose apps know no such question, and the errors of others."""
-    asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit) for node in nodes]
+    asked = [Message(RecordDict(), dst_node_id=node, message_type=WHO, ttl=limit + _LATE) for node in nodes]
     stated, plain, failed = {}, set(), {}
     with _unknown_query_is_no_error():
         for answer in grid.send_and_receive(asked, timeout=limit):
@@ -55,7 +62,7 @@ def ask_for_mod(
     grid: Grid, nodes: Collection[int], question: RecordDict, limit: float
 ) -> tuple[dict[int, str], dict[int, Message]]:
     """Return the names that nodes with the mod state, and the others' answers to a request to evaluate."""
-    asked = [Message(question, dst_node_id=node, message_type=EVALUATE, ttl=limit) for node in nodes]
+    asked = [Message(question, dst_node_id=node, message_type=EVALUATE, ttl=limit + _LATE) for node in nodes]
     stated, others = {}, {}
     for answer in grid.send_and_receive(asked, timeout=limit):
         name = stated_name(answer)
