@@ -683,6 +683,12 @@ def test_references_that_rearrange_data_are_refused(method):
         Strategy(method, model=net(), clients=3)
 
 
+def test_a_pool_too_small_for_the_cohort_is_refused_before_anything_is_started():
+    with pytest.raises(Refusal, match=r"selector\.pool = 0\.4 of 10 clients is a pool of 4, too few for a cohort of 5"):
+        Strategy("fedacs", clients=10, cohort=0.5)
+    Strategy("fedacs", clients=10, cohort=0.5, selector={"pool": 0.7})
+
+
 def test_a_strategy_of_parts_and_a_model_that_loads_again():
     strategy = Strategy(
         selector={"name": "fedacs", "pool": 1.0}, aggregator="average", model=net(), clients=6, cohort=3

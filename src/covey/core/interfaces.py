@@ -197,6 +197,9 @@ def begin_part(part: Part, setting: Setting) -> None:
 class Selector(Part):
     """Selects the clients of each round."""
 
+    def require_fits(self, clients: int, cohort: int) -> None:
+        """Refuse numbers of clients and of a cohort that the options do not go with, before anything is started."""
+
     @abstractmethod
     def select(self, t: int, candidates: IntArray) -> IntArray:
         """Return the cohort: at most `setting.cohort` different clients of `candidates`, which can all be reached."""

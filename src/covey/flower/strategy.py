@@ -39,7 +39,7 @@ from covey.flower.client_check import meet_clients
 from covey.flower.client_reports import reported_metric
 from covey.flower.client_scores import mean_scores, shares
 from covey.flower.exchange import Configure
-from covey.flower.live_method import require_live
+from covey.flower.live_method import require_fitting_selector, require_live
 from covey.flower.named_arrays import NamedArrays
 from covey.flower.node_app import digest_in
 from covey.flower.plain_messages import PlainClients, PlainScores, averaged
@@ -154,6 +154,7 @@ class Strategy(FlowerStrategy):
         self.evaluate = evaluate
         self.config = self._configured(1)
         require_live(self.config.method)
+        require_fitting_selector(self.config)
         self.layout: Layout | None = None if self._module is None else Layout.of(self._module)
         """The places of the model's arrays; without a model it is known when the strategy has been started."""
         self.history: list[dict[str, Any]] = []

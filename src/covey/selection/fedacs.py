@@ -102,14 +102,17 @@ class FedACS(Selector):
         self.weighted = weighted
         self.draws = draws
 
+    def require_fits(self, clients: int, cohort: int) -> None:
+        places = self._places(clients)
+        require(
+            places >= cohort,
+            f"selector.pool = {self.pool:g} of {clients} clients is a pool of {places}, too few for a "
+            f"cohort of {cohort}: give at least {cohort / clients:.3g}.",
+        )
+
     def begin(self, setting: Setting) -> None:
         super().begin(setting)
-        places = self._places(setting.clients)
-        require(
-            places >= setting.cohort,
-            f"selector.pool = {self.pool:g} of {setting.clients} clients is a pool of {places}, too few for a "
-            f"cohort of {setting.cohort}: give at least {setting.cohort / setting.clients:.3g}.",
-        )
+        self.require_fits(setting.clients, setting.cohort)
         self.probe = None if self.insight == UPDATE else Insight(rate=setting.work.rate, kind=self.insight)
         if self.probe is None:
             setting.layout.require_head("The selector 'fedacs' (insight=update)")
