@@ -9,8 +9,9 @@ import typer
 import covey
 from covey.cli import terminal as display
 from covey.cli.flags import DataDirFlag, JsonFlag, TrustFlag, print_json
-from covey.core.printable_text import printable
+from covey.core.printable_text import printable, printable_lines
 from covey.errors import Refusal
+from covey.storage import replace_file
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 
@@ -72,6 +73,42 @@ def evaluate(
         print_json(result)
     else:
         show_evaluation(result)
+
+
+def predict(
+    folder: RunArgument,
+    data: Annotated[Path, typer.Option("--data", metavar="FILE", help="New rows: a CSV, Parquet or Feather file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="CSV file to write (default: print it).")
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option("--client", metavar="N", help="Use this client's model, if each has its own.")
+    ] = None,
+    trust: TrustFlag = False,
+    json_: JsonFlag = False,
+) -> None:
+    """Score new rows of a table with a run's model.
+
+    The rows need the columns that the run trained on, in any order; the label is not needed. Missing values and words
+    are treated as in training. A line is written for each row, in their order.
+
+    Example: covey predict runs/mine --data new.csv --out scored.csv
+    """
+    from covey.job.prediction import answers_csv
+
+    answers = covey.Run.open(folder, trust=trust).predict(data, client)
+    rows = len(next(iter(answers.values())))
+    if out is not None:
+        try:
+            replace_file(out, answers_csv(answers).encode())
+        except OSError as error:
+            raise Refusal(f"The file {out} cannot be written: {error.strerror or error}.") from error
+    if json_:
+        print_json({"rows": rows, **({"file": str(out)} if out else {"answers": answers})})
+    elif out is not None:
+        display.say(f"{out}: {rows:,} rows")
+    else:
+        print(printable_lines(answers_csv(answers)), end="")
 
 
 def export(

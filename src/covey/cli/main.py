@@ -14,7 +14,7 @@ import typer
 import covey
 from covey.cli.agent_command import train_agent
 from covey.cli.demo_command import demo
-from covey.cli.file_commands import download, evaluate, export, report
+from covey.cli.file_commands import download, evaluate, export, predict, report
 from covey.cli.fleet_commands import app as fleet_app
 from covey.cli.inspect_commands import analyze, describe
 from covey.cli.inspect_file import inspect
@@ -34,7 +34,13 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Inspect data and federations": {"inspect": inspect, "describe": describe, "analyze": analyze},
     "Runs so far": {"runs": runs, "show": show, "rm": rm},
     "On a page": {"serve": serve},
-    "Use a finished run": {"report": report, "evaluate": evaluate, "export": export, "ondemand": ondemand},
+    "Use a finished run": {
+        "report": report,
+        "evaluate": evaluate,
+        "predict": predict,
+        "export": export,
+        "ondemand": ondemand,
+    },
     "Parts, data and papers": {
         "list": list_parts,
         "download": download,

@@ -238,7 +238,7 @@ class ArrowTable:
         return Dataset(
             name, train_x, target[rows.train], taken(x, rows.test), target[rows.test], names, mean, deviation,
             rows.groups, rows.names, test_groups=rows.test_groups,
-            notes=(*self.notes, *tested_alone(target, rows, names)), note=note,
+            notes=(*self.notes, *tested_alone(target, rows, names)), note=note, columns=self.columns,
         )  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def _understood(table: ArrowFile, file: Path, options: TableOptions) -> ArrowTab
         )
         column = fitted(name, kinds[name], values[rows.train.numpy()], options.categories, str(file))
         columns.append(column)
-        notes += tests_notes(column, values[rows.test.numpy()])
+        notes += tests_notes(column, values[rows.test.numpy()], "test")
     store = ArrowSamples(table, columns)
     dropped = [name for name in table.index if name not in named]
     index = tuple(

@@ -55,6 +55,8 @@ class Column:
     """Numbers in one value of a vector."""
     empty: bool = False
     """True if no training row has a value."""
+    written: str = ""
+    """The order of day, month and year in a date, if it is not that of ISO 8601."""
 
     @property
     def width(self) -> int:
@@ -70,6 +72,30 @@ class Column:
         else:
             names = [self.name] if self.size == 1 else [f"{self.name}[{place}]" for place in range(self.size)]
         return [*names, f"{self.name} is missing"] if self.gaps else names
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return what new rows need to become features, as JSON has it."""
+        known: dict[str, Any] = {"column": self.name, "kind": self.kind, "features": self.features}
+        if self.kind == "category":
+            return {**known, "words": list(self.categories)}
+        if self.kind == "date":
+            known |= {"first_day": self.origin, "first_date": _day(self.origin), "written": self.written or "ISO 8601"}
+        return known if self.kind == "vector" else {**known, "missing": self.fill}
+
+    @property
+    def rule(self) -> str:
+        """How a value becomes features, for whoever has no training rows."""
+        said = {
+            "number": "the number",
+            "yes or no": "1 for yes, 0 for no",
+            "date": f"days from {_day(self.origin)}" + (f" (written {self.written})" if self.written else ""),
+            "category": f"1 for its word, 0 for the others: {', '.join(self.categories)}; another word is all 0",
+            "vector": f"{self.size} numbers",
+        }[self.kind]
+        if self.kind != "vector":
+            instead = _day(self.fill) if self.kind == "date" else f"{self.fill:.9g}"
+            said += "; missing: " + ("all 0" if self.kind == "category" else instead)
+        return said + ("; the last feature is 1 where it is missing" if self.gaps else "")
 
     def encode(self, values: Values) -> NDArray[np.float32]:
         """Return the features of values, `[n, width]`."""
@@ -193,8 +219,8 @@ DECIMAL_COMMA = "numbers with a decimal comma"
 UNCLEAR_DATES = "words: they may be dates, and nothing shows whether the day or the month comes first"
 
 
-def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> Understood:
-    """Return what a column of text is, and its values."""
+def read_cells(column: Cells, missing: MissingRule, categorical: bool, order: str = "") -> Understood:
+    """Return what a column of text is, and its values; dates that fit several orders are read in this one."""
     words = [cell.strip() for cell in column.cells]
     gaps = np.array([is_written_missing(word) for word in words], dtype=bool)
     for row in np.flatnonzero(gaps)[:1] if missing == "refuse" else ():
@@ -211,7 +237,7 @@ def read_cells(column: Cells, missing: MissingRule, categorical: bool) -> Unders
         truths = _spread(_truths(filled), gaps)
         if truths is not None:
             return Understood("yes or no", truths)
-        days = days_of(filled)
+        days = days_of(filled, order)
         if days is not None:
             dates = _spread(days.values, gaps)
             assert dates is not None
@@ -323,24 +349,24 @@ def conversions(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(column.sentence for column in columns if column.gaps or column.constant or column.kind not in plain)
 
 
-def tests_notes(column: Column, values: Values) -> tuple[str, ...]:
-    """Return what to say about a column's test rows."""
-    return (*_unseen_note(column, values), *_filled_note(column, values))
+def tests_notes(column: Column, values: Values, which: str) -> tuple[str, ...]:
+    """Return what to say about a column's test rows, or its new ones."""
+    return (*_unseen_note(column, values, which), *_filled_note(column, values, which))
 
 
-def _unseen_note(column: Column, values: Values) -> tuple[str, ...]:
-    """Return what to say about categories of the test rows that the training rows lack."""
+def _unseen_note(column: Column, values: Values, which: str) -> tuple[str, ...]:
+    """Return what to say about categories of these rows that the training rows lack."""
     count = column.unseen(values)
     if not count:
         return ()
     words = sorted(set(values[~np.isin(values, column.categories) & ~absent(values)].tolist()))
-    said = f"{_rows(count, 'test', 'say')} what no training row does ({_few(words)})"
+    said = f"{_rows(count, which, 'say')} what no training row does ({_few(words)})"
     return (f"'{column.name}': {said}: all its features are 0 there.",)
 
 
-def _filled_note(column: Column, values: Values) -> tuple[str, ...]:
-    """Return what to say about test rows without a value in a column where training rows have one."""
+def _filled_note(column: Column, values: Values, which: str) -> tuple[str, ...]:
+    """Return what to say about rows without a value in a column where training rows have one."""
     count = 0 if column.gaps else int(absent(values).sum())
     if not count:
         return ()
-    return (f"'{column.name}': {_rows(count, 'test', 'lack')} it, and no training row does: {column.instead} there.",)
+    return (f"'{column.name}': {_rows(count, which, 'lack')} it, and no training row does: {column.instead} there.",)

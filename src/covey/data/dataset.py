@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.arrays import IntArray
+from covey.data.columns import Column
 from covey.data.memory_map import READ_AT_ONCE, MappedSamples
 from covey.data.sample_store import SampleStore, in_place_of_tensor, of_histogram, stored, stored_statistics
 from covey.errors import Refusal, require
@@ -84,6 +85,8 @@ class Dataset:
     """What models learn; completed by the labels when the data set is made."""
     note: str = ""
     """A sentence about a task that was inferred; empty if it is plain classes, or was said."""
+    columns: tuple[Column, ...] = ()
+    """Of a table: its columns, in the order of their features."""
 
     def __post_init__(self) -> None:
         for field in ("x", "test_x"):

@@ -1,7 +1,7 @@
 """A user's table in a CSV file: a label, optionally each row's client, and columns that become features."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ class Table:
         return Dataset(
             name, train_x, target[rows.train], x[rows.test], target[rows.test], names, mean, deviation,
             rows.groups, rows.names, test_groups=rows.test_groups,
-            notes=(*self.notes, *tested_alone(target, rows, names)), note=note,
+            notes=(*self.notes, *tested_alone(target, rows, names)), note=note, columns=self.columns,
         )  # fmt: skip
 
 
@@ -176,10 +176,11 @@ def read_table(file: Path, test_file: Path | None, options: TableOptions) -> Tab
     ways = {name: one.notation for name, one in understood.items()}
     split = split_rows(clients, len(rows), options.test, str(file), how=options.split, marked=marked)
     columns, notes = [], list(split.notes)
-    for name, (kind, values, _) in understood.items():
+    for name, (kind, values, way) in understood.items():
         column = fitted(name, kind, values[split.train.numpy()], options.categories, str(file))
+        column = replace(column, written=way.removeprefix("dates, ") if kind == "date" else "")
         columns.append(column)
-        notes += tests_notes(column, values[split.test.numpy()])
+        notes += tests_notes(column, values[split.test.numpy()], "test")
     answers = options.labels(header)
     for name in (name for name in answers if name not in options.categorical):
         points = with_points(cells(name), words[name].tolist())

@@ -61,17 +61,18 @@ def with_point(word: str) -> str:
     return word.replace(",", ".") if _COMMA.fullmatch(word) else word
 
 
-def days_of(words: Sequence[str]) -> Days | None:
+def days_of(words: Sequence[str], order: str = "") -> Days | None:
     """Return dates such as 2024-01-31, 2024-01-31 12:30, 31.01.2024 or 1/31/2024 as days from 1970.
 
-    None if there are other words, or if nothing shows whether the day or the month comes first.
+    None if there are other words, or if nothing shows whether the day or the month comes first, unless `order` does.
     """
     if not words:
         return None
     iso = _iso(words)
     if iso is not None:
         return Days(iso, "")
-    fitting = _orders(words)
+    orders = _orders(words)
+    fitting = [one for one in orders if one[0] == order] or orders
     return Days(fitting[0][1], fitting[0][0]) if len(fitting) == 1 else None
 
 

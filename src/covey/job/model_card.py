@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import covey
 from covey.core.printable_text import printable
 from covey.core.records import made_by
 from covey.core.round_record import privacy_of
 from covey.core.scores import LISTED_CLASSES
+from covey.data.columns import Column
 from covey.data.dataset import Dataset
 from covey.job.model_export import PROGRAMS, unit_of
 from covey.job.score_text import score_rows
@@ -40,7 +43,7 @@ def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
         "|---|---|",
         f"| file | {exported['format']}, {exported['parameters']:,} parameters, {exported['bytes']:,} bytes |",
         f"| model | {_part(config.model.name, config.model.options)} |",
-        f"| input | {_input(exported['format'], dataset.shape)} |",
+        f"| input | {_input(exported['format'], dataset)} |",
         f"| output | {_output(exported['format'], dataset)} |",
         f"| data | {_part(config.dataset.name, config.dataset.options)} |",
         f"| clients | {config.clients:,}, split by "
@@ -52,12 +55,32 @@ def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
     ]
     if config.altered or config.attack:
         lines.append("| note | some clients' data or updates were altered on purpose in this run |")
+    if dataset.columns:
+        lines += ["", "## Columns", "", *_columns(exported["format"], dataset.columns)]
     lines += ["", "## How well it does", ""]
     lines += _scores(scored, dataset.class_names)
     lines += ["", "## Privacy", "", _privacy(privacy_of(before[-1] if before else {})), "", "## Made by", ""]
     command = made_by(run.folder).replace("```", "'''")
     lines += [f"```\n{command}\n```" if command else "A call in Python; the settings are in the run's config.json.", ""]
     return "\n".join(lines)
+
+
+def _columns(kind: str, columns: Sequence[Column]) -> list[str]:
+    """Return how rows of the table become samples; features are counted from 0."""
+    where = "" if kind == "state-dict" else " The file's metadata has them as JSON (`columns`)."
+    lines = [
+        f"A sample is a row of the table, with its columns in this order.{where} `covey predict` scores new rows.",
+        "",
+        "| features | column | what its values become |",
+        "|---|---|---|",
+    ]
+    at = 0
+    for column in columns:
+        last = at + column.width - 1
+        places = f"{at}" if column.width == 1 else f"{at} to {last}" if column.width else "none"
+        lines.append(f"| {places} | {_cell(column.name)} | {_cell(column.rule)} |")
+        at += column.width
+    return lines
 
 
 def _scores(scored: Mapping[str, Any] | None, class_names: Sequence[str]) -> list[str]:
@@ -85,11 +108,16 @@ def _privacy(found: Mapping[str, Any]) -> str:
     return f"Differentially private: ε = {found['epsilon']:.3g} at δ = {found['delta']:g}{protects}."
 
 
-def _input(kind: str, shape: Sequence[int]) -> str:
-    size = " x ".join(map(str, shape))
+def _input(kind: str, dataset: Dataset) -> str:
+    size = " x ".join(map(str, dataset.shape))
     if kind in PROGRAMS:
         return f"samples of {size} as they are stored (normalised inside)"
-    return f"samples of {size}, normalised by the mean and deviation in the run's data"
+    if dataset.x.dtype == torch.int64:
+        return f"samples of {size}, numbers of words"
+    if kind == "safetensors":
+        return f"samples of {size}, normalised by `mean` and `deviation` in the file's metadata (JSON)"
+    mean, deviation = _numbers(dataset.mean), _numbers(dataset.deviation)
+    return f"samples of {size}, normalised: minus the mean ({mean}), divided by the deviation ({deviation})"
 
 
 def _output(kind: str, dataset: Dataset) -> str:

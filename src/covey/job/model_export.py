@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -100,6 +101,22 @@ def example_of(dataset: Dataset, count: int) -> Tensor:
     """Return inputs of an exported program: stored samples, as float32 unless they are tokens."""
     x = dataset.x[:count]
     return x.to(torch.float32) if x.dtype == torch.uint8 or x.is_floating_point() else x
+
+
+def about_model(model: Mapping[str, Any], dataset: Dataset, done: int) -> dict[str, str]:
+    """Return a file's metadata: the model, the samples that it takes and how they are normalised, and its answers."""
+    found = {
+        "model": model,
+        "shape": dataset.shape,
+        "class_names": dataset.class_names,
+        "mean": dataset.mean,
+        "deviation": dataset.deviation,
+        "task": dataset.learns.as_mapping(),
+        "round": done,
+    }
+    if dataset.columns:
+        found["columns"] = [column.as_mapping() for column in dataset.columns]
+    return {name: json.dumps(value) for name, value in found.items()}
 
 
 def write_model(

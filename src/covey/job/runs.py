@@ -1,6 +1,5 @@
 """Runs: start them, resume them, and read their folders."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -8,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from covey.arrays import State
 from covey.config.choice import Choice
@@ -33,9 +32,10 @@ from covey.errors import Refusal, require
 from covey.job.experiment import Experiment, gpu_sentence
 from covey.job.extension import require_extensible, with_rounds
 from covey.job.model_card import card
-from covey.job.model_export import format_of, write_model
+from covey.job.model_export import about_model, format_of, write_model
 from covey.job.notebook_table import notebook_table
 from covey.job.pandas_frame import data_frame
+from covey.job.prediction import answers_for, new_samples
 from covey.job.progress_display import both, shown
 from covey.job.settings import as_config, as_configured, default_folder, with_federation
 from covey.job.trackers import chosen_trackers, tracking
@@ -159,6 +159,19 @@ class Run:
             ],
         }
 
+    def features(self, data: Path | str) -> Tensor:
+        """Return new rows of a table, in a CSV or Parquet file, as the samples `[n, features]` that the run trained on.
+
+        Medians, words and first days are those of its training rows. Programs (ONNX, TorchScript) take them as they
+        are; other models take them normalised.
+        """
+        return new_samples(self._trained()[0], Path(data), self.config.dataset.options)
+
+    def predict(self, data: Path | str, client: int | None = None) -> dict[str, list[Any]]:
+        """Return the model's answers for new rows of a table, in a CSV or Parquet file: name → a value for each row."""
+        samples = self.features(data)
+        return answers_for(self.model(client), self._trained()[0], samples)
+
     def export(self, path: Path, client: int | None = None, format: str | None = None) -> dict[str, object]:
         """Write the trained model, and a card about it beside it; return file, format, parameters, bytes and card.
 
@@ -174,16 +187,7 @@ class Run:
         layout.bind(module, state)
         tensors = layout.named(state)
         tensors |= {name: one.clone().contiguous() for name, one in constants(module).items()}
-        about = {
-            "model": json.dumps(self.config.model.as_mapping()),
-            "shape": json.dumps(dataset.shape),
-            "class_names": json.dumps(dataset.class_names),
-            "mean": json.dumps(dataset.mean),
-            "deviation": json.dumps(dataset.deviation),
-            "task": json.dumps(dataset.learns.as_mapping()),
-            "round": str(done),
-        }
-        write_model(path, kind, module, tensors, dataset, about)
+        write_model(path, kind, module, tensors, dataset, about_model(self.config.model.as_mapping(), dataset, done))
         parameters = sum(one.numel() for one in module.parameters())
         found = {"file": str(path), "format": kind, "parameters": parameters, "bytes": path.stat().st_size}
         text = card(self, {**found, "round": done}, dataset)
