@@ -3,7 +3,8 @@
 Generated pages lie in `docs/methods` and `docs/reference`, which git ignores. In written pages, a line `? NAME` of a
 table of contents is kept if the page exists, and `? *` stands for all pages of this folder that nobody else names. A
 comment `quote:` is replaced by a table of a results page (`page_text.with_quotes`), `measured:` by a table or figure of
-a benchmark (`benchmark_tables.MEASURED`), `verdicts:` by the verdicts of a results page (`claim_tables`).
+a benchmark (`benchmark_tables.MEASURED`), `verdicts:` by the verdicts of a results page (`claim_tables`). The line
+`UNBUILT`, for readers of the source, is left out.
 """
 
 import json
@@ -20,6 +21,10 @@ from sphinx.util import logging
 
 _LOG = logging.getLogger(__name__)
 _GENERATED = ("methods", "reference")
+UNBUILT = (
+    "> You read this page unbuilt. `make docs` makes the pages under `methods/` and `reference/`, and fills in tables "
+    "of results."
+)
 _MEASURED = {**MEASURED, **claim_tables.FIGURES}
 
 
@@ -60,7 +65,7 @@ def _completed(app: Any, env: Any, *_: Any) -> list[str]:
 
 def _complete(app: Any, name: str, source: list[str]) -> None:
     path = Path(app.env.doc2path(name))
-    text = notebook_page(source[0]) if path.suffix == ".ipynb" else source[0]
+    text = notebook_page(source[0]) if path.suffix == ".ipynb" else source[0].replace(f"{UNBUILT}\n\n", "")
     try:
         text = with_quotes(text, name.count("/"))
     except ValueError as fault:

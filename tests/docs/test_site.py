@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -152,3 +153,17 @@ def test_the_first_tutorial_shows_its_outputs_on_the_built_page(monkeypatch: pyt
     assert ["".join(cell["source"]).splitlines()[0] for cell in silent] == ["import covey"]
     assert page.index("<td>covey</td>") < page.index("\ncovey: +") < page.index("report-light.png")
     assert not re.search(r"/tmp|/work|/home", "".join(json.dumps(cell["outputs"]) for cell in cells))
+
+
+def test_pages_that_a_build_completes_say_so_to_readers_of_the_source_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    site = import_module("site_pages")
+    made = re.compile(r"\]\((\.\./)*(methods|reference)/|^<!-- (quote|measured|verdicts): ", re.MULTILINE)
+    for page in (page for page in PAGES if page.suffix == ".md"):
+        assert (site.UNBUILT in page.read_text(encoding="utf-8")) == bool(made.search(page.read_text(encoding="utf-8")))
+    page = ROOT / "docs" / "explanation" / "which-method.md"
+    source = [page.read_text(encoding="utf-8")]
+    built = SimpleNamespace(env=SimpleNamespace(doc2path=lambda name: page))
+    site._complete(built, "explanation/which-method", source)
+    assert "unbuilt" not in source[0]
+    assert "<!-- quote" not in source[0]
