@@ -61,6 +61,9 @@ def test_numbers_of_forms_and_of_programs_are_the_same_request(folder):
     one = comparison_request(["fedavg"], 2, {"local.rate": [0.1, 0.01]}, None, False, {"rounds": 3})
     other = comparison_request(["fedavg"], [0, 1], {"local.rate": ["0.10", "1e-2"]}, None, False, {"rounds": "3"})
     assert one.identity == other.identity
+    assert "--without site-1,site-2" in command(
+        ondemand_request(folder, "first", "0=1", without="site-1,site-2"), folder
+    )
     first = ondemand_request(folder, "first", "0=1", settings={"local.rate": 0.5})
     assert first.identity == ondemand_request(folder, "first", "0=1", settings={"local": {"rate": "5e-1"}}).identity
 

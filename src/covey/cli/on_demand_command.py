@@ -73,6 +73,12 @@ def ondemand(
         ),
     ] = None,
     continued: Annotated[bool, typer.Option("--continued", help="Also continue the base run, for comparison.")] = False,
+    without: Annotated[
+        str,
+        typer.Option(
+            "--without", metavar="NAME,NAME", help="Clients, by name or number, to compose no mix of (default: none)."
+        ),
+    ] = "",
     runtime: RuntimeFlag = None,
     workers: WorkersFlag = None,
     device: DeviceFlag = None,
@@ -113,6 +119,7 @@ def ondemand(
             survey=survey,
             insight_dp=insight_dp,
             continued=continued,
+            without=without,
             out=out,
             fleet=fleet,
             trust=trust,

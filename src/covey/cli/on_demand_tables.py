@@ -62,6 +62,9 @@ def show_job(job: OnDemand) -> None:
             table.add_row(f"  {name}", percent(scored.accuracy), percent(scored.peak), percent(scored.tested))
     console.print(table, highlight=False)
     say(job.verdict)
+    for one, (_, _, told) in zip(job.tailored[:_SHOWN], job.composed.targets, strict=False):
+        for note in one.notes[len(told) :]:
+            say(note)
     for one in job.tailored[:_SHOWN]:
         say(f"Model: {one.model}")
     if len(job.tailored) > _SHOWN:

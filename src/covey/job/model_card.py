@@ -53,6 +53,8 @@ def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
         f"| local training | {local.epochs} epochs, batches of {local.batch}, rate {local.rate:g} |",
         f"| seed | {config.seed} |",
     ]
+    if left_out := _left_out(run):
+        lines.append(f"| left out | {_cell(', '.join(left_out))} |")
     if config.altered or config.attack:
         lines.append("| note | some clients' data or updates were altered on purpose in this run |")
     if dataset.columns:
@@ -81,6 +83,14 @@ def _columns(kind: str, columns: Sequence[Column]) -> list[str]:
         lines.append(f"| {places} | {_cell(column.name)} | {_cell(column.rule)} |")
         at += column.width
     return lines
+
+
+def _left_out(run: "Run") -> list[str]:
+    """Return the clients that the on-demand job around a run left out; none for other runs."""
+    from covey.job.on_demand.on_demand_folder import is_ondemand, read_job
+
+    around = run.folder.resolve().parent
+    return list(read_job(around)["plan"].get("without", ())) if is_ondemand(around) else []
 
 
 def _scores(scored: Mapping[str, Any] | None, class_names: Sequence[str]) -> list[str]:

@@ -66,6 +66,7 @@ def job_rows(job: OnDemand) -> list[tuple[str, str]]:
         ("base run", f"{composed.base}, after {composed.base_round} rounds"),
         ("class shares", f"{composed.estimator}{_noise(job)}, of {heard:,} of {composed.clients:,} clients"),
         *([] if composed.error is None else [("  off by (n·MAE)", f"{composed.error:.3f}")]),
+        *([("left out", ", ".join(composed.without))] if composed.without else []),
         ("rounds", f"{composed.rounds} for each target"),
         ("sent up / down", f"{size(up)} / {size(down)}"),
     ]

@@ -91,6 +91,7 @@ class ModelWanted(_Asked):
     survey: bool = False
     insight_dp: str | None = Field(None, description="Epsilon and delta of the clients' answers, such as 1,1e-5.")
     continued: bool = False
+    without: str | None = Field(None, description="Clients to leave out, by name or number, such as hosp07,hosp12.")
     settings: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -48,7 +48,7 @@ def filled_request(kind: str, fields: Sequence[FormField], form: Mapping[str, st
         level = _number(own["level"] or "0.05", "level")
         return analysis_request(own["from_"], str(own["insight"] or "head"), rounds, level, _settings(given))
     if kind == "ondemand":
-        names = ("estimator", "rounds", "pairing", "survey", "insight_dp", "continued")
+        names = ("estimator", "rounds", "pairing", "survey", "insight_dp", "continued", "without")
         own = {key: given.pop(key, None) for key in names}
         require("base" in given, "Say which run the model begins at.")
         base, target = str(given.pop("base")), str(given.pop("target", ""))

@@ -219,7 +219,8 @@ def ondemand_request(folder: ServedFolder, base: str, target: Mapping[str, float
     """Return the request for a model of a class mix. What the base holds now is part of it: more rounds, or another run
     in its place, make another base.
 
-    `options` are those of `covey.ondemand`: estimator, rounds, pairing, survey, insight_dp, continued and settings.
+    `options` are those of `covey.ondemand`: estimator, rounds, pairing, survey, insight_dp, continued,
+    without and settings.
     """
     place = base_run(folder, base)
     given = typed(plain(options.pop("settings", None) or {}), settings_of(place))
@@ -323,7 +324,7 @@ def _comparison_words(content: Mapping[str, Any]) -> list[str]:
 
 def _ondemand_words(content: Mapping[str, Any]) -> list[str]:
     words = _pair("--target", content["target"])
-    for key in ("estimator", "rounds", "pairing", "insight_dp"):
+    for key in ("estimator", "rounds", "pairing", "insight_dp", "without"):
         words += _pair(f"--{key.replace('_', '-')}", str(content[key])) if key in content else []
     return [*words, *(f"--{key}" for key in ("survey", "continued") if content.get(key))]
 

@@ -35,6 +35,7 @@ def model_facts(job: Job, spent: Mapping[str, float]) -> dict[str, Any]:
         "class_names": result["class_names"],
         "clients": one["clients"],
         "ratios": one["ratios"],
+        "without": result.get("without", []),
         "epsilon": _epsilon(job),
         "epsilon_of_all_models": spent.get(job.request["base"]),
         "base_epsilon": base and base["epsilon"],

@@ -24,6 +24,7 @@ from covey.cli.on_demand_command import redraw, resume_job
 from covey.core.checkpoint import read_checkpoint
 from covey.core.one_model import OneModel
 from covey.job.on_demand import OnDemand, is_ondemand, ondemand, read_ondemand, resume_ondemand, target_curve
+from covey.page.on_demand_page import job_rows
 from tests.conftest import without_timings
 
 SKEWED: dict[str, Any] = {
@@ -316,6 +317,48 @@ def test_a_users_own_clients_and_classes_go_by_their_names(tmp_path):
     assert ondemand(tmp_path / "base", asked, **given).tailored[0].scored == scored
 
 
+def swapped_site() -> covey.Federation:
+    """Return four sites, of which `jena` alone holds as many of either class, with their labels swapped."""
+    rng = np.random.default_rng(0)
+    sites = np.repeat(["bremen", "jena", "kiel", "ulm"], 200)
+    up = rng.random(800) < np.where(sites == "jena", 0.5, 0.8)
+    x = rng.normal(size=(800, 4)) + 2 * up[:, None]
+    return covey.federation(x, np.where(up != (sites == "jena"), "up", "down"), sites)
+
+
+@pytest.fixture(scope="module")
+def swapped(tmp_path_factory) -> covey.Run:
+    out = tmp_path_factory.mktemp("swapped") / "base"
+    return covey.run(federation=swapped_site(), cohort=4, rounds=6, workers=1, out=out)
+
+
+def test_a_model_that_is_worse_than_its_base_says_so_and_whom_to_leave_out(swapped, tmp_path):
+    found = ondemand(swapped, {"up": 0.5, "down": 0.5}, cohort=1, rounds=4, out=tmp_path / "job")
+    (one,) = found.tailored
+    assert one.worse
+    assert "On its mix this model is worse than the base model" in one.notes[-1]
+    assert "trained most on jena (" in one.notes[-1]
+    assert f"covey analyze --from {swapped.folder}" in one.notes[-1]
+    assert one.notes[-1].endswith("--without jena")
+    assert resume_ondemand(tmp_path / "job", federation=swapped_site()).tailored[0].notes == one.notes
+
+
+def test_clients_that_are_left_out_are_in_no_mix_and_are_recorded(swapped, tmp_path):
+    given: dict[str, Any] = {"cohort": 1, "rounds": 2, "out": tmp_path / "job"}
+    found = ondemand(swapped, {"up": 0.5, "down": 0.5}, without="jena", **given)
+    assert 1 not in found.tailored[0].composition.clients
+    assert not found.tailored[0].worse
+    assert found.composed.without == ("jena",)
+    assert found.as_mapping()["without"] == ["jena"]
+    assert ("left out", "jena") in job_rows(found)
+    found.tailored[0].run.export(tmp_path / "model.onnx")
+    assert "| left out | jena |" in (tmp_path / "model.onnx.md").read_text()
+    # By number it is the same job, which is read.
+    assert ondemand(swapped, {"up": 0.5, "down": 0.5}, without=[1], **given).composed.without == ("jena",)
+    with pytest.raises(Refusal, match="holds another job"):
+        ondemand(swapped, {"up": 0.5, "down": 0.5}, **given)
+
+
 def test_a_class_that_nobody_holds_gives_the_nearest_mix_and_a_warning(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 4)), np.arange(120) % 2
@@ -423,6 +466,8 @@ def test_by_default_an_ordinary_run_is_asked_and_one_with_estimates_uses_them(qu
         ("td1", {"local.decay": 1e-200, "continued": True}, "the rate would be zero after the 4 rounds"),
         ("²=1", {}, "There is no class '²'"),
         ("local:99", {}, "clients run from 0 to 15"),
+        ("td1", {"without": "3,99"}, "There is no client '99'. Clients are 0 to 15."),
+        ("td1", {"without": range(16)}, "All clients are left out"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_written(quick, tmp_path, target, given, sentence):
@@ -497,7 +542,8 @@ def call(*arguments: object) -> Result:
 
 def test_the_command_tells_the_mix_the_clients_and_what_was_gained(quick, tmp_path):
     arguments = [quick.folder, "--target", "0=0.5,3=0.3,7=0.2", "--rounds", 2, "--out", tmp_path / "job"]
-    said = call(*arguments, "--estimator", "analytic", "--continued").output
+    said = call(*arguments, "--estimator", "analytic", "--continued", "--without", "5,6").output
+    assert re.search(r"left out +5, 6", said)
     assert "Target 0=0.5,3=0.3,7=0.2" in said
     assert re.search(r"3 +30\.0% +\d+\.\d%", said)
     assert re.search(r"\d+ of 16 clients, n·MAE 0\.\d\d from the target: \d+ \(\d+\.\d%\), ", said)

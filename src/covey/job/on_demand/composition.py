@@ -113,11 +113,13 @@ def compose(
     at_least: int,
     sizes: FloatArray | None = None,
     pairing: Pairing = "unscaled",
+    without: Sequence[int] = (),
 ) -> Composition:
     """Choose at least `at_least` clients and their ratios; fewer if no other client has any class of the target.
 
     `shares` are the clients' class shares `[clients, classes]`, `target` is the mix `[classes]`, `sizes` are numbers of
     samples `[clients]`, which the scaled pairings need; unknown ones (NaN) are replaced by the mean of the others.
+    Clients of `without` are never chosen.
     All clients of a solution are chosen, so their number is rarely exactly `at_least`. The first solution is the
     nearest mix by least squares; further ones add clients, and move the mix a little away from the target.
     """
@@ -129,6 +131,7 @@ def compose(
         scale = sizes / sizes.sum()
         columns *= scale
         weight = scale if pairing == "scaled_rn" else weight
+    columns[:, list(without)] = 0.0
     ratios = np.zeros(len(shares))
     chosen = np.zeros(len(shares), dtype=np.bool_)
     passes = 0
@@ -142,7 +145,8 @@ def compose(
         chosen |= new
         columns[:, new] = 0.0
     clients = np.flatnonzero(chosen)
-    require(len(clients) > 0, "No client holds any sample of the classes that the target asks for.")
+    others = " but those left out" if without else ""
+    require(len(clients) > 0, f"No client{others} holds any sample of the classes that the target asks for.")
     counted = ratios[clients] * weight[clients]
     counted /= counted.sum()
     return Composition(target, clients, counted, counted @ shares[clients], passes)

@@ -1,9 +1,13 @@
 """Scores of an on-demand job's models on their target mixes."""
 
+import math
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +27,12 @@ from covey.job.runs import Run
 from covey.model.frozen import constants, set_constants
 from covey.model.layout import Layout
 from covey.storage import write_json
+
+_MOST = 3
+"""Most clients that are named where a model is worse than its base model."""
+
+_MUCH = 0.5
+"""They have at least this times the mean ratio."""
 
 
 def evaluate_targets(
@@ -55,9 +65,11 @@ def evaluate_targets(
                 base=scorer.scored(0, mix, samples, []),
                 scored=scorer.scored(number, mix, samples, one.metrics),
                 continued=scorer.scored(len(states) - 1, mix, samples, later) if with_base else None,
+                margin=scorer.margin((0, number), mix),
                 notes=(*notes, *_silence_note(one), *untested_notes(untested)),
             )
         )
+        tailored[-1] = _judged(tailored[-1], composed)
     made = OnDemand(composed, tuple(tailored), runs[-1] if with_base else None)
     if not (composed.folder / MIX_SCORES).exists():
         # For lists, which read JSON alone. A folder of others may be one that cannot be written.
@@ -71,6 +83,26 @@ def _silence_note(run: Run) -> list[str]:
     if any(row["bytes_up"] for row in run.metrics):
         return []
     return [f"No client answered in any of the {len(run.metrics)} rounds, so this is the unchanged base model."]
+
+
+def _judged(one: TargetModel, composed: ComposedTargets) -> TargetModel:
+    """Add a note if the model is worse on its target than the base model."""
+    if not one.worse:
+        return one
+    assert one.scored.accuracy is not None
+    assert one.base.accuracy is not None
+    ratios = one.composition.ratios
+    most = [at for at in np.argsort(-ratios, kind="stable")[:_MOST].tolist() if ratios[at] >= _MUCH / len(ratios)]
+    names = [composed.client_name(int(one.composition.clients[at])) for at in most]
+    listed = ", ".join(f"{name} ({ratios[at]:.0%})" for name, at in zip(names, most, strict=True))
+    note = (
+        f"On its mix this model is worse than the base model: {one.scored.accuracy:.1%} instead of "
+        f"{one.base.accuracy:.1%}, by more than chance in the test samples explains. It was trained most on {listed}: "
+        "their labels may be swapped, or their data unlike the others'. To see who is odd: "
+        f"{shlex.join(['covey', 'analyze', '--from', composed.base])}; to leave clients out, add to the same command: "
+        f"{shlex.join(['--without', ','.join(names)])}"
+    )
+    return replace(one, notes=(*one.notes, note))
 
 
 class _MixScorer:
@@ -91,6 +123,15 @@ class _MixScorer:
         index = torch.from_numpy(test_indices(mix, self.dataset.test_y.numpy()))
         device = self.learner.device
         return Samples(self.dataset.test_x[index].to(device), self.dataset.test_y[index].to(device))
+
+    def margin(self, places: tuple[int, int], mix: FloatArray) -> float:
+        """Return two standard errors of the difference of two models' accuracy on a mix, as if tested apart."""
+        variance = 0.0
+        for right in (self.by_class[place] for place in places):
+            # One right and one wrong answer are added, so that a few samples that are all right are not certain.
+            share = (right * self.totals + 1) / (self.totals + 2)
+            variance += float((mix**2 * share * (1 - share) / np.maximum(self.totals, 1)).sum())
+        return 2 * math.sqrt(variance)
 
     def scored(
         self, place: int, mix: FloatArray, samples: Samples | None, metrics: Sequence[dict[str, Any]]

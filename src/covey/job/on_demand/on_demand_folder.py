@@ -51,6 +51,7 @@ class _PlanOfJob(TypedDict):
     insight_dp: str | None
     continued: bool
     settings: dict[str, Any]
+    without: NotRequired[list[str]]
 
 
 class _PrivacyFile(TypedDict, total=False):
@@ -85,11 +86,13 @@ class OnDemandPlan:
     insight_dp: str | None
     continued: bool
     settings: dict[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    """Names, or else numbers, of the clients that are left out of compositions."""
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the plan for JSON."""
+        """Return the plan for JSON; folders where nobody is left out have no `without`."""
         mapping: dict[str, Any] = json.loads(json.dumps({**vars(self), "targets": list(self.targets)}))
-        return mapping
+        return mapping if self.without else {key: value for key, value in mapping.items() if key != "without"}
 
 
 def is_ondemand(folder: Path) -> bool:
@@ -195,6 +198,7 @@ def read_composed(folder: Path, data: Mapping[str, Any], experiment: Experiment)
         bytes_up=data["bytes_up"],
         bytes_down=data["bytes_down"],
         insight_dp=plan["insight_dp"],
+        without=tuple(plan.get("without", ())),
         base_privacy=data.get("base_privacy", {}),
         privacy=() if truth is None else _cost(truth, experiment.federation.sizes, plan["insight_dp"]),
     )

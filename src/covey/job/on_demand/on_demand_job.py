@@ -14,6 +14,7 @@ from covey.config.schema import GIVEN, Config
 from covey.config.values import own_names
 from covey.core.build import trainer_of
 from covey.core.checkpoint import read_checkpoint
+from covey.core.client_names import client_numbers
 from covey.core.loaded_state import load_state
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
@@ -65,6 +66,7 @@ def ondemand(
     survey: bool = False,
     insight_dp: str | None = None,
     continued: bool = False,
+    without: str | Sequence[str | int] = (),
     federation: Federation | None = None,
     out: Path | str | None = None,
     fleet: Path | str | None = None,
@@ -86,6 +88,7 @@ def ondemand(
     survey: first ask all clients for a fresh estimate by the base run's predictor (learned).
     insight_dp: epsilon and delta, such as "1,1e-5", of the gradient that clients are asked for (analytic).
     continued: also continue the base run for as many rounds, for comparison.
+    without: names or numbers of clients that no mix is composed of, such as "hosp07,hosp12" or [6, 11].
     federation: that of the base run, if it was passed in from Python.
     out: folder to write; one that holds part of the same job is resumed.
     fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
@@ -110,6 +113,8 @@ def ondemand(
         estimator = estimator or fitting_estimator(experiment, survey=survey)
         check_estimator(estimator, survey=survey, insight_dp=insight_dp)
         mixes = parse_targets(target, experiment.federation.dataset.class_names, experiment.known_shares)
+        names = experiment.federation.names
+        left_out = client_numbers(without, experiment.federation.clients, names)
         plan = OnDemandPlan(
             base=str(run.folder.resolve()),
             base_round=done,
@@ -121,6 +126,7 @@ def ondemand(
             insight_dp=insight_dp,
             continued=continued,
             settings=given,
+            without=tuple(names[one] if names else str(one) for one in left_out),
         )
         folder = Path(out) if out is not None else free_folder("ondemand")
         if is_ondemand(folder):
@@ -136,7 +142,14 @@ def ondemand(
             compositions = []
             for mix in mixes:
                 try:
-                    one = compose(found.shares, mix.mix, at_least=config.cohort, sizes=found.sizes, pairing=pairing)
+                    one = compose(
+                        found.shares,
+                        mix.mix,
+                        at_least=config.cohort,
+                        sizes=found.sizes,
+                        pairing=pairing,
+                        without=left_out,
+                    )
                 except Refusal as refusal:
                     raise Refusal(f"The target {mix.name}: {refusal}") from refusal
                 compositions.append(one)

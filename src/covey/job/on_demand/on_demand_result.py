@@ -47,6 +47,8 @@ class TargetModel:
     base: TargetScores
     scored: TargetScores
     continued: TargetScores | None
+    margin: float | None = None
+    """Two standard errors of `gain` from the number of test samples; a gain within it may be chance."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,6 +61,11 @@ class TargetModel:
         """Accuracy on the target less that of the base model."""
         own, base = self.scored.accuracy, self.base.accuracy
         return None if own is None or base is None else own - base
+
+    @property
+    def worse(self) -> bool:
+        """True if the model is worse on its target than the base model by more than chance in the test set explains."""
+        return self.gain is not None and self.margin is not None and self.gain < -self.margin
 
     @property
     def gain_over_continued(self) -> float | None:
@@ -130,6 +137,8 @@ class ComposedTargets:
     bytes_down: int = 0
     insight_dp: str | None = None
     """Epsilon and delta of the clients' answers, if they had noise."""
+    without: tuple[str, ...] = ()
+    """Names, or else numbers, of the clients that were left out of compositions."""
     base_privacy: Mapping[str, Any] = field(default_factory=dict)
     """ε and δ of the base model, and whom they protect; empty if it has none."""
     privacy: tuple[PrivacyCost, ...] = ()
@@ -195,6 +204,7 @@ class OnDemand:
             "estimator": composed.estimator,
             "estimate_error": composed.error,
             "insight_dp": composed.insight_dp,
+            "without": list(composed.without),
             "base_privacy": dict(composed.base_privacy) or None,
             "clients": composed.clients,
             "clients_estimated": int((composed.estimates.seen > 0).sum()),
