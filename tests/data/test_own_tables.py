@@ -412,5 +412,19 @@ def test_inspect_guesses_columns_and_tasks_and_says_so(tmp_path):
 def test_a_table_without_the_label_is_answered_with_what_to_type(tmp_path, covey_command):
     path = write(tmp_path / "own.csv", [{"a": row, "outcome": "xy"[row % 2]} for row in range(30)])
     said = covey_command("run", "--dataset", path).err
-    assert "no column 'label' (it has: a, outcome)" in said and "--set dataset.label=COLUMN" in said
-    assert f"covey inspect {path}" in said
+    assert "no column 'label' (it has: a, outcome); by the names 'outcome' is the label, so type: " in said
+    assert "--set dataset.label=outcome" in said and f"covey inspect {path}" in said
+
+
+def test_the_flags_of_a_refusal_are_those_that_inspect_prints_and_work(tmp_path, covey_command):
+    rows = [{"a": row, "State of it": "xy"[row % 2], "Hospital": ["kiel", "bonn"][row // 20]} for row in range(40)]
+    path = write(tmp_path / "own.csv", rows)
+    said = covey_command("analyze", "--dataset", path, "--environment", "natural").err
+    assert "'Hospital' is the client, so type: --set dataset.label=COLUMN --set dataset.client=Hospital" in said
+    path = write(tmp_path / "own.csv", [{"Outcome": row.pop("State of it"), **row} for row in rows])
+    said = covey_command("analyze", "--dataset", path, "--environment", "natural").err
+    flags = shlex.split(said.partition("type: ")[2].partition(". The whole")[0])
+    assert flags == ["--set", "dataset.label=Outcome", "--set", "dataset.client=Hospital"]
+    shown = covey_command("inspect", path).out
+    assert all(flag in shown for flag in flags) and "go with covey analyze and covey compare" in " ".join(shown.split())
+    assert covey_command("analyze", "--dataset", path, "--environment", "natural", *flags).code == 0

@@ -65,3 +65,4 @@ def inspect(
     for note in seen.notes:
         console.print(Text(f"Note: {note}"))
     console.print(Text(f"Run: {seen.command}"), soft_wrap=True)
+    console.print("The same --dataset, --environment and --set dataset.… go with covey analyze and covey compare.")

@@ -15,16 +15,10 @@ from covey.data.columns import TooManyWords
 from covey.data.labels import Guess, guessed_task
 from covey.data.own_arrays import CLIENT, read_arrays
 from covey.data.own_split import OwnSplit
-from covey.data.table import TableOptions, header_of, read_table
+from covey.data.table import CLIENTS, LABELS, TableOptions, column_by_name, header_of, read_table
 from covey.errors import Refusal, require
 from covey.registries import datasets
 from covey.trust import is_own
-
-LABELS = ("label", "target", "class", "y", "outcome", "diagnosis")
-"""Names that a column of labels is looked for by, where none is given."""
-
-CLIENTS = (CLIENT, "site", "user", "hospital", "device", "institution", "center", "centre", "station")
-"""Names that a column of clients is looked for by, where none is given."""
 
 _FEW_CLIENTS = 14
 """Of so many clients, a tenth is one."""
@@ -165,7 +159,7 @@ def _of_table(file: Path, kind: str, options: Mapping[str, Any]) -> Inspection:
     found = dict(options)
     for option, names in (("label", LABELS), ("client", CLIENTS)):
         if option not in options:
-            name = _by_name(header, names)
+            name = column_by_name(header, names)
             if name is not None:
                 found[option] = name
                 if name != datasets[kind].options[option].default:
@@ -253,12 +247,6 @@ def _odd(labels: NDArray[Any], clients: NDArray[Any] | None, rows: OwnSplit, gue
                 f"{len(_counts(clients))}; --cohort 0.5 invites half."
             )
     return tuple(notes)
-
-
-def _by_name(header: list[str], names: tuple[str, ...]) -> str | None:
-    """Return the column with the first of these names, whatever its case."""
-    lower = {name.strip().lower(): name for name in reversed(header)}
-    return next((lower[name] for name in names if name in lower), None)
 
 
 def _counts(words: NDArray[Any]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A user's table in a CSV file: a label, optionally each row's client, and columns that become features."""
 
+import shlex
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,19 @@ EARLIER_TABLE: dict[str, Any] = {
 """What held in folders from before tables had these options."""
 
 
+LABELS = ("label", "target", "class", "y", "outcome", "diagnosis")
+"""Names that a column of labels is looked for by, where none is given."""
+
+CLIENTS = (CLIENT, "site", "user", "hospital", "device", "institution", "center", "centre", "station")
+"""Names that a column of clients is looked for by, where none is given."""
+
+
+def column_by_name(header: list[str], names: tuple[str, ...]) -> str | None:
+    """Return the column with the first of these names, whatever its case."""
+    lower = {name.strip().lower(): name for name in reversed(header)}
+    return next((lower[name] for name in names if name in lower), None)
+
+
 @dataclass(frozen=True)
 class TableOptions:
     """Options of data sets that are tables."""
@@ -64,14 +78,27 @@ class TableOptions:
         # Only the environment "natural" needs clients, so the column of the default name may be missing.
         named += [self.client] if self.client in header or self.client != CLIENT else []
         for column in (*named, *self.categorical):
+            hint = _which(header) if column in (*self.labels(header), self.client) else "give one of these."
             require(
                 column in header,
-                f"{file} has no column '{column}' (it has: {', '.join(header)}); say which with --set "
-                f"dataset.label=COLUMN and --set dataset.client=COLUMN. What it takes a file for: covey inspect {file}",
+                f"{file} has no column '{column}' (it has: {', '.join(header)}); {hint} The whole command: "
+                f"covey inspect {shlex.quote(file)}",
             )
         twice = sorted({name for name in header if header.count(name) > 1})
         require(not twice, f"{file} has two columns '{twice[0] if twice else ''}'; give each a name of its own.")
         return named
+
+
+def _which(header: list[str]) -> str:
+    """Return a sentence with the options that name label and client, guessed by the columns' names."""
+    guesses = (("label", column_by_name(header, LABELS)), ("client", column_by_name(header, CLIENTS)))
+    found = [(option, name) for option, name in guesses if name is not None]
+    if not found:
+        return "say which with --set dataset.label=COLUMN and --set dataset.client=COLUMN."
+    said = " and ".join(f"'{name}' is the {option}" for option, name in found)
+    flags = shlex.join([word for option, name in found for word in ("--set", f"dataset.{option}={name}")])
+    unknown = [f"--set dataset.{option}=COLUMN" for option, name in guesses if option == "label" and name is None]
+    return f"by the names {said}, so type: {' '.join([*unknown, flags])}."
 
 
 @datasets.add("csv", earlier=EARLIER_TABLE)
