@@ -341,7 +341,7 @@ def test_inspect_shows_what_was_understood(tmp_path, covey_command):
     shown = covey_command("inspect", path)
     said = " ".join(shown.out.split())
     assert shown.code == 0 and "read as csv" in said and "no column names them" in said
-    assert seen["command"] == f"covey run --dataset {path} --environment natural --set dataset.client=ward"
+    assert seen["command"] == f"covey run --dataset {path} --environment natural --set dataset.client=ward --cohort 5"
     json.dumps(seen)
 
 
@@ -354,8 +354,9 @@ def test_the_command_of_inspect_reads_the_file_as_inspect_did(tmp_path, covey_co
     program, command, *words = shlex.split(answer.json["command"])
     assert (program, command) == ("covey", "run")
     assert words[:4] == ["--dataset", str(path), "--environment", "natural"]
-    assert sorted(words[5::2]) == sorted([*given, "dataset.client=ward"])
-    described = covey_command("describe", *words, "--json")
+    assert words[-2:] == ["--cohort", "3"]
+    assert sorted(words[5:-2:2]) == sorted([*given, "dataset.client=ward"])
+    described = covey_command("describe", *words[:-2], "--json")
     assert described.code == 0, described.err
     assert described.json["clients"] == 3, "the fourth client is the test"
 
@@ -378,21 +379,22 @@ def test_inspect_leaves_out_a_column_of_names_and_its_command_too(tmp_path, cove
     assert [column.name for column in seen.columns] == ["age"]
     assert any("'patient' has 72 different words" in note and "dataset.ignore=patient;" in note for note in seen.notes)
     assert "--set dataset.ignore=patient" in seen.command
-    assert covey_command("describe", *shlex.split(seen.command)[2:]).code == 0
+    assert shlex.split(seen.command)[-2:] == ["--cohort", "2"]
+    assert covey_command("describe", *shlex.split(seen.command)[2:-2]).code == 0
     assert [column.name for column in covey.inspect(path, categories=72).columns] == ["patient", "age"]
     with pytest.raises(Refusal, match="no features"):
         covey.inspect(path, ignore=("age",))
 
 
-def test_inspect_says_that_one_of_few_clients_trains_in_a_round(tmp_path):
-    for clients, said in ((14, True), (15, False)):
-        rows = [{"a": row, "site": f"s{row % clients}", "label": "xy"[row % 2]} for row in range(90)]
-        notes = covey.inspect(write(tmp_path / "own.csv", rows)).notes
-        assert any("here 1 of these" in note for note in notes) == said
-        config = Config.of(
-            {"dataset": {"name": "csv", "path": str(tmp_path / "own.csv"), "client": "site"}, "environment": "natural"}
-        )
-        assert (config.cohort == 1) == said
+@pytest.mark.parametrize(("clients", "default", "cohort"), [(3, 1, 3), (15, 2, 15), (45, 4, 20), (200, 20, None)])
+def test_inspect_suggests_all_clients_a_round_where_they_are_few(tmp_path, clients, default, cohort):
+    rows = [{"a": row, "site": f"s{row % clients}", "label": "xy"[row // clients % 2]} for row in range(4 * clients)]
+    seen = covey.inspect(write(tmp_path / "own.csv", rows))
+    assert any(f"here {default} of these {clients}" in note for note in seen.notes) == (cohort is not None)
+    assert ("--cohort" in seen.command) == (cohort is not None)
+    assert cohort is None or f"--cohort {cohort}" in seen.command
+    dataset = {"name": "csv", "path": str(tmp_path / "own.csv"), "client": "site"}
+    assert Config.of({"dataset": dataset, "environment": "natural"}).cohort == default
 
 
 def test_inspect_guesses_columns_and_tasks_and_says_so(tmp_path):

@@ -20,8 +20,8 @@ from covey.errors import Refusal, require
 from covey.registries import datasets
 from covey.trust import is_own
 
-_FEW_CLIENTS = 14
-"""Of so many clients, a tenth is one."""
+_COHORT = 20
+"""So many clients a round are suggested, all where they are fewer; a tenth, the default, where that is more."""
 
 _SHOWN = 20
 """Most classes and clients that are listed."""
@@ -72,6 +72,12 @@ class Inspection:
         return {} if self.clients is None else _counts(self.clients)
 
     @property
+    def cohort(self) -> int | None:
+        """The cohort that is suggested; None where the default, a tenth of the clients, is large enough."""
+        clients = 0 if self.clients is None else _training_clients(self.clients, self.rows)
+        return min(clients, _COHORT) if 1 < clients < 10 * _COHORT else None
+
+    @property
     def command(self) -> str:
         """The command that runs on the file as it was read here; a call in Python if no command can say the options."""
         known = datasets[self.dataset].options
@@ -84,11 +90,13 @@ class Inspection:
         if any("," in word for word in lists) or any(text != text.strip() for text in texts.values()):
             # On the command line commas part the words of a list, and space around a value is cut off.
             dataset = {"name": self.dataset, "path": self.file, **changed}
-            return f"covey.run(dataset={dataset}" + (", environment='natural')" if natural else ")")
+            cohort = "" if self.cohort is None else f", cohort={self.cohort}"
+            return f"covey.run(dataset={dataset}" + (", environment='natural'" if natural else "") + f"{cohort})"
         by_name = self.dataset == "npy" or is_own(self.file)
         named = [self.dataset, "--set", f"dataset.path={self.file}"] if by_name else [self.file]
         words = ["covey", "run", "--dataset", *named, *(["--environment", "natural"] if natural else [])]
-        return shlex.join([*words, *(word for name in texts for word in ("--set", f"dataset.{name}={texts[name]}"))])
+        words += [word for name in texts for word in ("--set", f"dataset.{name}={texts[name]}")]
+        return shlex.join([*words, *([] if self.cohort is None else ["--cohort", str(self.cohort)])])
 
     def as_mapping(self) -> dict[str, Any]:
         """Return what was understood, for JSON."""
@@ -241,12 +249,18 @@ def _odd(labels: NDArray[Any], clients: NDArray[Any] | None, rows: OwnSplit, gue
             notes.append(f"{len(single)} client{'s have' if len(single) > 1 else ' has'} one sample alone: {named}.")
         if len(_counts(clients)) == 1:
             notes.append("There is one client alone: nothing is federated.")
-        elif len(_counts(clients)) <= _FEW_CLIENTS:
+        elif (count := _training_clients(clients, rows)) < 10 * _COHORT:
+            tenth = max(1, round(0.1 * count))
             notes.append(
-                "By default a tenth of the clients trains in a round, here 1 of these "
-                f"{len(_counts(clients))}; --cohort 0.5 invites half."
+                f"By default a tenth of the clients trains in a round, here {tenth} of these {count}; "
+                f"the command invites {'all' if count <= _COHORT else _COHORT}: --cohort {min(count, _COHORT)}."
             )
     return tuple(notes)
+
+
+def _training_clients(clients: NDArray[Any], rows: OwnSplit) -> int:
+    """Return the number of clients with rows for training."""
+    return len(np.unique(clients[rows.train.numpy()]))
 
 
 def _counts(words: NDArray[Any]) -> dict[str, int]:
