@@ -76,6 +76,7 @@ def test_a_class_mix_is_the_same_request_however_it_is_written(folder):
     assert len(halves) == 1
     assert asked({"0": 1, "3": 2}) == asked({"0": 1 / 3, "3": 2 / 3}) == asked("0=10,3=20")
     assert asked("td1") == asked("TD1")
+    assert asked("local:a") != asked("local:A")
     others = ("0=0.5,3=0.500001", "0=1", "td1", "0=1,0=1", "0=1,3=x", "0=1,3=-1", "0=1e400,3=1")
     assert len({asked(one) for one in others} | halves) == len(others) + 1
     # The command holds what was written first, so that its result is the same to the bit.

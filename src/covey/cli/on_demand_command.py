@@ -40,7 +40,7 @@ def ondemand(
         typer.Option(
             "--target",
             metavar="MIX",
-            help="Class mix: '0=0.5,3=0.3,7=0.2', td1, td2, td3, or local:7 for client 7's. Repeatable.",
+            help="Class mix: '0=0.5,3=0.3,7=0.2', td1, td2, td3, or local:NAME for a client's. Repeatable.",
         ),
     ] = None,
     target_csv: Annotated[

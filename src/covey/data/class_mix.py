@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from covey.arrays import FloatArray
-from covey.data.paper_targets import PREFIXES
+from covey.data.paper_targets import PREFIXES, local_target
 from covey.data.paper_targets import target as named_target
 from covey.errors import Refusal, require
 
@@ -42,12 +42,14 @@ class TargetMix:
         return cls(str(mapping["name"]), np.array(mapping["mix"], dtype=np.float64), tuple(mapping["notes"]))
 
 
-def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray | None = None) -> TargetMix:
+def parse_target(
+    target: Target, class_names: Sequence[str], shares: FloatArray | None = None, clients: Sequence[str] = ()
+) -> TargetMix:
     """Return a target as a mix over all classes; refuse one that cannot be read.
 
     Classes are given by name, or by number from 0 if no class has that name. Shares that do not sum to one are scaled,
     with a note. `shares` are the clients' own mixes `[clients, classes]`, where they are known, for targets such as
-    `local:7`.
+    `local:7`; `clients` are the names of clients, for those such as `local:kiel`.
     """
     if isinstance(target, TargetMix):
         return target
@@ -57,6 +59,8 @@ def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray 
         text = target.strip()
         if "=" not in text:
             require(bool(text), "The target is empty: say what share of which class, such as 0=0.5,3=0.5.")
+            if text.lower().startswith("local:") and shares is not None:
+                return TargetMix(text, local_target(shares[client_number(text[6:], len(shares), clients)]))
             if text.lower() in PREFIXES or text.lower().startswith("local:"):
                 return TargetMix(text, named_target(text, len(class_names), shares))
             require(
@@ -86,7 +90,9 @@ def parse_target(target: Target, class_names: Sequence[str], shares: FloatArray 
     return _from_numbers(name, dict(held), class_names)
 
 
-def parse_targets(targets: Any, class_names: Sequence[str], shares: FloatArray | None = None) -> tuple[TargetMix, ...]:
+def parse_targets(
+    targets: Any, class_names: Sequence[str], shares: FloatArray | None = None, clients: Sequence[str] = ()
+) -> tuple[TargetMix, ...]:
     """Return the mixes of one target or of a list of them."""
     require(
         isinstance(targets, str | Path | Mapping | TargetMix | Sequence | np.ndarray),
@@ -96,7 +102,7 @@ def parse_targets(targets: Any, class_names: Sequence[str], shares: FloatArray |
         len(targets) > 0
         and all(np.ndim(item) == 0 and not isinstance(item, (str, Path, TargetMix)) for item in targets)
     )
-    found = tuple(parse_target(target, class_names, shares) for target in ([targets] if one else targets))
+    found = tuple(parse_target(target, class_names, shares, clients) for target in ([targets] if one else targets))
     require(len(found) > 0, "There is no target: say what share of which class, such as 0=0.5,3=0.5.")
     return found
 
@@ -111,6 +117,28 @@ def class_number(label: str, class_names: Sequence[str]) -> int:
     hint = f" Did you mean '{close[0]}'?" if close else ""
     listed = ", ".join(class_names[:20]) + (", …" if len(class_names) > 20 else "")
     raise Refusal(f"There is no class '{label}'.{hint} Classes: {listed}; or by number, 0 to {len(class_names) - 1}.")
+
+
+def client_number(word: str | int, clients: int, names: Sequence[str] = ()) -> int:
+    """Return the number of the client called `word`, or of the client with that number; refuse an unknown one."""
+    text = str(word).strip()
+    if text in names:
+        return list(names).index(text)
+    if text.isdecimal() and int(text) < clients:
+        return int(text)
+    close = difflib.get_close_matches(text, names, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    known = f"Clients: {listed}; or by number, 0" if names else "Clients are 0"
+    raise Refusal(f"There is no client '{text}'.{hint} {known} to {clients - 1}.")
+
+
+def client_numbers(words: str | Sequence[str | int], clients: int, names: Sequence[str] = ()) -> list[int]:
+    """Return the numbers of clients given as a list, or as text with commas between names or numbers; ascending."""
+    given = [word for word in words.split(",") if word.strip()] if isinstance(words, str) else list(words)
+    numbers = sorted({client_number(word, clients, names) for word in given})
+    require(len(numbers) < clients, "All clients are left out, so there is none to compose a mix from.")
+    return numbers
 
 
 def _pairs(text: str) -> list[tuple[str, Any]]:

@@ -142,7 +142,7 @@ class Run:
         try:
             self._restore(method, state)
             require_class_shares(experiment.federation.dataset, "Targets", bool(targets))
-            mixes = [parse_target(target, names, experiment.known_shares) for target in targets]
+            mixes = [parse_target(one, names, experiment.known_shares, experiment.federation.names) for one in targets]
             experiment.federation.dataset.require_tests()
             scores = experiment.runtime.evaluate(method.models())
         finally:

@@ -163,7 +163,8 @@ def mix_asked(text: str) -> Any:
     shares = {label.strip(): _share(share) for label, _, share in pairs}
     total = math.fsum(shares.values())
     if len(shares) < len(pairs) or not 0 < total < math.inf or min(shares.values()) < 0 or "" in shares:
-        return text.lower()
+        # Names of clients may differ in case alone.
+        return text if text.lower().startswith("local:") else text.lower()
     return {label: f"{share / total:.{_DIGITS}g}" for label, share in sorted(shares.items()) if share > 0}
 
 

@@ -264,6 +264,15 @@ def test_the_papers_targets_go_by_name():
     np.testing.assert_allclose(parse_target("local:1", NAMES, shares).mix, [0, 0.5, 0.5, 0])
 
 
+def test_the_mix_of_a_client_goes_by_its_name():
+    shares = np.array([[1.0, 0, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0, 1]])
+    for asked, row in (("local:ulm", 1), ("LOCAL:1", 1), ("local:2", 0), ("local:0", 0)):
+        found = parse_target(asked, NAMES, shares, ("2", "ulm", "Kiel"))
+        assert (found.name, found.mix.tolist()) == (asked, shares[row].tolist())
+    with pytest.raises(Refusal, match=r"There is no client 'kiel'. Did you mean 'Kiel'\? Clients: 2, ulm, Kiel; or by"):
+        parse_targets("local:kiel", NAMES, shares, ("2", "ulm", "Kiel"))
+
+
 def test_one_target_or_many():
     assert len(parse_targets("cat=1", NAMES)) == 1
     assert len(parse_targets([0.1, 0.2, 0.3, 0.4], NAMES)) == 1

@@ -465,7 +465,7 @@ def test_by_default_an_ordinary_run_is_asked_and_one_with_estimates_uses_them(qu
         ("td1", {"local.speed": 5}, "There is no setting 'local.speed'"),
         ("td1", {"local.decay": 1e-200, "continued": True}, "the rate would be zero after the 4 rounds"),
         ("²=1", {}, "There is no class '²'"),
-        ("local:99", {}, "clients run from 0 to 15"),
+        ("local:99", {}, "There is no client '99'. Clients are 0 to 15."),
         ("td1", {"without": "3,99"}, "There is no client '99'. Clients are 0 to 15."),
         ("td1", {"without": range(16)}, "All clients are left out"),
     ],

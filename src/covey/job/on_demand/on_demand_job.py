@@ -14,12 +14,11 @@ from covey.config.schema import GIVEN, Config
 from covey.config.values import own_names
 from covey.core.build import trainer_of
 from covey.core.checkpoint import read_checkpoint
-from covey.core.client_names import client_numbers
 from covey.core.loaded_state import load_state
 from covey.core.loop import OnRound
 from covey.core.one_model import OneModel
 from covey.core.round_record import privacy_of
-from covey.data.class_mix import Target, parse_targets
+from covey.data.class_mix import Target, client_numbers, parse_targets
 from covey.data.dataset import require_class_shares
 from covey.environment.federated_data import Federation
 from covey.errors import Interrupted, Refusal, require
@@ -79,8 +78,8 @@ def ondemand(
     """Fine-tune the model of a base run for one class mix or several, each on clients that together hold that mix.
 
     target: one or a list: text such as "cat=0.5,dog=0.5", class → share, a share for each class, a `Path` to a file of
-        labels, or the paper's "td1", "td2", "td3" and "local:7", the mix of client 7 (in simulations only; sites with
-        data of their own state their mix).
+        labels, or the paper's "td1", "td2", "td3" and "local:7", the mix of client 7, by number or name (in
+        simulations only; sites with data of their own state their mix).
     estimator: where the clients' class shares come from: learned, analytic, or ground-truth (see `Estimator`); by
         default learned where the base run keeps estimates, else analytic.
     rounds: rounds of fine-tuning.
@@ -112,8 +111,8 @@ def ondemand(
         require_class_shares(experiment.federation.dataset, "Models on demand")
         estimator = estimator or fitting_estimator(experiment, survey=survey)
         check_estimator(estimator, survey=survey, insight_dp=insight_dp)
-        mixes = parse_targets(target, experiment.federation.dataset.class_names, experiment.known_shares)
         names = experiment.federation.names
+        mixes = parse_targets(target, experiment.federation.dataset.class_names, experiment.known_shares, names)
         left_out = client_numbers(without, experiment.federation.clients, names)
         plan = OnDemandPlan(
             base=str(run.folder.resolve()),
