@@ -121,9 +121,9 @@ def show_evaluation(result: dict[str, Any]) -> None:
 def show_analysis(result: Analysis) -> None:
     """Print an analysis, with the most and the least skewed clients."""
     console.print(table_of(analysis_rows(result)), highlight=False)
-    rows = result.each()
+    rows = result.findings_first()
     hidden = max(0, len(rows) - _MOST_SKEWED - _LEAST_SKEWED)
-    table = Table(box=box.SIMPLE_HEAD, title="Most skewed first")
+    table = Table(box=box.SIMPLE_HEAD, title="Findings first, then the most skewed")
     truly = [] if result.truth is None else ["true_skew"]
     for figure in ("name", "samples", "skew", "score", "confidence", "strangeness", *truly, "finding"):
         # A long name takes two lines.

@@ -21,7 +21,7 @@ CLIENT_FIGURES: Mapping[str, str] = {
     "skew": "skew",
     "score": "score Q",
     "score_rank": "rank by Q",
-    "confidence": "sure",
+    "confidence": "sure of odd mix",
     "deviation": "difference",
     "limit": "limit",
     "p_value": "p",

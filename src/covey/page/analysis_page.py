@@ -231,8 +231,8 @@ def _listed(analysis: Analysis) -> Markup:
             *([f"{one['true_skew']:.3f}"] if truth else []),
             ", ".join(name for name in ("odd", "outlier") if one[name]),
         ]
-        for one in analysis.each()[:_LISTED]
+        for one in analysis.findings_first()[:_LISTED]
     ]
     more = len(analysis.clients) - len(rows)
-    caption = "Clients, the most skewed first" + (f"; {more:,} more are not listed" if more > 0 else "")
+    caption = "Clients: findings first, then the most skewed" + (f"; {more:,} more are not listed" if more > 0 else "")
     return table(columns, rows, caption, figures=True)

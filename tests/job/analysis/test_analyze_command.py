@@ -50,10 +50,10 @@ def test_the_command_tells_people_who_is_odd_and_how_many_are_not_shown(covey_co
     said = covey_command("analyze", "--set", "workers=1", "--poison", "0.1", "--rounds", 1).out
     assert "40 clients between them are not shown." in said
     assert re.search(r"\d+ of 60 clients have an odd class mix \(chance of any false alarm at most 0.05\)", said)
-    assert re.search(r"Outliers in what class mixes do not explain: \d+(, \d+){5}\.", said)
+    assert re.search(r"Outliers, labels or inputs unlike the others': \d+(, \d+){5}\.", said)
     assert "They are exactly the 6 poisoned clients." in said
     assert "sent up / down" in said
-    assert max(map(len, said.split("Most skewed first")[1].splitlines()[:20])) <= 80
+    assert max(map(len, said.split("Findings first, then the most skewed")[1].splitlines()[:20])) <= 80
 
 
 def test_the_command_runs_stacked_and_from_a_run(covey_command, tmp_path):
@@ -156,7 +156,7 @@ def test_outliers_are_compared_with_the_poisoned_clients_where_these_are_known()
             "(0 of the 2 poisoned",
         ),
         ([5, 6], [5, 6, 7], "Of the 3 poisoned clients, 2 are among the outliers.", "(2 of the 3 poisoned clients)"),
-        ([], [5], "There are no outliers in what class mixes do not explain. Of the 1 poisoned", "No outliers;"),
+        ([], [5], "There are no outliers, labels or inputs unlike the others'. Of the 1 poisoned", "No outliers;"),
     ):
         found = compared_with_poisoned(analysis, outliers, poisoned)
         assert sentence in found.verdict
@@ -164,11 +164,32 @@ def test_outliers_are_compared_with_the_poisoned_clients_where_these_are_known()
     by_name = replace(analysis, names=tuple(f"site {client}" for client in range(24)))
     strange = np.where(np.isin(analysis.clients, [1, 5]), [float(client) for client in analysis.clients], 0.0) * 9
     assert (
-        "Outliers in what class mixes do not explain: site 5, site 1." in replace(by_name, strangeness=strange).verdict
+        "Outliers, labels or inputs unlike the others': site 5, site 1."
+        in replace(by_name, strangeness=strange).verdict
     )
     unknown = replace(compared_with_poisoned(analysis, [1], [1]), poisoned=None)
     assert "poisoned" not in unknown.verdict + unknown.finding
     assert unknown.as_mapping()["poisoned"] is None
+
+
+def test_findings_come_first_and_the_words_say_how_sure_they_are():
+    analysis = analyze(clients=24, workers=1, rounds=1)
+    assert analysis.confidence is not None
+    least = analysis.clients[analysis.order[-2:]].tolist()
+    strange = np.zeros(24)
+    strange[np.searchsorted(analysis.clients, least)] = 4.0, 13.3
+    found = replace(analysis, strangeness=strange)
+    assert [one["client"] for one in found.findings_first()][:2] == least[::-1]
+    assert [one["skew"] for one in found.findings_first()[2:]] == [one["skew"] for one in analysis.each()[:-2]]
+    assert f"Less sure, below 7 deviations: {least[0]}; of 24 clients that are alike" in found.verdict
+    assert "in about 1 of 12 analyses" in found.verdict
+    p_values = np.ones(24)
+    p_values[least[0]] = 0.06 / 24
+    nearly = replace(analysis, confidence=replace(analysis.confidence, p_values=p_values))
+    assert "0 of 24 clients have an odd class mix" in nearly.verdict
+    assert f"The nearest is {least[0]}: 94.0% sure, and 95% counts as odd." in nearly.verdict
+    p_values[least[0]] = 1
+    assert "The nearest" not in nearly.verdict
 
 
 def test_the_page_of_a_trained_models_view_says_what_is_missing(tmp_path):

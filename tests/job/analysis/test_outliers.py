@@ -8,7 +8,7 @@ from torch import nn
 import covey
 from covey import analyze
 from covey.core.build import build_federation
-from covey.job.analysis.outliers import STANDS_OUT, deviations_above, unexplained
+from covey.job.analysis.outliers import STANDS_OUT, chance_of_any, deviations_above, unexplained
 
 
 def altered(analysis, kind: str) -> set[int]:
@@ -104,6 +104,13 @@ def test_what_is_unexplained_does_not_depend_on_how_insights_are_turned():
     np.testing.assert_allclose(unexplained(torch.from_numpy(turned), bias, samples), short, rtol=1e-6)
     assert short.argmax() == 7
     assert np.flatnonzero(deviations_above(short) > STANDS_OUT).tolist() == [7]
+
+
+@pytest.mark.parametrize("clients", [15, 60, 300, 1000])
+def test_alike_clients_have_an_outlier_about_as_often_as_is_said(clients):
+    values = np.sqrt(np.random.default_rng(0).chisquare(10, (2000, clients)))
+    share = np.mean([(deviations_above(one) > STANDS_OUT).any() for one in values])
+    assert 0.75 < share * chance_of_any(clients) < 1.3
 
 
 def test_clients_that_are_all_the_same_do_not_stand_out():

@@ -15,7 +15,7 @@ from covey.config.schema import Config
 from covey.core.messages import Fault
 from covey.errors import Refusal
 from covey.job.analysis.confidence import Confidence
-from covey.job.analysis.outliers import STANDS_OUT
+from covey.job.analysis.outliers import CLEAR, STANDS_OUT, chance_of_any
 from covey.job.analysis.ranks import places, rank_correlation
 from covey.job.notebook_table import notebook_table
 from covey.job.page_link import write_page_about
@@ -74,7 +74,7 @@ class Analysis:
         return f"Analysis({len(self.clients):,} clients; {self.verdict})"
 
     def _repr_html_(self) -> str:
-        each = self.each()[:_NAMED]
+        each = self.findings_first()[:_NAMED]
         rows = [(one["name"], one["samples"], f"{one['skew']:.3f}", one["odd"], one["outlier"]) for one in each]
         header = ("client", "samples", "skew", "odd class mix", "outlier")
         return notebook_table(f"{len(self.clients):,} clients. {self.verdict}", header, rows)
@@ -128,11 +128,12 @@ class Analysis:
                 f"{number} of {count} clients {'has an odd class mix' if number == 1 else 'have an odd class mix'} "
                 f"(chance of any false alarm at most {self.level:.2g}){f': {odd}' if odd else ''}."
             )
+            sentences.append(self._nearly_odd())
         if self.strangeness is not None:
             apart = self._named(self.outlier, self.strangeness)
-            why = "in what class mixes do not explain" if self.confidence is not None else "in the score"
-            sentences.append(f"Outliers {why}: {apart}." if apart else f"There are no outliers {why}.")
-            sentences.append(self._against_poisoned())
+            why = "labels or inputs unlike the others'" if self.confidence is not None else "in the score"
+            sentences.append(f"Outliers, {why}: {apart}." if apart else f"There are no outliers, {why}.")
+            sentences += [self._maybe_by_chance(), self._against_poisoned()]
         return " ".join(filter(None, sentences)) or "The clients are ranked; nothing more can be said about them."
 
     @property
@@ -155,6 +156,28 @@ class Analysis:
         places = [at for at in np.argsort(-by, kind="stable").tolist() if chosen[at]]
         more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
         return ", ".join(self.name(at) for at in places[:_NAMED]) + more
+
+    def _nearly_odd(self) -> str:
+        """Say who is likeliest to have an odd class mix where nobody is sure enough."""
+        if self.confidence is None or self.odd.any():
+            return ""
+        sure = self.confidence.sureness
+        at = int(sure.argmax())
+        if sure[at] < 0.5:
+            return ""
+        return f"The nearest is {self.name(at)}: {sure[at]:.1%} sure, and {100 * (1 - self.level):.4g}% counts as odd."
+
+    def _maybe_by_chance(self) -> str:
+        """Say which outliers are not clear ones, and how often chance makes such."""
+        if self.strangeness is None:
+            return ""
+        some = self._named(self.outlier & (self.strangeness < CLEAR), self.strangeness)
+        often, count = chance_of_any(len(self.clients)), len(self.clients)
+        return some and (
+            f"Less sure, below {CLEAR:g} deviations: {some}; of {count} clients that are alike, chance makes one an "
+            f"outlier in about 1 of {often} analyses."
+            + ("" if self.model_of else " A trained model tells more: covey analyze --from RUN.")
+        )
 
     def _how_true(self) -> str:
         """Say in brackets how many of the outliers are poisoned, where it is known and there are such."""
@@ -186,6 +209,10 @@ class Analysis:
         return (
             f"Of the {all_} poisoned {noun}, {right or 'none'} {'is' if right < 2 else 'are'} among the outliers{more}."
         )
+
+    def findings_first(self) -> list[dict[str, Any]]:
+        """Return the figures of each client: outliers by how far they stand out, odd ones, and others by skew."""
+        return sorted(self.each(), key=lambda one: (-one["strangeness"] if one["outlier"] else 0.0, not one["odd"]))
 
     def each(self) -> list[dict[str, Any]]:
         """Return the figures of each client, the most skewed first; None for results that are missing."""

@@ -8,6 +8,15 @@ from covey.arrays import FloatArray, IntArray
 STANDS_OUT = 3.5
 """Outliers are this many median absolute deviations (scaled to a normal law's σ) above the median."""
 
+CLEAR = 2 * STANDS_OUT
+"""Outliers below this may stand out by chance."""
+
+_BY_CHANCE = {100: 12, 300: 4}
+"""Largest number of clients → in one of so many analyses of clients that are alike, some client is an outlier.
+
+Simulated, with the lengths of normal vectors of 10 dimensions as the clients' values.
+"""
+
 _COLUMNS = 1 << 18
 _REWEIGHTINGS = 10
 _RIDGE = 1e-3
@@ -19,6 +28,11 @@ def deviations_above(values: FloatArray) -> FloatArray:
     spread = 1.4826 * np.median(np.abs(values - middle))
     units: FloatArray = (values - middle) / max(spread, 1e-9 * abs(middle), np.finfo(np.float64).tiny)
     return units
+
+
+def chance_of_any(clients: int) -> int:
+    """Return in one of how many analyses of so many clients that are alike there is an outlier, roughly."""
+    return next((often for most, often in _BY_CHANCE.items() if clients <= most), 2)
 
 
 def unexplained(insights: Tensor, bias: FloatArray, samples: IntArray) -> FloatArray:
