@@ -67,8 +67,12 @@ def test_words_dates_yes_and_no_become_numbers_and_each_says_so(tmp_path):
 
 def test_conversions_are_said_once_when_the_file_is_read(tmp_path):
     path = write(tmp_path / "said.csv", ROWS)
-    with pytest.warns(UserWarning, match=r"said.csv: 'colour': words, .*covey inspect .* lists all"):
+    said = r"said.csv: 4 columns were converted, or filled in where a value is missing. All: covey inspect .*said.csv$"
+    with pytest.warns(UserWarning, match=said):
         load(path)
+    one = [{"a": row, "colour": "rb"[row % 2], "label": row % 2} for row in range(20)]
+    with pytest.warns(UserWarning, match=r"one.csv: 'colour': words, as 2 features of 0 and 1 \(b, r\).$"):
+        load(write(tmp_path / "one.csv", one), client="client")
     plain = [{"a": row, "ward": row % 2, "label": row % 2} for row in range(20)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -51,7 +51,7 @@ def parquet(
     file = find(path, data_dir, "parquet")
     table = read_arrow_table(file, options)
     data = table.dataset(file.stem)
-    told(str(file), data.notes, odd=len(data.notes) - len(table.how_read) - len(table.converted))
+    told(str(file), table.how_read, table.converted, data.notes[len(table.how_read) + len(table.converted) :])
     return data
 
 

@@ -128,7 +128,7 @@ def csv(
     file = find(path, data_dir, "csv")
     table = read_table(file, find(test_file, data_dir, "csv") if test_file else None, options)
     data = table.dataset(file.stem)
-    told(str(file), data.notes, odd=len(data.notes) - len(table.how_read) - len(table.converted))
+    told(str(file), table.how_read, table.converted, data.notes[len(table.how_read) + len(table.converted) :])
     return data
 
 
@@ -234,13 +234,20 @@ def _test_rows(file: Path, training: CsvFile, options: TableOptions) -> CsvFile:
     return found
 
 
-def told(source: str, notes: tuple[str, ...], odd: int) -> None:
-    """Say in one sentence, once, what is odd about a file's tests, the last `odd` notes, and what was converted."""
+def told(source: str, how_read: tuple[str, ...], converted: tuple[str, ...], odd: tuple[str, ...]) -> None:
+    """Say once what is odd about a file's tests and how it was read; of conversions, of which there are many, a count.
+
+    `covey inspect` says all in full.
+    """
     # Classes that only the tests have come last, and matter most.
-    notes = (*reversed(notes[len(notes) - odd :]), *notes[: len(notes) - odd])
-    if notes:
-        more = f" … and {len(notes) - 2} more (covey inspect {source} lists all)" if len(notes) > 2 else ""
-        warnings.warn(f"{source}: {' '.join(notes[:2])}{more}", stacklevel=3)
+    notes = [*reversed(odd), *how_read]
+    full = notes[:2] if converted[1:] else [*notes, *converted][:2]
+    said = [*full]
+    if converted[1:]:
+        said.append(f"{len(converted)} columns were converted, or filled in where a value is missing.")
+    more = len(notes) + len(converted) - len(full)
+    if said:
+        warnings.warn(f"{source}: {' '.join(said)}{f' All: covey inspect {source}' if more else ''}", stacklevel=3)
 
 
 def header_of(file: Path) -> list[str]:
