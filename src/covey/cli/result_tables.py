@@ -85,7 +85,7 @@ def show_comparison(result: Comparison) -> None:
         for name, figure in columns.items():
             table.add_row(name, *(figure(row) for row in rows[at : at + fit]))
         console.print(table, highlight=False)
-    for sentence in verdicts(result):
+    for sentence in (*verdicts(result), *result.notes):
         say(sentence)
     say(f"Records: {result.folder}")
 

@@ -309,8 +309,9 @@ def _show_run(result: "Run", json_: bool) -> None:
 
 def _show_comparison(comparison: "Comparison", json_: bool) -> None:
     from covey.cli.result_tables import show_comparison
+    from covey.job.result_text import comparison_summary
 
     if json_:
-        print_json({"folder": str(comparison.folder), "target": comparison.target, "rows": comparison.rows})
+        print_json(comparison_summary(comparison))
     else:
         show_comparison(comparison)

@@ -172,10 +172,11 @@ def _show_run(folder: Path, line: "RunSummary", json_: bool) -> None:
 def _show_comparison(folder: Path, json_: bool) -> None:
     from covey import Comparison
     from covey.cli.result_tables import show_comparison
+    from covey.job.result_text import comparison_summary
 
     comparison = Comparison.open(folder)
     if json_:
-        print_json({"folder": str(folder), "target": comparison.target, "rows": comparison.rows})
+        print_json(comparison_summary(comparison))
     else:
         show_comparison(comparison)
 

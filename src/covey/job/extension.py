@@ -1,5 +1,6 @@
 """Extending runs: a run that is continued for more rounds ends as one that was planned for as many."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def with_rounds(config: Config, rounds: int, folder: Path) -> Config:
         "so that a longer run is another one from the first round on: begin it anew.",
     )
     return replace(config, rounds=rounds)
+
+
+def require_alone(folder: Path, rounds: int) -> None:
+    """Refuse to extend a run in the folder of a comparison, whose runs have as many rounds."""
+    comparison = folder.resolve().parent.parent
+    require(
+        not (comparison / "compare.json").is_file(),
+        f"The run {folder} belongs to the comparison {os.path.relpath(comparison)}, whose runs are compared over as "
+        "many rounds. Extend a copy of it: copy the folder to runs/longer, and type: "
+        f"covey resume runs/longer --rounds {rounds}",
+    )
 
 
 def require_extensible(method: Method, config: Config) -> None:

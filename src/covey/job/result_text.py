@@ -139,6 +139,12 @@ def verdicts(result: Comparison) -> list[str]:
     return sentences
 
 
+def comparison_summary(result: Comparison) -> dict[str, Any]:
+    """Return a comparison's figures, for JSON."""
+    notes = {"notes": list(result.notes)} if result.notes else {}
+    return {"folder": str(result.folder), "target": result.target, "rows": result.rows, **notes}
+
+
 def run_summary(run: Run) -> dict[str, Any]:
     """Return the figures that sum up a run, for JSON."""
     scored = [row for row in run.metrics if main_score(row) is not None]

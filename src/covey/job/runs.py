@@ -30,7 +30,7 @@ from covey.data.dataset import Dataset, require_class_shares
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.job.experiment import Experiment, gpu_sentence
-from covey.job.extension import require_extensible, with_rounds
+from covey.job.extension import require_alone, require_extensible, with_rounds
 from covey.job.model_card import card
 from covey.job.model_export import about_model, format_of, write_model
 from covey.job.notebook_table import notebook_table
@@ -314,6 +314,8 @@ def resume(
     # Refused here, before anything is built; the records take the lock.
     FolderLock(folder).release()
     longer = None if rounds in (None, config.rounds) else with_rounds(config, rounds, folder)
+    if longer is not None:
+        require_alone(folder, longer.rounds)
     config = longer or config
     if workers is not None:
         config = as_config(config, {"workers": workers})

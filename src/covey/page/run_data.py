@@ -9,6 +9,7 @@ from typing import Any
 from covey.config.schema import Config
 from covey.errors import Refusal, require
 from covey.job.comparison.compared_runs import Comparison
+from covey.job.comparison.equal_rounds import over_equal_rounds
 from covey.job.comparison.plan import Variant, is_comparison, places_of, read_plan
 from covey.job.runs import Run
 from covey.registries import methods
@@ -115,7 +116,7 @@ def read_report_data(folders: Sequence[Path]) -> ReportData:
     found: list[tuple[Path, Run]] = []
     for folder in folders:
         require(folder.is_dir(), f"{folder} is not a folder; give run folders or folders of comparisons.")
-        runs = _runs_of_comparison(folder, notices) if is_comparison(folder) else [Run.open(folder)]
+        runs = [Run.open(folder)] if not is_comparison(folder) else _comparable(folder, notices)
         found.extend((folder, run) for run in runs if _evaluated(run, notices))
     if not found:
         raise Refusal(
@@ -151,6 +152,14 @@ def spell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(spell, value))
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _comparable(folder: Path, notices: list[str]) -> list[Run]:
+    """Return the runs of a comparison that were begun, over rounds that all have."""
+    begun = {run.folder: run for run in _runs_of_comparison(folder, notices)}
+    found, notes = over_equal_rounds(folder, read_plan(folder), begun)
+    notices.extend(notes)
+    return list(found.values())
 
 
 def _runs_of_comparison(folder: Path, notices: list[str]) -> list[Run]:

@@ -12,7 +12,8 @@ from covey.arrays import FloatArray
 from covey.core.round_record import privacy_of
 from covey.environment.federated_data import Federation
 from covey.errors import require
-from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan, recorded
+from covey.job.comparison.equal_rounds import over_equal_rounds
+from covey.job.comparison.plan import Variant, lines_of, places_of, read_plan
 from covey.job.comparison.row_figures import terminal_metrics, terminal_of, within
 from covey.job.comparison.row_text import difference, row_lines
 from covey.job.notebook_table import notebook_table
@@ -80,21 +81,27 @@ class Comparison:
     runs: dict[str, tuple[Run, ...]]
     """Label → one run per seed."""
     wanted_target: float | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences on what was left out of the figures."""
 
     @classmethod
     def open(cls, folder: Path | str, federation: Federation | None = None, *, trust: Trust = False) -> "Comparison":
         """Open the folder of a complete comparison; `trust` lets its runs name code of somebody's own to import."""
         folder = Path(folder)
         plan = read_plan(folder)
-        complete = all(recorded(place) for _, _, place in places_of(folder, plan))
+        places = [place for _, _, place in places_of(folder, plan)]
+        complete = all((place / "config.json").is_file() for place in places)
+        opened = {place: Run.open(place, federation, trust=trust) for place in places} if complete else {}
+        found, notes = over_equal_rounds(folder, plan, opened)
+        complete = complete and all(one.recorded for one in found.values())
         require(complete, f"{folder} is not complete yet; resume with: covey resume {folder}")
         runs: dict[str, tuple[Run, ...]] = {}
         for label, _, place in places_of(folder, plan):
-            runs[label] = (*runs.get(label, ()), Run.open(place, federation, trust=trust))
+            runs[label] = (*runs.get(label, ()), found[place])
         contenders = tuple(
             Variant(label, method, tuple(one.config for one in runs[label])) for label, method, _ in lines_of(plan)
         )
-        return cls(folder, contenders, runs, plan.get("target"))
+        return cls(folder, contenders, runs, plan.get("target"), notes)
 
     def __repr__(self) -> str:
         seeds = max(len(runs) for runs in self.runs.values())
@@ -102,7 +109,7 @@ class Comparison:
 
     def __str__(self) -> str:
         """A line for each method, with 95 % intervals over seeds."""
-        return "\n".join(row_lines(self.rows, self.metric))
+        return "\n".join([*row_lines(self.rows, self.metric), *self.notes])
 
     def _repr_html_(self) -> str:
         metric = self.metric
@@ -114,7 +121,7 @@ class Comparison:
             rows.append((row["name"], metric.text(terminal_of(row)), between, further))
         against = f"{'points' if metric.share else metric.label} against {self.contenders[0].label}"
         header = ("method", f"terminal {metric.label}", "95 % interval", against)
-        return notebook_table(repr(self), header, rows)
+        return notebook_table(" ".join([repr(self), *self.notes]), header, rows)
 
     @cached_property
     def curves(self) -> dict[str, list[Curve]]:

@@ -14,7 +14,6 @@ from covey.config.values import chosen, nested, own_names
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.job_folder import read_job_file, require_empty
-from covey.job.runs import Run
 from covey.job.settings import as_config, expand
 from covey.registries import aggregators, manymodels, selectors, trainers
 from covey.registry import Registry
@@ -146,11 +145,6 @@ def _file_name(label: str) -> str:
     """Return a label as a name in the comparison's folder; `..` would lead out of it."""
     name = re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
     return name if name.strip(".") else "-"
-
-
-def recorded(place: Path) -> bool:
-    """True if every round of a run is recorded, which is all that statistics need."""
-    return (place / "config.json").is_file() and Run.open(place).recorded
 
 
 def is_comparison(folder: Path) -> bool:
