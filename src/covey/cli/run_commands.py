@@ -167,6 +167,7 @@ def compare(
     """Compare methods over seeds, with paired differences.
 
     All methods run on the same federations and initial models. The same command resumes a comparison that was stopped.
+    With the --out of a comparison, more seeds, methods or rounds extend it.
 
     Example: covey compare --methods fedavg,fedprox,iid --seeds 5 --environment dirichlet
     """
@@ -217,7 +218,9 @@ def resume(
     rounds: Annotated[
         int | None,
         typer.Option(
-            "--rounds", metavar="N", help="Extend a run: it ends as one planned for N rounds (default: as planned)."
+            "--rounds",
+            metavar="N",
+            help="Extend a run, or all of a comparison: it ends as one planned for N rounds (default: as planned).",
         ),
     ] = None,
     workers: WorkersFlag = None,
@@ -244,8 +247,8 @@ def resume(
     from covey.job.on_demand import is_ondemand
 
     require(
-        rounds is None or not (is_ondemand(folder) or is_comparison(folder) or fleet),
-        "--rounds extends a single run; a comparison, an on-demand job or a run on a fleet is begun anew.",
+        rounds is None or not (is_ondemand(folder) or fleet),
+        "--rounds extends a run or a comparison; an on-demand job or a run on a fleet is begun anew.",
     )
     if fleet is not None:
         fleet_settings(fleet, trust)
@@ -255,7 +258,7 @@ def resume(
     if is_comparison(folder):
         with comparison_progress() as (on_run, on_round):
             comparison = resume_comparison(
-                folder, on_run=on_run, on_round=on_round, fleet=fleet, trust=trust, track=track or ()
+                folder, on_run=on_run, on_round=on_round, fleet=fleet, trust=trust, track=track or (), rounds=rounds
             )
         _show_comparison(comparison, json_)
         return

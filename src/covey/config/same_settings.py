@@ -15,7 +15,7 @@ _NAMED = 3
 
 def require_same(before: Config, now: Config, run: str, instead: str) -> None:
     """Refuse to resume a run under other settings than it began with; `instead` says what else can be done."""
-    was, given = (_flat(config.as_mapping()) for config in (before, now))
+    was, given = (flat(config.as_mapping()) for config in (before, now))
     others = [key for key in {**was, **given} if key not in _WITHOUT_EFFECT and was.get(key) != given.get(key)]
     begun, wanted = (
         ", ".join(f"{key} = {values.get(key, 'nothing')}" for key in others[:_NAMED]) for values in (was, given)
@@ -28,7 +28,7 @@ def require_same(before: Config, now: Config, run: str, instead: str) -> None:
     )
 
 
-def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():

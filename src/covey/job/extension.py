@@ -37,8 +37,7 @@ def require_alone(folder: Path, rounds: int) -> None:
     require(
         not (comparison / "compare.json").is_file(),
         f"The run {folder} belongs to the comparison {os.path.relpath(comparison)}, whose runs are compared over as "
-        "many rounds. Extend a copy of it: copy the folder to runs/longer, and type: "
-        f"covey resume runs/longer --rounds {rounds}",
+        f"many rounds. Extend them all: covey resume {os.path.relpath(comparison)} --rounds {rounds}",
     )
 
 

@@ -47,7 +47,8 @@ def run_together(
             stack.enter_context(closing(experiment.runtime))
             built.append(experiment.config)
             if begun:
-                records = reopened(experiment, folder, stack)
+                longer = Run.open(folder).config.rounds < config.rounds
+                records = reopened(experiment, folder, stack, experiment.config if longer else None)
             else:
                 records = stack.enter_context(closing(Records.create(folder, experiment.config, experiment.module)))
             records.checkpoint_seconds = LOCKSTEP_CHECKPOINT

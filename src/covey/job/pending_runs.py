@@ -12,7 +12,7 @@ from covey.core.progress import JobPlan, announce_plan
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
 from covey.job.lockstep_runs import run_together
-from covey.job.runs import Run, resume, run
+from covey.job.runs import Run, resume_any, run
 
 OnRun = Callable[[str, int | None, int], None]
 """Called when a run begins: label, seed (None if it has none, or for many in lockstep), rounds."""
@@ -41,7 +41,13 @@ class PendingRun:
     @property
     def finished(self) -> bool:
         """True if nothing is left to run."""
-        return self.begun and Run.open(self.folder).finished
+        return self.begun and Run.open(self.folder).finished and not self.longer
+
+    @property
+    def longer(self) -> int | None:
+        """Rounds to which the run in the folder is to be extended."""
+        rounds = self.config.rounds
+        return rounds if self.begun and Run.open(self.folder).config.rounds < rounds else None
 
     @property
     def rounds_left(self) -> int:
@@ -79,8 +85,15 @@ def run_missing(
         listener = _shown(one, on_round)
         if one.begun:
             named = own_names(one.config.as_mapping()).values()
-            ended = resume(
-                one.folder, federation=given, on_round=listener, fleet=fleet, trust=named, progress=False, track=track
+            ended = resume_any(
+                one.folder,
+                federation=given,
+                on_round=listener,
+                fleet=fleet,
+                trust=named,
+                rounds=one.longer,
+                progress=False,
+                track=track,
             )
         else:
             ended = run(

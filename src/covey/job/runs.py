@@ -306,6 +306,36 @@ def resume(
     (`package.module:name`): True, or the names that are allowed. `parts` are those that the run was given as Python
     objects, again: `covey.resume(folder, model=Net, selector=MySelector(step=2))`.
     """
+    if rounds is not None:
+        require_alone(Path(folder), rounds)
+    return resume_any(
+        folder,
+        federation=federation,
+        on_round=on_round,
+        workers=workers,
+        fleet=fleet,
+        trust=trust,
+        rounds=rounds,
+        progress=progress,
+        track=track,
+        **parts,
+    )
+
+
+def resume_any(
+    folder: Path | str,
+    *,
+    federation: Federation | None = None,
+    on_round: OnRound | None = None,
+    workers: int | None = None,
+    fleet: Path | str | None = None,
+    trust: Trust = False,
+    rounds: int | None = None,
+    progress: bool | None = None,
+    track: str | Sequence[str] = (),
+    **parts: Any,
+) -> Run:
+    """Resume a run as `resume` does; one of a comparison may be extended, with the others."""
     folder, trackers = Path(folder), chosen_trackers(track)
     _require_parts(parts)
     trust = with_parts_again(folder, parts, trust)
@@ -314,8 +344,6 @@ def resume(
     # Refused here, before anything is built; the records take the lock.
     FolderLock(folder).release()
     longer = None if rounds in (None, config.rounds) else with_rounds(config, rounds, folder)
-    if longer is not None:
-        require_alone(folder, longer.rounds)
     config = longer or config
     if workers is not None:
         config = as_config(config, {"workers": workers})

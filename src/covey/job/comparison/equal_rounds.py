@@ -30,8 +30,8 @@ def over_equal_rounds(
         shared = _last_shared([runs[place].metrics for place in places], least)
         found |= {place: _cut(runs[place], shared) for place in places}
         notes.append(
-            f"Runs in {folder} have {least} to {most} rounds, as some were extended alone. Figures are of the first "
-            f"{shared}, which all have."
+            f"Runs in {folder} have {least} to {most} rounds: figures are of the first {shared}, which all have. "
+            f"Extend all with: covey resume {folder} --rounds {most}"
         )
     return found, tuple(notes)
 

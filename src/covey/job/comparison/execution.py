@@ -21,14 +21,13 @@ from covey.errors import Interrupted, Refusal, require
 from covey.job.comparison.compared_runs import Comparison
 from covey.job.comparison.plan import (
     Variant,
-    claim,
-    default_folder,
     own_names_of,
     place_of,
     read_plan,
     runtime_settled,
     variants_of,
 )
+from covey.job.comparison.plan_folder import claim, default_folder
 from covey.job.experiment import dry_run
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.progress_display import bars_wanted, both, comparison_progress
@@ -74,7 +73,8 @@ def compare(
         every run reached.
     agents: files of trained agents by the aggregator that they are for, `{"feddrl": "agent.safetensors"}`.
     fairness: clients of all methods measure the loss of the model that they receive, for records and reports.
-    out: folder to write; one that holds part of the same comparison is resumed. By default the first of
+    out: folder to write; one that holds part of the same comparison is resumed, and extended by more seeds, methods or
+        rounds. By default the first of
         `runs/compare-<methods>`, `…-2`, … that holds no other comparison.
     fleet: folder of a live fleet, for the runtime "fleet"; by default COVEY_FLEET names it.
     progress: show bars everywhere (True) or nowhere (False); by default on a terminal and in a notebook.
@@ -116,7 +116,7 @@ def compare(
         f"These runs are measured by {' and by '.join(sorted(metrics))}: compare runs of one task.",
     )
     folder = Path(out) if out is not None else default_folder(plan)
-    begun = claim(folder, plan)
+    begun = claim(folder, plan, federation)
     with _shown(progress, on_run, on_round) as (run_begins, round_ends):
         trusted = own_names_of(begun).values()
         return _advance(folder, variants_of(begun), federation, run_begins, round_ends, fleet, trusted, trackers)
@@ -149,11 +149,18 @@ def resume_comparison(
     fleet: Path | str | None = None,
     trust: Trust = False,
     track: str | Sequence[str] = (),
+    rounds: int | None = None,
 ) -> Comparison:
-    """Resume a comparison that was stopped; `trust` lets it name code of somebody's own to import."""
+    """Resume a comparison that was stopped; `trust` lets it name code of somebody's own to import.
+
+    `rounds` extends all of its runs.
+    """
     plan = read_plan(folder)
     named = own_names_of(plan)
     require_trusted(refused_names(named, trust, folder))
+    if rounds is not None:
+        require("rounds" not in plan["vary"], f"The comparison {folder} varies rounds, and is not extended by more.")
+        plan = claim(folder, {**plan, "given": {**plan["given"], "rounds": rounds}}, federation)
     return _advance(
         folder, variants_of(plan), federation, on_run, on_round, fleet, named.values(), chosen_trackers(track)
     )

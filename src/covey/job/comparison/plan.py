@@ -13,11 +13,10 @@ from covey.config.schema import Config
 from covey.config.values import chosen, nested, own_names
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
-from covey.job.job_folder import read_job_file, require_empty
+from covey.job.job_folder import read_job_file
 from covey.job.settings import as_config, expand
 from covey.registries import aggregators, manymodels, selectors, trainers
 from covey.registry import Registry
-from covey.storage import FolderLock, write_json
 
 _PARTS: Mapping[str, Registry[Any]] = {one.section: one for one in (selectors, aggregators, trainers, manymodels)}
 """Sections whose part depends on the method."""
@@ -138,10 +137,10 @@ def places_of(folder: Path, plan: Mapping[str, Any]) -> list[tuple[str, int, Pat
 
 def place_of(folder: Path, label: str, seed: int) -> Path:
     """Return the run folder of one variant and seed."""
-    return folder / _file_name(label) / f"seed-{seed}"
+    return folder / file_name(label) / f"seed-{seed}"
 
 
-def _file_name(label: str) -> str:
+def file_name(label: str) -> str:
     """Return a label as a name in the comparison's folder; `..` would lead out of it."""
     name = re.sub(r"[^A-Za-z0-9.=+-]+", "-", label)
     return name if name.strip(".") else "-"
@@ -160,37 +159,4 @@ def read_plan(folder: Path) -> dict[str, Any]:
         all(plan["vary"].values()) and all(name for name in plan["methods"]),
         f"{folder} is not a comparison: a method without a name, or a setting that varies over nothing.",
     )
-    return plan
-
-
-def default_folder(plan: dict[str, Any]) -> Path:
-    """Return the first of `runs/compare-<methods>`, `…-2`, `…-3`, … that is free or holds this very comparison."""
-    folder = first = Path("runs") / _file_name("-".join(["compare", *plan["methods"]]))
-    number = 2
-    while folder.exists() and not (is_comparison(folder) and _same(read_plan(folder), plan)):
-        folder = first.with_name(f"{first.name}-{number}")
-        number += 1
-    return folder
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two plans ask for the same; one of an earlier format keeps the settings that held then."""
-    return {**one, "format": FORMAT} == {**other, "format": FORMAT}
-
-
-def claim(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Make the folder of a comparison and return its plan; one that holds anything but this comparison is refused."""
-    if is_comparison(folder):
-        begun = read_plan(folder)
-        if not _same(begun, plan):
-            raise Refusal(f"The folder {folder} holds another comparison; choose another --out.")
-        return begun
-    require_empty(folder, "comparison")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FolderLock(folder, "comparison"):
-            require_empty(folder, "comparison")
-            write_json(folder / "compare.json", plan)
-    except OSError as error:
-        raise Refusal(f"The output folder {folder} cannot be written: {error.strerror or error}.") from error
     return plan
