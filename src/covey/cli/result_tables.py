@@ -73,8 +73,11 @@ def show_run(run: Run) -> None:
 def show_comparison(result: Comparison) -> None:
     """Print a comparison: one column per method, as many side by side as fit."""
     rows = result.rows
-    columns = {**comparison_columns(rows, result.target, rows[0]["name"], result.metric), **client_loss_columns(rows)}
-    say(_seeds(rows[0]["seeds"]))
+    columns = {
+        **comparison_columns(rows, result.target, result.contenders[0].method, result.metric),
+        **client_loss_columns(rows),
+    }
+    say(_heading(result, rows[0]["seeds"]))
     width = max(14, *(len(row["name"]) for row in rows)) + 3
     fit = max(1, (console.width - max(map(len, columns)) - 4) // width)
     for at in range(0, len(rows), fit):
@@ -90,8 +93,9 @@ def show_comparison(result: Comparison) -> None:
     say(f"Records: {result.folder}")
 
 
-def _seeds(count: int) -> str:
-    return "One seed: no interval" if count == 1 else f"Means over {count} seeds; differences are paired by seed"
+def _heading(result: Comparison, count: int) -> str:
+    seeds = "One seed: no interval" if count == 1 else f"Means over {count} seeds; differences are paired by seed"
+    return f"{seeds}, each against {result.against}" if len(result.rows) > 1 else seeds
 
 
 def show_evaluation(result: dict[str, Any]) -> None:

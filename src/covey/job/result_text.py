@@ -74,7 +74,7 @@ def comparison_columns(
 ) -> dict[str, RowText]:
     """Return name and format of the figures that compare methods, without those that no row has.
 
-    `against` names the first method; `live` says that time was measured, not simulated.
+    `against` says what differences are against; `live` says that time was measured, not simulated.
     """
     goal, unit = metric.text(target), "points" if metric.share else metric.label
     always = (f"terminal {metric.label}", f"rounds to {goal}")
@@ -118,10 +118,13 @@ def level(gap: float, reached: float, metric: Metric = ACCURACY) -> bool:
 
 
 def verdicts(result: Comparison) -> list[str]:
-    """Compare each method with the first, a sentence each."""
-    first, metric = result.rows[0], result.metric
+    """Compare each method with the first, at the same settings where they vary, a sentence each."""
+    named, metric = {row["name"]: row for row in result.rows}, result.metric
     sentences = []
-    for row in result.rows[1:]:
+    for row in result.rows:
+        if row["against"] is None:
+            continue
+        first = named[row["against"]]
         gap = row["difference"]
         direction = "above" if gap >= 0 else "below"
         certain = certainty(row)

@@ -89,7 +89,7 @@ def answer(group: FederationGroup) -> str:
         rest = len(leaders) < len(own)
         sentence = f"{names} end level, {f'{_superlative(group)} ' if rest else ''}at {_reached(group, best)}"
     if all(row is not first for row in leaders):
-        sentence += _against(group, best, first)
+        sentence += _against(group, best)
     elif len(own) == 1:
         sentence = f"{first['name']} ends at {_reached(group, first)}"
     elif len(leaders) == 1:
@@ -133,19 +133,19 @@ def _is_reference(group: FederationGroup, row: Mapping[str, Any]) -> bool:
     return next(line for line in group.lines if line.label == row["name"]).reshapes
 
 
-def _against(group: FederationGroup, row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+def _against(group: FederationGroup, row: Mapping[str, Any]) -> str:
     metric = group.comparison.metric
     if row["difference"] is None:
         return ""
     gap = metric.gap(row["difference"])
-    return f", {gap} {'above' if metric.higher else 'below'} {first['name']}{_sure(row)}"
+    return f", {gap} {'above' if metric.higher else 'below'} {row['against']}{_sure(row)}"
 
 
 def _ahead_of(group: FederationGroup, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """Say how far the first method is ahead of the next one."""
     metric = group.comparison.metric
     following = max(others, key=lambda row: metric.sign * terminal_of(row))
-    if following["difference"] is None:
+    if following["against"] != first["name"]:
         return ""
     side = "above" if metric.higher else "below"
     return f", {metric.gap(following['difference'])} {side} {following['name']}{_sure(following)}"

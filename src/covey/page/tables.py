@@ -48,7 +48,7 @@ def results_table(group: FederationGroup, bare: bool) -> Markup:
     """Return a row of figures per line, with intervals."""
     rows, target = group.rows, group.comparison.target
     live = all(traits_of(run.config.runtime).live for line in group.lines for run in line.runs)
-    against = rows[0]["name"] if bare else "the first"
+    against = group.comparison.against if bare or group.comparison.crossed else "the first"
     columns = comparison_columns(rows, target, against, group.comparison.metric, live=live)
     seeds = {row["seeds"] for row in rows}
     caption = "One seed each." if seeds == {1} else "Means over seeds, with 95 % intervals; differences paired by seed."

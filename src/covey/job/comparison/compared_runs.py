@@ -119,7 +119,7 @@ class Comparison:
             between = "" if low is None else f"{metric.text(low)} to {metric.text(high)}"
             further = "" if row["difference"] is None else difference(row, metric)
             rows.append((row["name"], metric.text(terminal_of(row)), between, further))
-        against = f"{'points' if metric.share else metric.label} against {self.contenders[0].label}"
+        against = f"{'points' if metric.share else metric.label} against {self.against}"
         header = ("method", f"terminal {metric.label}", "95 % interval", against)
         return notebook_table(" ".join([repr(self), *self.notes]), header, rows)
 
@@ -142,6 +142,28 @@ class Comparison:
         return metric_of(row for runs in self.runs.values() for one in runs for row in one.metrics)
 
     @cached_property
+    def crossed(self) -> bool:
+        """True if several methods have the same settings varied: each is compared with the first at its settings."""
+        first = self.contenders[0]
+        settings = {settings_of(one) for one in self.contenders if one.method == first.method}
+        others = [one for one in self.contenders if one.method != first.method]
+        return len(settings) > 1 and bool(others) and all(settings_of(one) in settings for one in others)
+
+    @property
+    def against(self) -> str:
+        """What differences are against."""
+        first = self.contenders[0]
+        return f"{first.method} at the same settings" if self.crossed else first.label
+
+    def _base(self, variant: Variant, method: str | None = None) -> Variant | None:
+        """Return the variant of the first method, or of another, that this one is compared with."""
+        asked = method or self.contenders[0].method
+        found = (one for one in self.contenders if one.method == asked)
+        if self.crossed:
+            return next((one for one in found if settings_of(one) == settings_of(variant)), None)
+        return next(found, None) if method else self.contenders[0]
+
+    @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """One mapping per variant; `pandas.DataFrame(comparison.rows)` is a table."""
         return [self._row(variant) for variant in self.contenders]
@@ -152,12 +174,13 @@ class Comparison:
 
     def _row(self, variant: Variant) -> dict[str, Any]:
         curves = self.curves[variant.label]
-        first = self.curves[self.contenders[0].label]
+        base = self._base(variant) or self.contenders[0]
+        first = self.curves[base.label]
         terminal = _terminals(curves)
         own_terminal, own_rounds = Estimate.of(terminal.tolist()), self._to_target(curves, lambda one: one.evaluations)
         first_rounds = self._to_target(first, lambda one: one.evaluations)
         paired = Estimate.of((terminal - _terminals(first)).tolist())
-        is_first, metric = variant is self.contenders[0], self.metric
+        is_first, metric = variant is base, self.metric
         figure = "accuracy" if metric == ACCURACY else "score"
         best = float(np.mean([curve.best for curve in curves]))
         told = [final_privacy(run) for run in self.runs[variant.label]]
@@ -173,6 +196,7 @@ class Comparison:
             f"best_{figure}": best,
             **terminal_metrics([run.metrics for run in self.runs[variant.label]], metric),
             **({} if metric == ACCURACY else {"metric": metric.name, "better": metric.better}),
+            "against": None if is_first else base.label,
             "difference": None if is_first else paired.mean,
             "difference_low": None if is_first else paired.low,
             "difference_high": None if is_first else paired.high,
@@ -210,12 +234,16 @@ class Comparison:
 
     def _recovered(self, variant: Variant, terminal: FloatArray) -> float | None:
         """Return the share of the gap between the first method and the IID reference that this one closes."""
-        reference = next((other for other in self.contenders if other.method == REFERENCE), None)
-        first = self.contenders[0]
-        if reference is None or variant is first or variant is reference:
+        reference, first = self._base(variant, REFERENCE), self._base(variant)
+        if reference is None or first is None or variant is first or variant is reference:
             return None
         base, ceiling = (self.metric.sign * _terminals(self.curves[one.label]) for one in (first, reference))
         return share_of_gap(self.metric.sign * terminal, base, ceiling)
+
+
+def settings_of(variant: Variant) -> str:
+    """Return the settings in a variant's label."""
+    return variant.label.removeprefix(variant.method)
 
 
 def final_privacy(run: Run) -> dict[str, Any]:

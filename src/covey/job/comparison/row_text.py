@@ -42,8 +42,7 @@ def certainty(row: Mapping[str, Any]) -> str:
 
 
 def row_lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[str]:
-    """Return a line for each method: its terminal score and its difference to the first, with 95 % intervals."""
-    against = rows[0]["name"]
+    """Return a line for each method: its terminal score and its paired difference, with 95 % intervals."""
     unit = "points" if metric.share else metric.label
     lines = []
     for row in rows:
@@ -54,6 +53,6 @@ def row_lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> list[str]:
         if row["difference"] is not None:
             certain = certainty(row)
             said = "" if certain in (ONE_SEED, CLEAR) else f", {certain}"
-            line += f", {difference(row, metric)} {unit} against {against}{said}"
+            line += f", {difference(row, metric)} {unit} against {row['against']}{said}"
         lines.append(line)
     return lines
