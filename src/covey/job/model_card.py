@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
 
@@ -13,6 +13,7 @@ from covey.core.round_record import privacy_of
 from covey.core.scores import LISTED_CLASSES
 from covey.data.columns import Column
 from covey.data.dataset import Dataset
+from covey.job.job_folder import read_job_file
 from covey.job.model_export import PROGRAMS, unit_of
 from covey.job.score_text import score_rows
 from covey.task.run_metric import main_score, metric_of
@@ -26,6 +27,14 @@ _OUTPUTS = {
     "next-token": "a logit for each word that may follow",
 }
 """Task → what models for it return; for all others with classes, a logit for each class."""
+
+
+class _Plan(TypedDict):
+    without: NotRequired[list[str]]
+
+
+class _Job(TypedDict):
+    plan: _Plan
 
 
 def card(run: "Run", exported: Mapping[str, Any], dataset: Dataset) -> str:
@@ -87,10 +96,8 @@ def _columns(kind: str, columns: Sequence[Column]) -> list[str]:
 
 def _left_out(run: "Run") -> list[str]:
     """Return the clients that the on-demand job around a run left out; none for other runs."""
-    from covey.job.on_demand.on_demand_folder import is_ondemand, read_job
-
-    around = run.folder.resolve().parent
-    return list(read_job(around)["plan"].get("without", ())) if is_ondemand(around) else []
+    job = run.folder.resolve().parent / "ondemand.json"
+    return list(read_job_file(job, "an on-demand job", _Job)["plan"].get("without", ())) if job.is_file() else []
 
 
 def _scores(scored: Mapping[str, Any] | None, class_names: Sequence[str]) -> list[str]:
