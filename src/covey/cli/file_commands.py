@@ -10,10 +10,12 @@ import covey
 from covey.cli import terminal as display
 from covey.cli.flags import DataDirFlag, JsonFlag, TrustFlag, print_json
 from covey.core.printable_text import printable, printable_lines
-from covey.errors import Refusal
+from covey.errors import Refusal, require
 from covey.storage import replace_file
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or of an on-demand job with one target.")
+]
 
 
 def report(
@@ -49,6 +51,23 @@ def report(
         display.say(f"Report: {page}")
 
 
+def one_run(folder: Path) -> Path:
+    """Return a run's folder; of an on-demand job, that of its only target, and refuse one with several."""
+    from covey.job.on_demand import is_ondemand
+    from covey.job.on_demand.on_demand_folder import read_job, run_folders
+
+    if not is_ondemand(folder):
+        return folder
+    targets = read_job(folder)["plan"]["targets"]
+    places = run_folders(folder, {"targets": targets, "continued": False})
+    named = [f"{place} ({target['name']})" for place, target in zip(places, targets, strict=True)]
+    more = f" and {len(named) - 10} more" if len(named) > 10 else ""
+    require(
+        len(places) == 1, f"{folder} holds models for {len(places)} targets; name one: {', '.join(named[:10])}{more}."
+    )
+    return places[0]
+
+
 def evaluate(
     folder: RunArgument,
     target: Annotated[
@@ -68,7 +87,7 @@ def evaluate(
     """
     from covey.cli.result_tables import show_evaluation
 
-    result = covey.Run.open(folder, trust=trust).evaluate([*(target or []), *(target_csv or [])])
+    result = covey.Run.open(one_run(folder), trust=trust).evaluate([*(target or []), *(target_csv or [])])
     if json_:
         print_json(result)
     else:
@@ -142,6 +161,7 @@ def export(
     """
     from covey.job.model_export import FORMATS
 
+    folder = one_run(folder)
     ending = FORMATS.get(format_ or "", ".safetensors")
     result = covey.Run.open(folder, trust=trust).export(to or folder / f"model{ending}", client, format_)
     if json_:

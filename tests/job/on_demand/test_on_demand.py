@@ -571,6 +571,16 @@ def test_the_command_prints_json_for_many_targets_and_labels_from_a_file(quick, 
     assert answer["estimate_error"] < 0.02
 
 
+def test_a_job_of_one_target_is_exported_and_evaluated_as_its_run(quick, tmp_path, covey_command):
+    ondemand(quick, "td1", rounds=1, out=tmp_path / "one")
+    exported = covey_command("export", tmp_path / "one", "--json")
+    assert exported.json["file"] == str(tmp_path / "one" / "target-1" / "model.safetensors")
+    assert covey_command("evaluate", tmp_path / "one", "--json").json["round"] == 1
+    ondemand(quick, ["td1", "td2"], rounds=1, out=tmp_path / "two")
+    said = covey_command("export", tmp_path / "two").err
+    assert f"two holds models for 2 targets; name one: {tmp_path / 'two' / 'target-1'} (td1), " in said
+
+
 def test_with_noise_the_command_shows_the_error_of_class_shares_at_several_budgets(quick, tmp_path):
     flags = ["--estimator", "analytic", "--insight-dp", "3,1e-5", "--target", "td1", "--rounds", 1, "--out"]
     said = call(quick.folder, *flags, tmp_path / "job").output
