@@ -115,7 +115,7 @@ def predict(
     """
     from covey.job.prediction import answers_csv
 
-    answers = covey.Run.open(folder, trust=trust).predict(data, client)
+    answers = covey.Run.open(one_run(folder), trust=trust).predict(data, client)
     rows = len(next(iter(answers.values())))
     if out is not None:
         try:

@@ -577,6 +577,7 @@ def test_a_job_of_one_target_is_exported_and_evaluated_as_its_run(quick, tmp_pat
     assert exported.json["file"] == str(tmp_path / "one" / "target-1" / "model.safetensors")
     assert covey_command("evaluate", tmp_path / "one", "--json").json["round"] == 1
     ondemand(quick, ["td1", "td2"], rounds=1, out=tmp_path / "two")
+    assert "is not a run folder" not in covey_command("predict", tmp_path / "one", "--data", "absent.csv").err
     said = covey_command("export", tmp_path / "two").err
     assert f"two holds models for 2 targets; name one: {tmp_path / 'two' / 'target-1'} (td1), " in said
 
