@@ -102,7 +102,7 @@ def test_a_run_that_is_being_written_is_not_removed(shelf: Path, covey_command) 
 
 def test_resume_extends_a_run(shelf: Path, covey_command) -> None:
     assert covey_command("resume", shelf / "whole", "--rounds", "4", "--json").json["rounds"] == 4
-    assert covey_command("resume", shelf / "both", "--rounds", "4").code == 2
+    assert covey_command("resume", shelf / "both" / "iid" / "seed-0", "--rounds", "4").code == 2
     assert covey_command("resume", shelf / "whole", "--rounds", "5", "--json").json["rounds"] == 5
 
 

@@ -1,8 +1,12 @@
 """Sweeps: differences at the same settings, and their table."""
 
+from typing import Any
+
 import pytest
 
 import covey
+from covey.cli.sweep_table import short_names
+from covey.cli.terminal import console
 from covey.job.comparison.compared_runs import Comparison
 from covey.job.comparison.plan import Variant
 from covey.job.result_text import verdicts
@@ -49,6 +53,26 @@ def test_terminal_and_report_say_what_differences_are_against(tmp_path, covey_co
     vary = {"local.rate": [0.1, 0.02]}
     covey.compare(["fedavg", "fedprox"], 2, vary=vary, given=SMALL, out=tmp_path / "cmp")
     shown = " ".join(covey_command("show", tmp_path / "cmp").out.split())
-    assert "paired by seed, each against fedavg at the same settings" in shown
+    assert "paired by seed, against fedavg at the same settings" in shown
     page = report([tmp_path / "cmp"]).read_text()
     assert "points against fedavg at the same settings" in page
+
+
+def test_a_sweep_is_one_table_with_short_names_that_fits_eighty_columns(tmp_path, covey_command, monkeypatch):
+    monkeypatch.setattr(console, "width", 80)
+    vary: dict[str, list[Any]] = {"environment.alpha": [0.1, 1], "local.epochs": [1, 2], "local.batch": [8]}
+    given = {**SMALL, "environment": {"name": "dirichlet"}, "rounds": 1}
+    covey.compare(["fedavg", "fedprox"], 2, vary=vary, given=given, out=tmp_path / "cmp")
+    lines = covey_command("show", tmp_path / "cmp").out.splitlines()
+    assert max(map(len, lines[1:14])) <= 80
+    heads = [line for line in lines if "method" in line]
+    assert [line.split()[:3] for line in heads] == [["method", "alpha", "epochs"]]
+    table = [line.split()[:3] for line in lines if line.split()[:1] in (["fedavg"], ["fedprox"])]
+    assert ["fedprox", "0.1", "2"] in table
+    assert "…" not in "".join(lines[:14]) and "batch" not in "".join(lines[:14])
+    assert {"terminal", "interval", "against"} <= set("".join(lines[:14]).split())
+
+
+def test_a_short_name_that_two_settings_share_is_written_in_full():
+    variants = [Variant("", "fedavg", (), {"server.rate": rate, "local.rate": 1 - rate}) for rate in (0, 1)]
+    assert short_names(variants) == {"server.rate": "server.rate", "local.rate": "local.rate"}

@@ -1,10 +1,12 @@
 """Results of jobs as tables in the terminal."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from covey.cli.sweep_table import sweep_table
 from covey.cli.terminal import console, say, table_of
 from covey.core.client_names import read_names
 from covey.job.analysis import Analysis
@@ -14,6 +16,7 @@ from covey.job.result_text import (
     CLIENT_FIGURES,
     EPSILON,
     OWN_MIX,
+    RowText,
     analysis_rows,
     client_loss_columns,
     comparison_columns,
@@ -71,13 +74,26 @@ def show_run(run: Run) -> None:
 
 
 def show_comparison(result: Comparison) -> None:
-    """Print a comparison: one column per method, as many side by side as fit."""
+    """Print a comparison: one column per method, as many side by side as fit; of a sweep, one row per variant."""
     rows = result.rows
     columns = {
         **comparison_columns(rows, result.target, result.contenders[0].method, result.metric),
         **client_loss_columns(rows),
     }
     say(_heading(result, rows[0]["seeds"]))
+    if result.contenders[0].varied:
+        table, cut = sweep_table(result.contenders, rows, columns, console.width)
+        console.print(table, highlight=False)
+        if cut:
+            say(f"{cut} more figures of each are in the report (covey report {result.folder}) and in --json.")
+    else:
+        _print_side_by_side(rows, columns)
+    for sentence in (*verdicts(result), *result.notes):
+        say(sentence)
+    say(f"Records: {result.folder}")
+
+
+def _print_side_by_side(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, RowText]) -> None:
     width = max(14, *(len(row["name"]) for row in rows)) + 3
     fit = max(1, (console.width - max(map(len, columns)) - 4) // width)
     for at in range(0, len(rows), fit):
@@ -88,14 +104,13 @@ def show_comparison(result: Comparison) -> None:
         for name, figure in columns.items():
             table.add_row(name, *(figure(row) for row in rows[at : at + fit]))
         console.print(table, highlight=False)
-    for sentence in (*verdicts(result), *result.notes):
-        say(sentence)
-    say(f"Records: {result.folder}")
 
 
 def _heading(result: Comparison, count: int) -> str:
-    seeds = "One seed: no interval" if count == 1 else f"Means over {count} seeds; differences are paired by seed"
-    return f"{seeds}, each against {result.against}" if len(result.rows) > 1 else seeds
+    against = f", against {result.against}" if result.contenders[0].varied and len(result.rows) > 1 else ""
+    if count == 1:
+        return f"One seed: no interval{against and '; differences are'}{against.lstrip(',')}"
+    return f"Means over {count} seeds; differences are paired by seed{against}"
 
 
 def show_evaluation(result: dict[str, Any]) -> None:

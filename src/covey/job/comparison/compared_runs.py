@@ -99,7 +99,8 @@ class Comparison:
         for label, _, place in places_of(folder, plan):
             runs[label] = (*runs.get(label, ()), found[place])
         contenders = tuple(
-            Variant(label, method, tuple(one.config for one in runs[label])) for label, method, _ in lines_of(plan)
+            Variant(label, method, tuple(one.config for one in runs[label]), varied)
+            for label, method, varied in lines_of(plan)
         )
         return cls(folder, contenders, runs, plan.get("target"), notes)
 

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -42,6 +42,8 @@ class Variant:
     label: str
     method: str
     configs: tuple[Config, ...]
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of this row that the comparison varies."""
 
 
 def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
@@ -62,7 +64,7 @@ def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
             f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
             "beside it; leave either out.",
         )
-        variants.append(Variant(label, method, configs))
+        variants.append(Variant(label, method, configs, varied))
     labels = [variant.label for variant in variants]
     require(len(set(labels)) == len(labels), f"The same variant is asked for twice: {', '.join(labels)}.")
     return tuple(variants)
