@@ -1,5 +1,6 @@
 """A comparison's folder takes more seeds, methods and rounds, and names what it does not take."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,27 @@ def test_code_that_the_folder_alone_names_is_not_imported(tmp_path, monkeypatch)
     plan.write_text(plan.read_text().replace('"mlp"', '"bad_part:Net"'))
     with pytest.raises(Refusal, match=r"model is bad_part:Net there and nothing here"):
         compare("fedavg", 2, given=SMALL, out=tmp_path / "cmp")
+
+
+def test_a_comparison_of_the_command_line_continues_from_python(tmp_path, covey_command):
+    flags = ["--methods", "fedavg", "--seeds", "1", "--environment", "dirichlet", "--clients", "8", "--cohort", "4"]
+    flags += ["--rounds", "1", "--set", "environment.alpha=0.5", "--set", "local.flip=false"]
+    vary = ["--vary", "local.rate=0.1,0.02", "--vary", "local.epochs=1"]
+    assert covey_command("compare", *flags, *vary, "--out", tmp_path / "cmp", "--json").code == 0
+    plan = json.loads((tmp_path / "cmp" / "compare.json").read_text())
+    given = {key: plan["given"][key] for key in ("clients", "cohort", "rounds")}
+    assert given == {"clients": 8, "cohort": 4, "rounds": 1}
+    assert plan["given"]["environment"] == {"name": "dirichlet", "alpha": 0.5}
+    assert plan["given"]["local"] == {"flip": False}
+    assert plan["vary"] == {"local.rate": [0.1, 0.02], "local.epochs": [1]}
+    before = written(tmp_path / "cmp")
+    asked: dict[str, Any] = {"clients": 8, "cohort": 4, "rounds": 1, "local": {"flip": False}}
+    asked["environment"] = {"name": "dirichlet", "alpha": 0.5}
+    # As folders were written before.
+    text = (tmp_path / "cmp" / "compare.json").read_text()
+    older = text.replace('"clients": 8', '"clients": "8"').replace('"alpha": 0.5', '"alpha": "0.50"')
+    assert older != text
+    for content in (text, older):
+        (tmp_path / "cmp" / "compare.json").write_text(content)
+        compare("fedavg", 1, vary={"local.rate": [0.1, 0.02], "local.epochs": [1]}, given=asked, out=tmp_path / "cmp")
+        assert written(tmp_path / "cmp") == before

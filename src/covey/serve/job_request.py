@@ -18,6 +18,7 @@ from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.comparison.plan import own_names_of, runtime_settled, variants_of
 from covey.job.run_index import kind_of
+from covey.job.typed_settings import typed
 from covey.serve.model_order import (
     base_facts,
     base_run,
@@ -29,7 +30,6 @@ from covey.serve.model_order import (
     mix_asked,
     settings_of,
     target_text,
-    typed,
 )
 from covey.serve.plain_settings import plain, require_no_code, require_no_paths
 from covey.serve.served_folder import ServedFolder

@@ -28,6 +28,7 @@ from covey.job.comparison.plan import (
     variants_of,
 )
 from covey.job.comparison.plan_folder import claim, default_folder
+from covey.job.comparison.typed_plan import with_types
 from covey.job.experiment import dry_run
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.progress_display import bars_wanted, both, comparison_progress
@@ -110,6 +111,7 @@ def compare(
     plan |= {"fairness": True} if fairness else {}
     # As it will be read from its file: a tuple becomes a list.
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
+    plan = with_types(plan)
     metrics = {_possible(variant.configs[0], federation, target).name for variant in variants_of(plan)}
     require(
         len(metrics) == 1,
