@@ -1,4 +1,6 @@
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -271,3 +273,16 @@ def test_paths_and_numbers_of_numpy_are_settings_like_others(tmp_path):
     vary: dict[str, Any] = {"clients": np.array([6, 8])}
     found = compare("fedavg", 1, vary=vary, given=given, out=tmp_path / "all")
     assert [one.label for one in found.contenders] == ["fedavg clients=6", "fedavg clients=8"]
+
+
+def test_the_columns_that_a_guide_names_are_in_the_frame_and_become_csv_and_latex(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/how-to/paper.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.+`) \|", page, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    comparison = compare(["fedavg", "fedprox"], seeds=2, given=SMALL, out=tmp_path / "both", progress=False)
+    table = comparison.frame()[named]
+    assert len(named) == 14
+    assert not any(isinstance(value, dict | list) for value in table.to_numpy().flatten())
+    assert table.to_csv(index=False).splitlines()[1].startswith("fedavg,2,0.")
+    assert r"\toprule" in table.to_latex(index=False, escape=True, na_rep="--")
+    assert comparison.rows[0]["terminal_metrics"]["macro_f1"] > 0
