@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import covey
+from covey.cli import terminal as display
+from covey.cli.run_folder_commands import _broken, _first_of_each_job
+from covey.job.run_summary import RunSummary
 from covey.page.tables import made_by as page_command
 
 QUICK = ["--clients", "6", "--cohort", "3", "--rounds", "2", "--workers", "1", "--set", "local.epochs=1"]
@@ -134,3 +137,27 @@ def test_names_that_covey_gave_fit_a_line_of_80_characters_and_others_keep_their
     covey.run(small, out="runs/mine")
     again = covey_command("runs").out.splitlines()
     assert "method" in again[1] and any("runs/mine" in line and "fedavg" in line for line in again)
+
+
+def test_paths_are_broken_behind_slashes_and_hyphens() -> None:
+    assert _broken("runs/demo/on-demand/federation-10", 13) == "runs/demo/\non-demand/\nfederation-10"
+    assert _broken("runs/20260101-120000-fedavg", 16) == "runs/20260101-\n120000-fedavg"
+    assert _broken("/a//b", 80) == "/a//b"
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_a_narrow_terminal_shows_every_part_of_a_path_whole(shelf: Path, covey_command, monkeypatch, width) -> None:
+    (shelf / "federations-of-may" / "on-demand").mkdir(parents=True)
+    (shelf / "both").rename(shelf / "federations-of-may" / "on-demand" / "comparison-10")
+    monkeypatch.chdir(shelf)
+    monkeypatch.setattr(display.console, "width", width)
+    said = covey_command("runs", "federations-of-may").out
+    assert max(map(len, said.splitlines()[:5])) <= width
+    assert all(part in said for part in ("federations-", "on-demand/", "comparison-"))
+
+
+def test_one_of_several_jobs_for_the_same_targets_is_listed() -> None:
+    jobs = [RunSummary(f"demo/on-demand/federation-{number}", "ondemand", "finished", "3=1") for number in range(10)]
+    other = RunSummary("demo/on-demand/other", "ondemand", "finished", "4=1")
+    runs = [RunSummary(f"demo/{name}", "run", "finished", "fedavg") for name in "ab"]
+    assert _first_of_each_job([*jobs, other, *runs]) == [jobs[0], other, *runs]

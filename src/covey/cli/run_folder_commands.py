@@ -1,10 +1,11 @@
 """`covey runs`, `show` and `rm`: the runs under a folder."""
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 _WIDE = 110
 """Characters of a line from which on a list also has data and time."""
 
+_NARROWEST, _BESIDE = 12, 3
+"""Characters that a column of words keeps beside long paths; those between two columns."""
+
 _SHOWN = 30
-"""Lines of a list that is not filtered; --all shows every one."""
+"""Most lines of a list; --all shows every one."""
 
 
 def runs(
@@ -35,7 +39,9 @@ def runs(
     sort: Annotated[
         str, typer.Option("--sort", metavar="FIGURE", help="changed, score, accuracy, loss, done, name or path.")
     ] = "changed",
-    all_: Annotated[bool, typer.Option("--all", help=f"List all, not only the first {_SHOWN}.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help=f"List all: more than {_SHOWN}, and every job for the same targets.")
+    ] = False,
     json_: JsonFlag = False,
 ) -> None:
     """List runs, comparisons, on-demand jobs and fleets.
@@ -58,13 +64,27 @@ def runs(
     if json_:
         print_json([line.as_mapping() for line in kept])
         return
-    shown = kept if all_ else kept[:_SHOWN]
+    chosen = bool(text or kind or state)
+    shown = kept if all_ else (kept if chosen else _first_of_each_job(kept))[:_SHOWN]
     display.console.print(_table(shown, folder), highlight=False)
     hidden = len(kept) - len(shown)
     display.say(
         f"{len(kept):,} of {len(lines):,}" + (f"; {hidden:,} more with --all" if hidden else "") + ". "
         "Look at one with: covey show FOLDER"
     )
+
+
+def _first_of_each_job(lines: "list[RunSummary]") -> "list[RunSummary]":
+    """Return the lines without on-demand jobs for the same targets beside one that is listed, as the demo has ten."""
+    seen: set[tuple[PurePosixPath, str]] = set()
+    kept = []
+    for line in lines:
+        job = PurePosixPath(line.path).parent, line.name
+        if line.kind != "ondemand" or job not in seen:
+            kept.append(line)
+        if line.kind == "ondemand":
+            seen.add(job)
+    return kept
 
 
 def _table(lines: "list[RunSummary]", folder: Path) -> Table:
@@ -87,17 +107,36 @@ def _table(lines: "list[RunSummary]", folder: Path) -> Table:
     if display.console.width < _WIDE:
         # Folders and methods need the room; folders that Covey has named tell kind and method.
         del columns["data"], columns["changed"]
+        columns["method"] = lambda line: line.name
         if all(_named_by_covey(line) for line in lines):
             columns.pop("kind", None)
             del columns["method"]
     table = Table(box=box.SIMPLE_HEAD)
+    cells = {name: [text(line) for line in lines] for name, text in columns.items()}
+    others = [name for name in ("method", "data") if name in columns]
+    fixed = sum(max(map(len, [name, *cells[name]])) for name in columns if name not in ("folder", *others))
+    room = max(display.console.width - fixed - _BESIDE * len(columns) - _NARROWEST * len(others), _NARROWEST)
+    cells["folder"] = [_broken(path, room) for path in cells["folder"]]
+    longest = max((len(part) for path in cells["folder"] for part in path.split("\n")), default=0)
     for name in columns:
         wide = name in ("folder", "method", "data")
         justify: Literal["left", "right"] = "right" if name in ("rounds", score) else "left"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=not wide)
-    for line in lines:
-        table.add_row(*(text(line) for text in columns.values()))
+        least = min(longest, room) if name == "folder" else None
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=not wide or name == "folder", min_width=least)
+    for row in zip(*(cells[name] for name in columns), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _broken(path: str, width: int) -> str:
+    """Return a path on as many lines as it needs, broken behind its slashes and hyphens."""
+    broken = [""]
+    for name in re.findall(r"[^/]+/?|/", path):
+        for part in [name] if len(name) <= width else re.findall(r"[^-]+-*|-+", name):
+            if broken[-1] and len(broken[-1]) + len(part) > width:
+                broken.append("")
+            broken[-1] += part
+    return "\n".join(broken)
 
 
 def _named_by_covey(line: "RunSummary") -> bool:
