@@ -43,7 +43,7 @@ from covey.flower.roster import Roster
 from covey.flower.simulated_client import app as simulated_app
 from covey.flower.wire import CARRIED, ORDER, REPLY, as_tensor, describe, digest, rebuild, unpack_order
 from covey.job.experiment import Experiment
-from covey.job.runs import loop_run
+from covey.job.loop_run import loop_run
 from covey.job.settings import as_config, describing
 from covey.model import build_model
 from covey.personalization.fedfomo import Offer

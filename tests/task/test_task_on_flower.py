@@ -18,7 +18,7 @@ from covey.flower import InProcessGrid, Strategy, client_app
 from covey.flower.flower_runtime import FlowerRuntime
 from covey.flower.simulated_client import app as simulated_app
 from covey.job.experiment import Experiment
-from covey.job.runs import loop_run
+from covey.job.loop_run import loop_run
 from covey.job.settings import as_config, describing
 from covey.task import MultiLabel, Regression
 from tests.task.federations import FEDERATIONS, SETTINGS, conditions, diabetes

@@ -13,8 +13,9 @@ from covey.core.progress import announce_note
 from covey.core.records import Records
 from covey.environment.federated_data import Federation
 from covey.job.experiment import Experiment, gpu_sentence
+from covey.job.loop_run import loop_run, reopened
 from covey.job.progress_display import both
-from covey.job.runs import Run, loop_run, reopened
+from covey.job.runs import Run
 from covey.job.trackers import tracking
 
 LOCKSTEP_CHECKPOINT = 20.0

@@ -14,23 +14,22 @@ from covey.config.choice import Choice
 from covey.config.schema import Config
 from covey.core.build import build_method, build_module, dataset_of
 from covey.core.checkpoint import checkpoint_round, has_checkpoint, read_checkpoint
-from covey.core.client_store import StoresRows
 from covey.core.interfaces import Method
 from covey.core.interrupt import finishing_the_round
 from covey.core.loaded_state import load_state
-from covey.core.loop import LoopRun, OnRound, run_in_lockstep
+from covey.core.loop import OnRound, run_in_lockstep
 from covey.core.model_constants import read_constants
 from covey.core.progress import announce_note
 from covey.core.records import Records, read_config, read_metrics, require_unused, with_parts_again
 from covey.core.runtime_traits import traits_of
 from covey.core.scores import on_mix, summary, untested_notes
-from covey.core.stall_warning import warn_of_stall
 from covey.data.class_mix import Target, parse_target
 from covey.data.dataset import Dataset, require_class_shares
 from covey.environment.federated_data import Federation
 from covey.errors import Refusal, require
 from covey.job.experiment import Experiment, gpu_sentence
 from covey.job.extension import require_alone, require_extensible, with_rounds
+from covey.job.loop_run import loop_run, reopened
 from covey.job.model_card import card
 from covey.job.model_export import about_model, format_of, write_model
 from covey.job.notebook_table import notebook_table
@@ -382,36 +381,7 @@ def _require_parts(parts: Mapping[str, Any]) -> None:
         require(name in _GIVEN, f"There is no part '{name}' to give again; parts are: {', '.join(_GIVEN)}.")
 
 
-def reopened(experiment: Experiment, folder: Path, stack: ExitStack, config: Config | None = None) -> Records:
-    """Reopen the records of a run, and restore method and runtime as of its last finished round.
-
-    The stack closes the records. A `config` replaces that of the folder.
-    """
-    records, state = Records.reopen(folder, config)
-    stack.enter_context(closing(records))
-    if state is not None:
-        load_state(experiment.method, state, folder)
-    experiment.runtime.restore(read_metrics(folder))
-    return records
-
-
 def _run(experiment: Experiment, records: Records, on_round: OnRound | None, given: Federation | None) -> Run:
     with finishing_the_round(records.folder) as stop:
         run_in_lockstep([loop_run(experiment, records, on_round)], stop)
     return Run(records.folder, experiment.config, given)
-
-
-def loop_run(experiment: Experiment, records: Records, on_round: OnRound | None, runs: int = 1) -> LoopRun:
-    """Return a run as the loop takes it; `runs` advance together."""
-    if isinstance(experiment.method, StoresRows):
-        experiment.method.attach_folder(records.folder, runs=runs)
-        records.on_checkpoint = experiment.method.checkpointed
-    return LoopRun(
-        experiment.method,
-        experiment.runtime,
-        records,
-        experiment.truth,
-        experiment.config.rounds,
-        experiment.config.evaluate_every,
-        warn_of_stall(records.folder, on_round),
-    )
