@@ -1,6 +1,7 @@
 """What is said of a model on demand: above all, what is differentially private in it."""
 
 import covey
+from covey.cli import terminal as display
 from covey.job.on_demand.on_demand_job import resume_ondemand
 from covey.job.run_index import RunIndex
 from covey.serve.job_record import Job
@@ -33,7 +34,7 @@ def test_no_budget_is_named_where_there_is_no_differential_privacy(served_runs, 
     assert "answers: ε = 2 at δ = 1e-05, the fine-tuning: no differential privacy." in found["privacy"]
 
 
-def test_lists_say_what_a_model_on_demand_is(served_runs, tmp_path, covey_command):
+def test_lists_say_what_a_model_on_demand_is(served_runs, tmp_path, covey_command, monkeypatch):
     found = facts(served_runs / "first", tmp_path / "runs" / "made", insight_dp="2,1e-5")
     line = listed(tmp_path / "runs")
     assert (line.mix_accuracy, line.used, line.epsilon) == (found["accuracy"], len(found["clients"]), 2)
@@ -41,6 +42,7 @@ def test_lists_say_what_a_model_on_demand_is(served_runs, tmp_path, covey_comman
     assert line.on_demand == words
     assert words in client_of(tmp_path / "runs").get("/").text
     assert f"{words}." in " ".join(covey_command("show", tmp_path / "runs" / "made").out.split())
+    monkeypatch.setattr(display.console, "width", 300)
     assert "answers with ε" in " ".join(covey_command("runs", tmp_path / "runs").out.split())
     (tmp_path / "runs" / "made" / "mix_scores.json").unlink()
     assert listed(tmp_path / "runs").on_demand == f"{line.used} clients, answers with ε = 2"

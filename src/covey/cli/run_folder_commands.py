@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from covey.job.run_summary import RunSummary
 
 _WIDE = 110
-"""Characters of a line from which on a list also has data and time."""
+"""Characters of a line from which on a list also has data, time, and what is said of models on demand."""
 
 _NARROWEST, _BESIDE = 12, 3
 """Characters that a column of words keeps beside long paths; those between two columns."""
