@@ -182,7 +182,7 @@ def test_findings_come_first_and_the_words_say_how_sure_they_are():
     assert [one["client"] for one in found.findings_first()][:2] == least[::-1]
     assert [one["skew"] for one in found.findings_first()[2:]] == [one["skew"] for one in analysis.each()[:-2]]
     assert f"Less sure, below 7 deviations: {least[0]}; of 24 clients that are alike" in found.verdict
-    assert "in about 1 of 12 analyses" in found.verdict
+    assert "in about 1 of 10 analyses" in found.verdict
     p_values = np.ones(24)
     p_values[least[0]] = 0.06 / 24
     nearly = replace(analysis, confidence=replace(analysis.confidence, p_values=p_values))

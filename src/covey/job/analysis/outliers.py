@@ -11,7 +11,7 @@ STANDS_OUT = 3.5
 CLEAR = 2 * STANDS_OUT
 """Outliers below this may stand out by chance."""
 
-_BY_CHANCE = {100: 12, 300: 4}
+_BY_CHANCE = {75: 10, 150: 7, 250: 5, 400: 4, 700: 3}
 """Largest number of clients → in one of so many analyses of clients that are alike, some client is an outlier.
 
 Simulated, with the lengths of normal vectors of 10 dimensions as the clients' values.
