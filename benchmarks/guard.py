@@ -92,13 +92,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", default="W1", choices=list(WORKLOADS))
-    parser.add_argument("--out", type=Path, help="file to write the result to")
+    parser.add_argument("--out", type=Path, help="file of results; that of the same kind of machine is replaced")
     given = parser.parse_args()
     found = measured(given.rounds, given.workload)
     whole, part = (found[name] * 1e3 for name in ("round_seconds", "guard_seconds"))
     print(f"{found['device']}: a round {whole:.1f} ms, the guard {part:.2f} ms, {found['share']:.1%}")
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        rows = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else []
+        rows = [row for row in rows if row["device"] != found["device"]]
+        given.out.write_text(json.dumps([*rows, found], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

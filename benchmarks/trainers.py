@@ -5,7 +5,7 @@
     python benchmarks/trainers.py --out OUT --device cpu --toy        # all of it in miniature, without a data set
 
 The same command goes on where the last one stopped: rows that are measured stay, and comparisons resume from their
-checkpoints in `--work`. `--out` gets, every minute, speed.jsonl, guard.jsonl, accuracy.json (every evaluation of every
+checkpoints in `--work`. `--out` gets, every minute, speed.jsonl, guard.json, accuracy.json (every evaluation of every
 run so far), summary.txt with what must hold, log.txt, and records.tar.gz (all records, without models).
 
 DATA holds cifar-10-batches-py; EARLIER/src the package covey of an earlier version, for the speed of plain training
@@ -79,7 +79,7 @@ class Steps:
         yield "speed", [*command, "--device", self.given.device, "--seconds", "0" if self.given.toy else "5", *before]
 
     def guard(self) -> Iterator[tuple[str, list[str]]]:
-        done = self.work / "guard.jsonl"
+        done = self.work / "guard.json"
         toy = ["--workload", "W0", "--rounds", "8"] if self.given.toy else ["--rounds", "40"]
         if not done.exists():
             yield "guard", [*script("guard.py"), *toy, "--out", str(done)]
@@ -165,7 +165,7 @@ def publish(work: Path, out: Path) -> None:
     """Copy the results so far, each file whole."""
     out.mkdir(parents=True, exist_ok=True)
     found = curves(work / "accuracy")
-    rows, guard = read(work / "speed.jsonl"), work / "guard.jsonl"
+    rows, guard = read(work / "speed.jsonl"), work / "guard.json"
     texts = {"accuracy.json": json.dumps(found, indent=1), "summary.txt": "\n".join(summary(rows, guard, found)) + "\n"}
     for name, text in texts.items():
         (work / name).write_text(text, encoding="utf-8")
@@ -173,7 +173,7 @@ def publish(work: Path, out: Path) -> None:
     with tarfile.open(records, "w:gz") as tar:
         for path in sorted((work / "accuracy").rglob("*.json*")) if (work / "accuracy").exists() else []:
             tar.add(path, path.relative_to(work))
-    for name in (*texts, "speed.jsonl", "guard.jsonl", "log.txt", records.name):
+    for name in (*texts, "speed.jsonl", "guard.json", "log.txt", records.name):
         if (work / name).exists():
             shutil.copyfile(work / name, out / f"{name}.part")
             (out / f"{name}.part").replace(out / name)
@@ -223,7 +223,7 @@ def summary(rows: Mapping[str, Any], guard: Path, found: Mapping[str, Mapping[st
     if plain and before:
         lines.append(f"sgd: {plain / before:.1%} of the speed before")
     if guard.exists():
-        last = json.loads(guard.read_text(encoding="utf-8").splitlines()[-1])
+        last = json.loads(guard.read_text(encoding="utf-8"))[-1]
         lines.append(f"guard: {last['share']:.2%} of a round ({last['device']})")
     for name, run in found.items():
         accuracy = run["accuracy"]

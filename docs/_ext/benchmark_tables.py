@@ -242,13 +242,21 @@ def server() -> str:
 def guard() -> str:
     """Return the guard's share of a round."""
     stored = json.loads((ROOT / "results" / "guard.json").read_text(encoding="utf-8"))
-    begin, end = stored["load"]
+    rows = [
+        [
+            f"{row['cores']} CPU cores" if row["device"] == "cpu" else row["device"],
+            f"{1000 * row['round_seconds']:,.0f}",
+            f"{1000 * row['guard_seconds']:,.1f}",
+            f"{row['share']:.1%}",
+            str(row["rounds"]),
+            row["torch"],
+        ]
+        for row in stored
+    ]
     return (
-        f"The guard takes {stored['share']:.1%} of a round of {stored['workload']} ({stored['clients']} clients of "
-        f"{stored['parameters'] / 1e6:.1f} million parameters): {1000 * stored['guard_seconds']:,.0f} ms of "
-        f"{stored['round_seconds']:,.1f} s, medians of {stored['rounds']} rounds. From `results/guard.json`: "
-        f"{stored['cores']} CPU cores, PyTorch {stored['torch']}; other programs ran beside it (load {begin:.1f} to "
-        f"{end:.1f}).\n"
+        table(["machine", "round (ms)", "guard (ms)", "share", "rounds", "PyTorch"], rows)
+        + f"\n{stored[0]['workload']}: {stored[0]['clients']} clients of {stored[0]['parameters'] / 1e6:.1f} million "
+        "parameters; medians. From `results/guard.json`.\n"
     )
 
 

@@ -131,7 +131,8 @@ class OneModel:
 
         The model before is kept if the next one leaps, as no client may be able to train from that.
         """
-        before, state = self.model, self.chain.state
+        # The first model is on the host, where a GPU's replies are not.
+        before, state = self.model.to(found.device), self.chain.state
         trainer = self.trainer if len(replies) else None
         learned = None if trainer is None else trainer.part.state_dict()
         sound = bool(torch.isfinite(found).all())

@@ -31,10 +31,10 @@ def test_the_kernels_are_right(monkeypatch, number, precision):
     assert worst_error(layer.cuda(), image, dtype, torch.device("cuda"), samples=37) <= limit
 
 
-@pytest.mark.parametrize(("precision", "limit"), [("tf32", 1e-2), ("bf16", 1e-1)])
+@pytest.mark.parametrize(("precision", "limit"), [("tf32", 3e-2), ("bf16", 1e-1)])
 def test_a_step_with_fused_layers_is_that_of_the_local_runtime(tmp_path, monkeypatch, precision, limit):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(SETTING, "1")
+    monkeypatch.delenv(SETTING, raising=False)
     monkeypatch.setattr(
         "covey.runtime.stacked.graph_capture.candidate_algorithms",
         lambda module, kernels, exact, fused: [dict.fromkeys(fused, "fused")],

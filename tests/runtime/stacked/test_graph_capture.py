@@ -3,7 +3,7 @@
 A stack whose lanes disagree is refused, since the GPU cannot be trusted.
 """
 
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def tuned(launcher, graphs, monkeypatch, spoiled, cached=None, choices=CHOICES):
 
     def make_step_with(terms, algorithms):
         graphs.spoil = spoil_weight if algorithms in spoiled else nothing
-        return make_step(terms, {})
+        return make_step(terms, algorithms if isinstance(make_step, FunctionType) else {})
 
     monkeypatch.setattr(launcher.engine, "make_step", make_step_with)
     monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", True)
@@ -143,6 +143,22 @@ def test_a_cached_algorithm_that_errs_now_is_timed_anew(monkeypatch):
     graphs = FakeGraphs(launcher, monkeypatch)
     assert tuned(launcher, graphs, monkeypatch, CHOICES[:1], cached=CHOICES[0]) == [{"6": CHOICES[1]}]
     assert graphs.steps.recorded is not None
+
+
+def test_a_cached_algorithm_that_does_not_compile_now_is_timed_anew(monkeypatch):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    make_step, tried = launcher.engine.make_step, []
+
+    def without_first(terms, algorithms):
+        tried.append(algorithms)
+        if algorithms == CHOICES[0]:
+            raise RuntimeError("no rule for it")
+        return make_step(terms, {})
+
+    launcher.engine.make_step = without_first
+    assert tuned(launcher, graphs, monkeypatch, [], cached=CHOICES[0]) == [{"6": CHOICES[1]}]
+    assert tried == [CHOICES[0], *CHOICES]
 
 
 def test_the_check_is_skipped_where_memory_is_too_short_for_it(monkeypatch):

@@ -1,6 +1,5 @@
 """A step of all lanes recorded as a CUDA graph, checked, and replayed once for every step of the schedule."""
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from covey.core.progress import waiting_for
-from covey.errors import Refusal, require
+from covey.errors import require
 from covey.model.cuda_graph import record_graph, warm_up
 from covey.runtime.stacked.autotune import (
     TIMED_STEPS,
@@ -130,15 +129,20 @@ class GraphSteps:
         kind, signature = "fused" if together else "ways", engine.signature(self._batch)
         known = nearest(read_cache(kind), signature, count)
         if known is not None and known[1] in candidates:
-            # Lanes agreed when it was cached; something else on the machine may have changed since.
-            with contextlib.suppress(Refusal):
+            # It worked when it was cached; the trainer may be another, or something on the machine may have changed.
+            try:
                 return self._record_with(known[1])
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                # All are timed anew, which says why if none works.
+                pass
         algorithms, found = fastest_graph(candidates, self._record_with)
         write_cache(kind, {**read_cache(kind), signature(count): algorithms})
         return found
 
     def _fused(self) -> list[str]:
-        """Return the convolutions whose pool and ReLU may be fused with them: none, unless that is asked for."""
+        """Return the convolutions whose pool and ReLU may be fused with them."""
         engine = self.engine
         if not wanted() or not engine.has_kernels or engine.precision == "fp32":
             return []
