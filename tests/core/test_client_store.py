@@ -295,6 +295,37 @@ def test_a_row_does_not_keep_the_tensor_of_its_cohort_in_memory() -> None:
     assert store.of([0])[0].values.untyped_storage().nbytes() == ROW == store.bytes_in_memory
 
 
+class OnDevice(Tensor):
+    """A row that says that it lies on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+    def cpu(self, *_: Any, **__: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def test_rows_stay_on_their_device_while_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.core.client_store.room_on", lambda device: 4 * ROW)
+    store = ClientStore(limit=ROW)
+    store.attach(tmp_path, WIDTH, runs=2)
+    for t in (1, 2):
+        store.put(t, {client: row(client, t).as_subclass(OnDevice) for client in range(3)})
+        kinds = [type(one.values) for one in store.of(range(2)).values()]
+        assert kinds == [OnDevice, OnDevice]
+        # The third has no room there, and on the host the limit of two runs leaves none.
+        assert store.bytes_in_memory == 0
+        write(store, tmp_path, t)
+    again = attached(tmp_path)
+    for found in (store.of(range(3)), again.of(range(3))):
+        assert [one.t for one in found.values()] == [2, 2, 2]
+        assert all(torch.equal(one.values.cpu(), row(client, 2)) for client, one in found.items())
+    store.put(3, {0: row(0, 3)})
+    store.put(3, {2: row(2, 3).as_subclass(OnDevice)})
+    assert isinstance(store.of([2])[2].values, OnDevice)
+
+
 def test_without_a_folder_all_rows_are_in_memory_and_in_the_state(tmp_path: Path) -> None:
     store = ClientStore(limit=ROW)
     visit(store, 1, 4, 2, 9)

@@ -20,6 +20,9 @@ from covey.errors import Refusal, require
 _MOVED_AT_ONCE = 1 << 28
 """Most bytes of rows that are moved from old segments to a new one."""
 
+_DEVICE_SHARE = 16
+"""Rows that come from a GPU stay there while all runs' take at most this part of its memory, a sixteenth."""
+
 
 @runtime_checkable
 class StoresRows(Protocol):
@@ -37,7 +40,10 @@ class StoresRows(Protocol):
 class ClientStore:
     """Client → what it kept. On real clients the rows stay there, and this holds the rounds that they are from.
 
-    limit: most bytes of rows in memory, once there is a folder; 0 is none. Those used least recently leave first.
+    Rows that clients wrote on a GPU stay there until they are written to disk, as far as there is room.
+
+    limit: most bytes of rows in the host's memory, once there is a folder; 0 is none. Those used least recently leave
+        first.
     """
 
     def __init__(self, limit: int = 0) -> None:
@@ -46,6 +52,10 @@ class ClientStore:
         self._memory: dict[int, Tensor] = {}
         """Rows in memory, the one used last at the end."""
         self._bytes = 0
+        """Of rows in the host's memory."""
+        self._device_bytes = 0
+        self._runs = 1
+        """Runs that share the device."""
         self._segment_of: dict[int, int] = {}
         """Client → the segment with its row; rows that are not on disk yet have none."""
         self._sizes: dict[int, int] = {}
@@ -75,7 +85,8 @@ class ClientStore:
     def put(self, t: int, rows: Mapping[int, Tensor]) -> None:
         """Keep rows that clients wrote in round `t`, in place of their earlier ones."""
         for client, values in rows.items():
-            row = values.detach().cpu()
+            self._release(client)
+            row = self._placed(values.detach())
             # A row of a larger tensor would keep all of that in memory.
             alone = row.untyped_storage().nbytes() == row.nbytes
             self._rounds[client] = t
@@ -85,10 +96,14 @@ class ClientStore:
 
     def forget(self) -> None:
         """Drop all rows: every client is as if it had never been seen."""
-        self._rounds, self._memory, self._segment_of, self._bytes = {}, {}, {}, 0
+        self._rounds, self._memory, self._segment_of, self._bytes, self._device_bytes = {}, {}, {}, 0, 0
 
-    def attach(self, folder: Path, width: int) -> None:
-        """Keep rows of `width` values in a run folder, from now on; what a kill has left there is removed."""
+    def attach(self, folder: Path, width: int, runs: int = 1) -> None:
+        """Keep rows of `width` values in a run folder, from now on; what a kill has left there is removed.
+
+        The limit, and a GPU's room, are shared by so many runs.
+        """
+        self.limit, self._runs = -(-self.limit // runs), runs
         segments = KeptSegments(folder)
         for client, row in self._memory.items():
             require(
@@ -126,16 +141,16 @@ class ClientStore:
         }
         if self._segments is None:
             rows = self.of(clients)
-            return {**index, "rows": torch.stack([rows[client].values for client in clients])}
+            return {**index, "rows": torch.stack([rows[client].values.cpu() for client in clients])}
         self._write_changed()
         self._compact()
         places = torch.tensor([self._segment_of[client] for client in clients])
         return {**index, "segments": places}
 
     def load_state_dict(self, state: State) -> None:
-        limit, segments = self.limit, self._segments
+        limit, segments, runs = self.limit, self._segments, self._runs
         ClientStore.__init__(self, limit)
-        self._segments = segments
+        self._segments, self._runs = segments, runs
         if not state:
             return
         clients, rounds = (_numbers(state[name], name) for name in ("clients", "rounds"))
@@ -174,9 +189,28 @@ class ClientStore:
 
     def _remember(self, client: int, values: Tensor) -> None:
         """Hold a row in memory, as the one used last."""
-        before = self._memory.pop(client, None)
-        self._bytes += values.nbytes - (0 if before is None else before.nbytes)
+        self._release(client)
+        self._count(values.nbytes, values.device)
         self._memory[client] = values
+
+    def _release(self, client: int) -> None:
+        """Drop a client's row from memory, if it is there."""
+        before = self._memory.pop(client, None)
+        if before is not None:
+            self._count(-before.nbytes, before.device)
+
+    def _count(self, size: int, device: torch.device) -> None:
+        if device.type == "cpu":
+            self._bytes += size
+        else:
+            self._device_bytes += size
+
+    def _placed(self, row: Tensor) -> Tensor:
+        """Return a new row where it is to stay: on its GPU while there is room."""
+        if row.device.type == "cpu":
+            return row
+        room = room_on(row.device) // self._runs
+        return row if self._device_bytes + row.nbytes <= room else row.cpu()
 
     def _make_room(self) -> None:
         """Drop rows from memory until the limit holds; those that are not on disk are written first."""
@@ -189,10 +223,11 @@ class ClientStore:
 
     def _dropped(self) -> bool:
         """Drop rows that are on disk, least recently used first; True once the limit holds."""
-        for client in [client for client in self._memory if client in self._segment_of]:
+        for client, row in list(self._memory.items()):
             if self._bytes <= self.limit:
                 break
-            self._bytes -= self._memory.pop(client).nbytes
+            if client in self._segment_of and row.device.type == "cpu":
+                self._release(client)
         return self._bytes <= self.limit
 
     def _write_changed(self) -> None:
@@ -224,6 +259,11 @@ class ClientStore:
                 rows[client] = KeptRow(self._rounds[client], values)
                 size += values.nbytes
             self._write(rows)
+
+
+def room_on(device: torch.device) -> int:
+    """Return the bytes of a GPU that rows may take."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // _DEVICE_SHARE
 
 
 def _numbers(value: Any, name: str) -> list[int]:

@@ -58,7 +58,7 @@ class KeptSegments:
 
     def write(self, number: int, rows: Mapping[int, KeptRow]) -> None:
         """Write a segment; it is on disk when this returns."""
-        tensors = {str(client): row.values.detach().contiguous() for client, row in sorted(rows.items())}
+        tensors = {str(client): row.values.detach().cpu().contiguous() for client, row in sorted(rows.items())}
         header: SegmentHeader = {
             "segment": number,
             "rounds": {str(client): row.t for client, row in sorted(rows.items())},

@@ -16,7 +16,9 @@ def own_starts(order: Order, layout: Layout) -> Tensor:
     part = trainer.ref.part
     packing = Packing(part.kept, layout)
     starts = [
-        with_personal(part, order.start_of(position), packing.flat(trainer.kept[client].values), layout)
+        with_personal(
+            part, order.start_of(position), packing.flat(trainer.kept[client].values.to(order.start.device)), layout
+        )
         if client in trainer.kept
         else order.start_of(position)
         for position, client in enumerate(order.clients.tolist())

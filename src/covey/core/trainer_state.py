@@ -92,8 +92,7 @@ class TrainerChoice:
         """Keep what simulated clients keep in a run folder; of real clients there is nothing to keep."""
         setting, fields = self.part.setting, self.part.kept
         if fields and not setting.live:
-            self.store.limit = -(-self.store.limit // runs)
-            self.store.attach(folder, Packing(fields, setting.layout).size)
+            self.store.attach(folder, Packing(fields, setting.layout).size, runs)
 
     def state_dict(self) -> State:
         return {"part": self.part.state_dict(), "kept": self.store.state_dict()}

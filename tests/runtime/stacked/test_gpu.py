@@ -407,3 +407,26 @@ def test_moments_and_averages_on_the_gpu_are_those_of_the_local_runtime(tmp_path
     assert (one - other).norm() <= 1e-9 * one.norm()
     for mine, theirs in zip(local.metrics, stacked.metrics, strict=True):
         assert mine["raw_loss"] == pytest.approx(theirs["raw_loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("trainer", ["scaffold", "feddyn", "moon", "ditto"])
+def test_a_run_whose_clients_keep_rows_on_the_gpu_resumes_to_the_same_bits(tmp_path, monkeypatch, trainer):
+    given = {
+        **({"method": "ditto"} if trainer == "ditto" else {"method": trainer}),
+        "dataset": COLOUR,
+        "model": "tutorial-cnn",
+        "environment": {"name": "dirichlet", "alpha": 0.5},
+        "clients": 8,
+        "cohort": 4,
+        "local": {"epochs": 1, "batch": 8, "rate": 0.05},
+        "runtime": "stacked",
+        "device": "cuda",
+        "precision": "bf16",
+    }
+    whole = covey.run(given, rounds=4, out=tmp_path / "whole")
+    covey.run(given, rounds=2, out=tmp_path / "parts")
+    # The first rows are on the host now, and later ones have no room on the device.
+    monkeypatch.setattr("covey.core.client_store.room_on", lambda device: 0)
+    parts = covey.resume(tmp_path / "parts", rounds=4)
+    losses = [[row["train_loss"] for row in run.metrics] for run in (whole, parts)]
+    assert losses[0] == losses[1]

@@ -236,14 +236,19 @@ class Launcher:
         self, own: TrainerLanes, lanes: Tensor, segments: list[Segment], results: list[TrainResult]
     ) -> None:
         """Copy what a trainer's clients reply and keep out of their lanes."""
+        by_request: dict[int, list[int]] = {}
+        for number, one in enumerate(segments):
+            by_request.setdefault(one.request, []).append(number)
         for name, rows in zip(
             ("reply", "kept"), own.final(lanes, self.lanes.parameters, self.lanes.buffers), strict=True
         ):
             if rows is None:
                 continue
-            for number, one in enumerate(segments):
-                place: Tensor = getattr(results[one.request], name)
-                place[one.position] = rows[number].to(place.device)
+            for request, numbers in by_request.items():
+                place: Tensor = getattr(results[request], name)
+                positions = [segments[number].position for number in numbers]
+                source = _consecutive(numbers) or self._tensor(numbers)
+                place[_consecutive(positions) or positions] = rows[source].to(place.device)
 
     def _tensor(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
         """Copy numbers to the device, without waiting for it."""

@@ -160,8 +160,7 @@ def _replies(runtime: StackedRuntime, order: Order, tables: ClientTables, traine
             packing = Packing(order.trainer.ref.part.replied, runtime.engine.layout)
             measured[TRAINER] = {name: rows.clone() for name, rows in packing.flat(trained.reply.cpu()).items()}
         if trained.kept is not None:
-            rows = trained.kept.cpu()
-            kept[TRAINER] = {client: {KEPT: rows[place]} for place, client in enumerate(clients.tolist())}
+            kept[TRAINER] = {client: {KEPT: row} for client, row in zip(clients.tolist(), trained.kept, strict=True)}
     replies = replies_from_stack(order, states, runtime.federation.sizes[clients], losses, measured, kept)
     return replace(replies, timing=Timing(probe_seconds=seconds))
 

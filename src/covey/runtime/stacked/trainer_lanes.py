@@ -104,12 +104,9 @@ class TrainerLanes:
             self.sent[lanes] = torch.stack([packed[id(one)] for one in orders])
         ages = [0] * len(segments)
         if self.kept.shape[1]:
-            rows = torch.zeros(len(segments), self.kept.shape[1], dtype=dtype)
-            for number, (segment, order) in enumerate(zip(segments, orders, strict=True)):
-                if segment.client in order.kept:
-                    row = order.kept[segment.client]
-                    rows[number], ages[number] = row.values, segment.t - row.t
-            self.kept[lanes] = rows.to(device)
+            held = [order.kept.get(segment.client) for segment, order in zip(segments, orders, strict=True)]
+            ages = [0 if row is None else one.t - row.t for one, row in zip(segments, held, strict=True)]
+            self.kept[lanes] = _stacked([None if row is None else row.values for row in held], self.kept)
         numbers = [_numbers(one) for one in segments]
         self.numbers[lanes] = torch.tensor(numbers, dtype=dtype).to(device)
         self.age[lanes] = torch.tensor(ages).to(device)
@@ -143,6 +140,21 @@ class TrainerLanes:
             for fields, values in ((trainer.replied, reply), (trainer.kept, kept))
         )
         return next(packed), next(packed)
+
+
+def _stacked(rows: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Return rows as one tensor, zero where there is none; those on the host are copied to the device together."""
+    stacked = like.new_zeros(len(rows), like.shape[1])
+    for on_host in (True, False):
+        places = [place for place, row in enumerate(rows) if row is not None and (row.device.type == "cpu") == on_host]
+        if places:
+            found = torch.stack([row for place in places if (row := rows[place]) is not None]).to(like)
+            stacked = found if len(places) == len(rows) else stacked.index_copy_(0, _places(places, like), found)
+    return stacked
+
+
+def _places(numbers: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, device=like.device)
 
 
 def _numbers(one: Segment) -> list[float]:
