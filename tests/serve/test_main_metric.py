@@ -35,6 +35,9 @@ def test_pages_figures_and_events_tell_the_main_metric_of_other_tasks(served_reg
     sent = shortened(run.metrics[-1])
     assert (sent["score"], sent["label"], sent["share"]) == (score, "RMSE", False)
     assert [line["score"] for line in asked.get("/runs?order=score").json()] == [score]
+    assert len(asked.get("/runs?kind=run&state=finished").json()) == 1 and asked.get("/runs?kind=fleet").json() == []
+    for unknown in ("kind=nonsense", "state=done", "order=luck"):
+        assert asked.get(f"/runs?{unknown}").status_code == 422
 
 
 def test_the_events_of_a_job_have_the_main_metric_of_other_tasks(served_regression, tmp_path):

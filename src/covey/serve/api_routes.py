@@ -14,6 +14,7 @@ from covey.core.interrupt import request_stop
 from covey.errors import Refusal, require
 from covey.job.on_demand.nearest_mix import BaseShares
 from covey.job.run_index import RunIndex, filtered, member_runs
+from covey.job.run_summary import KINDS, STATES
 from covey.serve.job_queue import JobQueue
 from covey.serve.job_record import Job
 from covey.serve.job_request import (
@@ -220,8 +221,8 @@ def routes(do: ServeActions) -> APIRouter:
     @api.get("/runs", summary="Runs, comparisons, on-demand jobs and fleets")
     def runs(
         text: str = "",
-        kind: str = "",
-        state: str = "",
+        kind: Annotated[str, Query(pattern=f"^({'|'.join(KINDS)})?$")] = "",
+        state: Annotated[str, Query(pattern=f"^({'|'.join(STATES)})?$")] = "",
         order: Annotated[str, Query(pattern=f"^({'|'.join(_ORDERS)})$")] = "changed",
         descending: bool = True,
         most: Annotated[int, Query(ge=1, le=10_000)] = 1000,
