@@ -224,6 +224,41 @@ def _runs(row: str) -> str:
     return "alone" if runs == 1 else f"{runs} runs"
 
 
+_STEP_PARTS = {
+    "_image_gradient_kernel": "gradient of the second convolution's inputs",
+    "_filter_gradient_kernel": "gradients of filters",
+    "_collect_kernel": "gradients of filters",
+    "_forward_kernel": "convolutions, pools and ReLUs",
+    "triton_": "samples, crops, flips, updates and what else is element by element",
+}
+"""Kinds of kernels by how their names begin; all others are the dense layers'."""
+
+
+def step() -> str:
+    """Return the time of a step of W2 with convolution, pool and ReLU apart and as one operator."""
+    stored = json.loads((ROOT / "results" / "fused.json").read_text(encoding="utf-8"))
+    names = {"kernel, slices": "each by itself", "fused, fused": "as one operator"}
+    taken = {row["way"]: row for row in stored["steps"]}
+    rows = [
+        [name, f"{taken[way]['us'] / 1000:.2f}", f"{400 * taken[way]['lanes'] / taken[way]['us']:.1f}"]
+        for way, name in names.items()
+    ]
+    parts: dict[str, float] = {}
+    for row in stored["profile"]:
+        if row["way"] == "fused, fused":
+            known = (name for begin, name in _STEP_PARTS.items() if row["kernel"].startswith(begin))
+            part = next(known, "dense layers and the rest")
+            parts[part] = parts.get(part, 0.0) + row["us"] / 1000
+    shares = [[part, f"{time:.2f}"] for part, time in sorted(parts.items(), key=lambda one: -one[1])]
+    return (
+        table(["convolution, pool and ReLU", "a step of 100 clients (ms)", "million client-samples/s"], rows)
+        + "\nAs one operator, of which:\n\n"
+        + table(["part", "ms"], shares)
+        + f"\nFrom `results/fused.json`: {stored['device']}, bf16, PyTorch {stored['torch']}, commit "
+        f"`{stored['commit'][:10]}`.\n"
+    )
+
+
 def server() -> str:
     """Return the time and memory of the server's own work."""
     stored = json.loads((ROOT / "results" / "server.json").read_text(encoding="utf-8"))
@@ -302,6 +337,7 @@ MEASURED = {
     "cpu-rows": cpu_rows,
     "limits": limits,
     "host": host,
+    "step": step,
     "server": server,
     "guard": guard,
     "million": million,
