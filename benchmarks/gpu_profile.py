@@ -1,4 +1,4 @@
-"""Where the time of whole rounds goes on a GPU, by kernel: training, filling and emptying lanes, aggregation, evaluation.
+"""Where the time of whole rounds goes on a GPU, by kernel: training, filling lanes, aggregation, evaluation.
 
     python benchmarks/gpu_profile.py --workload W1 --runs 1 --out OUT/W1-1.json
 
@@ -21,13 +21,18 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import covey
-from benchmarks.gpu import covey_settings, settle
+from benchmarks.gpu_settings import covey_settings
 from benchmarks.workloads import WORKLOADS
 
 _FIRST = 12
 """Rounds before those that are traced."""
 
 _TRACED = 5
+
+
+def settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 class Tracer:
@@ -47,11 +52,11 @@ class Tracer:
         number = self.calls // self.runs
         if number == _FIRST:
             settle()
-            self.profiler.__enter__()
+            self.profiler.start()
         if number == _FIRST + _TRACED:
             settle()
             self.traced = time.perf_counter() - self.ends[-_TRACED]
-            self.profiler.__exit__(None, None, None)
+            self.profiler.stop()
         self.ends.append(time.perf_counter())
 
 
