@@ -82,20 +82,24 @@ def _untested(gains: Sequence[Gain]) -> str:
     return "; ".join(f"{gain.text}, one seed" for gain in gains if gain.found is not None)
 
 
-def claims_table(claims: Sequence[Claim], of: str = "claim of the paper") -> list[Part]:
-    """Return the section with a verdict on each claim; `of` says what they are."""
+_MEANINGS: Mapping[Verdict, str] = {
+    "holds in part": "holds in part: clear of zero but smaller than printed, or not in all places",
+    "open": "open: these seeds exclude neither zero nor the printed gain",
+    "does not hold": "does not hold: no gain is clear of zero, and in some place the printed one is excluded",
+    "not tested": "not tested: not run, or with one seed only",
+}
+
+
+def claims_table(
+    claims: Sequence[Claim], of: str = "claim of the paper", meanings: Mapping[Verdict, str] | None = None
+) -> list[Part]:
+    """Return the section with a verdict on each claim; `of` says what they are, `meanings` what verdicts mean here."""
     rows = [[claim.text, f"**{claim.verdict}**", claim.found or "-"] for claim in claims]
-    return ["## Claims", Table((of, "verdict", "measured here"), rows), _legend(claims)]
+    return ["## Claims", Table((of, "verdict", "measured here"), rows), _legend(claims, meanings or _MEANINGS)]
 
 
-def _legend(claims: Sequence[Claim]) -> str:
+def _legend(claims: Sequence[Claim], meanings: Mapping[Verdict, str]) -> str:
     """Explain the verdicts that occur and are not plain."""
-    meanings: Mapping[Verdict, str] = {
-        "holds in part": "holds in part: clear of zero but smaller than printed, or not in all places",
-        "open": "open: these seeds exclude neither zero nor the printed gain",
-        "does not hold": "does not hold: no gain is clear of zero, and in some place the printed one is excluded",
-        "not tested": "not tested: not run, or with one seed only",
-    }
     used = {claim.verdict for claim in claims}
     words = [meaning for verdict, meaning in meanings.items() if verdict in used]
     sentence = "Intervals are 95 %, over seeds, of differences seed by seed."

@@ -103,8 +103,31 @@ def test_verdicts_follow_the_runs():
     assert "FedACS: +5.0 ± 0.1" in row[2] or "FedACS: +5.1 ± 0.1" in row[2]
     (row,) = rows_of(text, "Not below Oort with momentum and averaging, in any of FedACS's environments")
     assert row[1] == "**does not hold**"
+    assert "does not hold: the interval excludes it" in text
     (row,) = rows_of(text, "few classes", "random + averaged")
     assert row[2].startswith("70.0") and row[3].startswith("66.")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [((0.70, 0.72, 0.71), "holds in part"), ((0.70, 0.78, 0.75), "open"), ((0.76, 0.77, 0.76), "does not hold")],
+)
+def test_not_being_below_is_judged_by_mean_and_interval(theirs, verdict):
+    runs = [made(accuracy, "few-class", "oort", "plus", seed) for seed, accuracy in enumerate(theirs)]
+    runs += [made(0.74, "few-class", "covey", seed=seed) for seed in range(3)]
+    (row,) = rows_of(page(*runs), "Not below Oort with momentum and averaging, in any of FedACS's environments")
+    assert row[1] == f"**{verdict}**"
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [((0.72, 0.73, 0.72), "holds in part"), ((0.70, 0.78, 0.71), "open"), ((0.70, 0.71, 0.69), "does not hold")],
+)
+def test_a_goal_of_points_is_open_where_its_interval_reaches_it(ours, verdict):
+    runs = [made(accuracy, "few-class", "covey", seed=seed) for seed, accuracy in enumerate(ours)]
+    runs += [made(0.70, "few-class", "fedavg", "averaged", seed, raw=0.70) for seed in range(3)]
+    (row,) = rows_of(page(*runs), "At least +4 over the papers' methods as printed (few classes)")
+    assert row[1] == f"**{verdict}**"
 
 
 def test_rounds_to_randoms_accuracy_are_shares_of_its_rounds():
