@@ -5,9 +5,11 @@
 Rounds are those of `benchmarks/gpu.py`'s rows, `covey compare` with records and evaluation every five rounds. The first
 ones compile and are left out; five rounds are traced, so one of them evaluates. `busy` is the share of the wall time in
 which the GPU computes or copies; tracing itself makes rounds somewhat longer, and their time without it is printed too.
+With `--host`, five more rounds tell which functions of the host take most, without and with what they call.
 """
 
 import argparse
+import cProfile
 import json
 import sys
 import tempfile
@@ -44,6 +46,7 @@ class Tracer:
         self.profiler = profile(activities=[kind])
         self.ends: list[float] = []
         self.traced = 0.0
+        self.host = cProfile.Profile()
 
     def on_round(self, record: dict[str, Any]) -> None:
         self.calls += 1
@@ -57,6 +60,9 @@ class Tracer:
             settle()
             self.traced = time.perf_counter() - self.ends[-_TRACED]
             self.profiler.stop()
+            self.host.enable()
+        if number == _FIRST + 2 * _TRACED:
+            self.host.disable()
         self.ends.append(time.perf_counter())
 
 
@@ -69,7 +75,7 @@ def traced(name: str, runs: int, precision: str, device: str) -> dict[str, Any]:
             ["fedavg"],
             seeds=runs,
             given=covey_settings(workload, precision, device, test=10_000 if on_gpu else 500),
-            rounds=_FIRST + _TRACED,
+            rounds=_FIRST + 2 * _TRACED,
             out=Path(folder) / "runs",
             on_round=tracer.on_round,
         )
@@ -90,7 +96,20 @@ def traced(name: str, runs: int, precision: str, device: str) -> dict[str, Any]:
         "traced_round_ms": 1e3 * tracer.traced / _TRACED,
         "busy": sum(float(row["ms"]) for row in rows) / (1e3 * tracer.traced / _TRACED),
         "kernels": rows,
+        "host": host_rows(tracer.host),
     }
+
+
+def host_rows(profiler: cProfile.Profile) -> list[dict[str, Any]]:
+    """Return functions with their milliseconds in a round, alone and with what they call; the dearest first."""
+    rows: list[dict[str, Any]] = []
+    for one in profiler.getstats():
+        code = one.code
+        place = code if isinstance(code, str) else "/".join(Path(code.co_filename).parts[-2:])
+        name = place if isinstance(code, str) else f"{code.co_qualname} ({place}:{code.co_firstlineno})"
+        times = {"alone_ms": 1e3 * one.inlinetime / _TRACED, "ms": 1e3 * one.totaltime / _TRACED}
+        rows.append({"function": name, "calls": one.callcount / _TRACED, **times})
+    return sorted(rows, key=lambda row: -float(row["alone_ms"]))[:200]
 
 
 def main() -> None:
@@ -100,6 +119,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--most", type=int, default=25, help="kernels to print")
+    parser.add_argument("--host", action="store_true", help="print functions of the host too")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = traced(given.workload, given.runs, given.precision, given.device)
@@ -109,6 +129,10 @@ def main() -> None:
     )
     for row in found["kernels"][: given.most]:
         print(f"  {row['ms']:9.3f} ms in {row['calls']:7.1f} calls: {row['kernel'][:110]}")
+    if given.host:
+        for row in found["host"][: given.most]:
+            about = f"{row['alone_ms']:8.3f} ms alone, {row['ms']:8.3f} in all"
+            print(f"  {about}, {row['calls']:7.1f} calls: {row['function']}")
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
