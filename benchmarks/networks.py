@@ -10,7 +10,9 @@ GROUPS = 2
 class ResNet18(nn.Module):
     """ResNet-18 with group norm: a stem of 7 x 7 and a pool, which halve the image each, and four stages of two blocks.
 
-    11,227,812 parameters on 3 x 32 x 32 and 100 classes.
+    11,227,812 parameters on 3 x 32 x 32 and 100 classes. FedML's configuration of this benchmark, which FLUTE repeats,
+    names group norm; FLUTE's own code makes its network with batch norm and 1,000 outputs (commit 405ac096). Its 102
+    minutes for 4,000 rounds are of four processes.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
