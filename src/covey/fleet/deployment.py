@@ -29,8 +29,8 @@ exec covey fleet node . "$@"
 _README = """\
 # Fleet {title}
 
-Server: `{address}`. Sites: {sites}. Everybody needs `pip install 'covey[flower]'`, of the same version
-(the server `'covey[flower,report]'`, for `covey report`).
+Server: `{address}`. Sites: {sites}. Everybody needs the same version of Covey, with Flower: in its
+source folder `pip install '.[flower]' --constraint constraints.txt`. The server, for `covey report`: `'.[flower,report]'`.
 
 ## Once
 

@@ -25,7 +25,7 @@ declare_traits("fleet", RuntimeTraits(live=True, takes_fleet=True, elsewhere=Tru
 
 @runtimes.add("flower")
 def flower(federation: Federation, module: nn.Module, config: Config) -> Runtime:
-    """Flower's simulation engine (Ray): each client is a node of its own; needs `pip install covey[flower]`."""
+    """Flower's simulation engine (Ray): each client is a node of its own; needs the extra `flower`."""
     build: Callable[..., Runtime] = _late("flower", "covey.flower.flower_runtime").FlowerRuntime.of
     return build(federation, module, config)
 
