@@ -30,7 +30,8 @@ _README = """\
 # Fleet {title}
 
 Server: `{address}`. Sites: {sites}. Everybody needs the same version of Covey, with Flower: in its
-source folder `pip install '.[flower]' --constraint constraints.txt`. The server, for `covey report`: `'.[flower,report]'`.
+source folder `pip install '.[flower]' --constraint constraints.txt`. For `covey report` the server has
+`'.[flower,report]'`.
 
 ## Once
 
