@@ -180,13 +180,18 @@ class Launcher:
         segments = [visits[number].segment for number in numbers]
         lanes = self._tensor([visits[number].lane for number in numbers])
         # When all lanes begin, they are written as a whole.
-        place = slice(None) if len(numbers) == self.count else lanes
+        whole = len(numbers) == self.count and _consecutive([visits[number].lane for number in numbers]) is not None
+        place = slice(None) if whole else lanes
         start, anchor = (self._tensor([models.row(one) for one in segments]) for models in (starts, anchors))
         for slot in layout.parameters:
             name = slot.name
-            stack.parameters[name][place] = slot.of(starts.rows).index_select(0, start)
-            if stack.working[name] is not stack.parameters[name]:
-                stack.working[name][place] = stack.parameters[name][place].to(stack.working[name].dtype)
+            own, working = stack.parameters[name], stack.working[name]
+            if whole:
+                torch.index_select(slot.of(starts.rows), 0, start, out=own)
+            else:
+                own[place] = slot.of(starts.rows).index_select(0, start)
+            if working is not own:
+                working[place] = own[place]
             if name in stack.received:
                 stack.received[name][place] = slot.of(anchors.rows).index_select(0, anchor)
             for history in (stack.velocity, stack.first_moment, stack.second_moment):
