@@ -18,10 +18,12 @@ from covey.model.layout import Layout
 from covey.runtime.stacked.autotune import FEW_LANES, Signature, fastest_lanes
 from covey.runtime.stacked.convolution import ConvAlgorithm, has_many_channels, with_kernels
 from covey.runtime.stacked.device_data import DeviceDataset
+from covey.runtime.stacked.kept_step import KeptStep, can_be_kept
 from covey.runtime.stacked.lane_schedule import LaunchShape, Segment, pack, suitable_lanes, without_giants
 from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Step, StepTerms, make_step
 from covey.runtime.stacked.launcher import Launcher, TrainRequest, TrainResult
 from covey.runtime.stacked.stack_module import stack_module
+from covey.runtime.stacked.step_key import step_key
 from covey.runtime.stacked.triton_support import available
 
 MOST_LANES = 512
@@ -56,7 +58,7 @@ class Engine:
         self._traceable = self.layout.head[0].name if self.layout.head else ""
         self.dtype = self.learner.dtype
         self.memory = memory
-        self.stacks_scores = device.type == "cuda"
+        self.stacks_scores = self.compiles = device.type == "cuda"
         self.most_lanes = self._first_guess()
         self.module = module
         self._launchers: dict[tuple[LaunchKind, int], Launcher] = {}
@@ -121,16 +123,28 @@ class Engine:
         learner, compute = self.learner, COMPUTE_DTYPES[self.precision]
         cast_constants(module, compute)
         step = make_step(module, terms, learner.scale, learner.shift, self.dtype, compute, learner.task)
-        compiled = torch.compile(step, dynamic=False) if self.device.type == "cuda" else step
+        if self.compiles:
+            step = self._compiled(step, module, terms)
         # A model of somebody's own may call PyTorch's fused attention, for which vmap has no rule.
-        return compiled if type(self.module).__module__.startswith("covey.") else in_plain_attention(compiled)
+        return step if type(self.module).__module__.startswith("covey.") else in_plain_attention(step)
+
+    def _compiled(self, step: Step, module: nn.Module, terms: StepTerms) -> Step:
+        """Return a step that is compiled at first use, or loaded if it was kept."""
+        key = step_key(module, terms, self.learner.task, self._machine, self.precision) if can_be_kept() else ""
+        if not key:
+            return torch.compile(step, dynamic=False)
+        constants = [self.learner.scale, self.learner.shift, *module.parameters(), *module.buffers()]
+        return KeptStep(step, constants, key)
+
+    @property
+    def _machine(self) -> str:
+        return f"{torch.cuda.get_device_name(self.device)} torch {torch.__version__}"
 
     def signature(self, batch: int) -> Signature:
         """Return the cache key of autotuning as a function of the number of lanes."""
         shapes = [slot.shape for slot in self.layout.parameters]
         sample = tuple(self.data.x.shape[1:])
-        machine = f"{torch.cuda.get_device_name(self.device)} torch {torch.__version__}"
-        about = type(self.module).__name__, shapes, sample
+        machine, about = self._machine, (type(self.module).__name__, shapes, sample)
         return lambda lanes: f"{machine} {(*about, lanes, batch, self.precision)}"
 
     def _home(self, requests: Sequence[TrainRequest]) -> torch.device:
