@@ -2,7 +2,14 @@
 
 import pytest
 
-from covey.runtime.stacked.autotune import cache_file, fastest_lanes, nearest, read_cache, write_cache
+from covey.runtime.stacked.autotune import (
+    cache_file,
+    fastest_graph,
+    fastest_lanes,
+    nearest,
+    read_cache,
+    write_cache,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +67,23 @@ def test_a_cache_that_cannot_be_written_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     write_cache("ways", {"a": 1})
     assert read_cache("ways") == {}
+
+
+def test_no_more_candidates_are_tried_once_the_first_that_works_is_known_to_win(monkeypatch):
+    monkeypatch.setattr("covey.runtime.stacked.autotune.replay_seconds", lambda graph, repeats: len(graph))
+    recorded, asked = [], []
+
+    def record(candidate):
+        recorded.append(candidate)
+        if candidate == "errs":
+            raise RuntimeError("it does not compile")
+        return f"graph of {candidate}"
+
+    def wins(candidate):
+        asked.append(candidate)
+        return candidate == "best"
+
+    assert fastest_graph(["errs", "best", "a"], record, wins) == ("best", "graph of best")
+    assert recorded == ["errs", "best"] and asked == ["best"]
+    assert fastest_graph(["longer", "best", "a"], record, wins)[0] == "a"
+    assert asked == ["best", "longer"]

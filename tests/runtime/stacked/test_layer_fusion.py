@@ -202,7 +202,7 @@ def test_fused_layers_are_tried_where_they_are_right_unless_turned_off(monkeypat
     module = build_model("tutorial-cnn", {}, (3, 16, 16), 10, 0)
     engine = Engine(module, federation.dataset, "bf16", torch.device("cpu"))
     steps = graph_capture.GraphSteps.__new__(graph_capture.GraphSteps)
-    steps.engine = engine
+    steps.engine, steps._batch = engine, 7
     engine.has_kernels = True
     monkeypatch.setenv(SETTING, "0")
     assert not wanted() and steps._fused() == []
@@ -210,6 +210,16 @@ def test_fused_layers_are_tried_where_they_are_right_unless_turned_off(monkeypat
     assert wanted() and steps._fused() == ["conv1", "conv2"]
     monkeypatch.setattr(pooled_check, "worst_error", lambda *given: 1.0)
     assert steps._fused() == []
+    checked: list[int] = []
+
+    def right(*given: Any) -> float:
+        checked.append(given[-1])
+        return 0.0
+
+    monkeypatch.setattr(pooled_check, "worst_error", right)
+    assert steps._fused() == ["conv1", "conv2"] and checked == [7, 7]
+    steps._batch = 400
+    assert steps._fused() == ["conv1", "conv2"] and checked[2:] == [64, 64]
     engine.has_kernels = False
     monkeypatch.undo()
     monkeypatch.delenv(SETTING, raising=False)

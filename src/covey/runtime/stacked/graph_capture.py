@@ -22,6 +22,7 @@ from covey.runtime.stacked.convolution import ConvAlgorithm, candidate_algorithm
 from covey.runtime.stacked.lane_check import LaneMismatch, check_lanes, mismatch_message
 from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, Step, StepTerms
 from covey.runtime.stacked.layer_fusion import fusible, wanted
+from covey.runtime.stacked.layer_timing import fused_layers_win
 from covey.runtime.stacked.pooled_check import layers_agree
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class GraphSteps:
             except Exception:
                 # All are timed anew, which says why if none works.
                 pass
-        algorithms, found = fastest_graph(candidates, self._record_with)
+        algorithms, found = fastest_graph(candidates, self._record_with, self._wins)
         write_cache(kind, {**read_cache(kind), signature(count): algorithms})
         return found
 
@@ -148,7 +149,16 @@ class GraphSteps:
             return []
         names, compute = fusible(engine.module), COMPUTE_DTYPES[engine.precision]
         sample = engine.data.x.shape[1:]
-        return names if names and layers_agree(engine.module, names, sample, compute, engine.device) else []
+        given = engine.module, names, sample, compute, engine.device, self._batch
+        return names if names and layers_agree(*given) else []
+
+    def _wins(self, algorithms: dict[str, ConvAlgorithm]) -> bool:
+        """True if all layers are fused, and faster than their convolutions alone: nothing else needs compiling."""
+        if set(algorithms.values()) != {"fused"}:
+            return False
+        engine, shape = self.engine, (len(self.lanes.loss), self._batch)
+        sample, compute = engine.data.x.shape[1:], COMPUTE_DTYPES[engine.precision]
+        return fused_layers_win(engine.module, list(algorithms), sample, *shape, compute, engine.device)
 
     def _record_with(self, algorithms: dict[str, ConvAlgorithm]) -> StepGraph:
         return self._record(self.engine.make_step(self._terms, algorithms))

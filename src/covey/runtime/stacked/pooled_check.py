@@ -10,28 +10,43 @@ from torch import Tensor, nn
 from covey.runtime.stacked.convolution import convolutions
 from covey.runtime.stacked.pooled_convolution_kernels import DEAD
 
-_LANES, _SAMPLES = 3, 5
+_LANES, _SAMPLES, _MOST_SAMPLES = 3, 5, 64
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-3, torch.float16: 3e-3, torch.bfloat16: 1e-2}
 """Largest error, relative to the largest value; float32 may multiply in tf32."""
 
 
-def layers_agree(
-    module: nn.Module, names: Collection[str], sample: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> bool:
-    """True if each of these convolutions, with its pool and ReLU, is right for samples `[c, h, w]`."""
+def image_shapes(
+    module: nn.Module, names: Collection[str], sample: Sequence[int], device: torch.device
+) -> dict[str, Sequence[int]]:
+    """Return the shapes `[i, h, w]` of the images that these convolutions get for samples `[c, h, w]`."""
     copied = copy.deepcopy(module).to(device, torch.float32).eval()
-    layers, shapes = convolutions(copied), {}
-    hooks = [
+    layers: dict[str, nn.Conv2d] = convolutions(copied)
+    shapes: dict[str, Sequence[int]] = {}
+    for name in names:
         layers[name].register_forward_pre_hook(lambda _, given, name=name: shapes.update({name: given[0].shape[1:]}))
-        for name in names
-    ]
     with torch.no_grad():
         copied(torch.zeros(2, *sample, device=device))
-    for hook in hooks:
-        hook.remove()
+    return shapes
+
+
+def layers_agree(
+    module: nn.Module,
+    names: Collection[str],
+    sample: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    batch: int = _SAMPLES,
+) -> bool:
+    """True if each of these convolutions, with its pool and ReLU, is right for samples `[c, h, w]`.
+
+    With the batch of the steps that follow, a small one, these use the kernels that are compiled for the check.
+    """
+    layers, shapes = convolutions(module), image_shapes(module, names, sample, device)
+    samples = min(batch, _MOST_SAMPLES)
     try:
-        return all(worst_error(layers[name], shapes[name], dtype, device) <= TOLERANCES[dtype] for name in names)
+        errors = (worst_error(layers[name], shapes[name], dtype, device, samples) for name in names)
+        return all(error <= TOLERANCES[dtype] for error in errors)
     except torch.OutOfMemoryError:
         raise
     except Exception:
