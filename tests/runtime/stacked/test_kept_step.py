@@ -200,6 +200,15 @@ def test_the_oldest_steps_make_room(folder):
     assert len(names) == MOST_FILES and file.name in names and "0.step" not in names and "1.step" not in names
 
 
+def test_a_disk_that_is_full_leaves_nothing_and_stops_nothing(folder, monkeypatch):
+    def full(self, target):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    assert same(taken(kept()), taken(torch.compile(a_step(), dynamic=False)))
+    assert list(folder.iterdir()) == []
+
+
 def test_the_variable_turns_it_off(monkeypatch):
     monkeypatch.setenv(SETTING, "0")
     assert not can_be_kept()

@@ -184,9 +184,13 @@ def write_step(file: Path, graph: Graph, places: Sequence[int]) -> None:
         if not _is_ours(file.parent, stat.S_ISDIR):
             return
         beside = file.with_suffix(f".{os.getpid()}")
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-            opened.write(_MAGIC + hashlib.sha256(content).digest() + content)
-        beside.replace(file)
+        beside.unlink(missing_ok=True)
+        try:
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                opened.write(_MAGIC + hashlib.sha256(content).digest() + content)
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
         _forget_oldest(file.parent)
 
 
