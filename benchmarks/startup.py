@@ -92,7 +92,7 @@ def one_process(workload: str, runs: int, precision: str, device: str, begin: fl
             given=settings.covey_settings(workloads.WORKLOADS[workload], precision, device),
             rounds=1,
             out=Path(folder) / "runs",
-            on_round=lambda record: found or found.append(stages.until_now()),
+            on_round=lambda record: found.append(stages.until_now()),
         )
     print(json.dumps(found[0]))
 

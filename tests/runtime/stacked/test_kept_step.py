@@ -11,10 +11,19 @@ from torch import nn
 
 from covey.runtime.stacked import kept_step
 from covey.runtime.stacked.engine import Engine
-from covey.runtime.stacked.kept_step import MOST_FILES, SETTING, KeptStep, can_be_kept, read_step, step_file, write_step
+from covey.runtime.stacked.kept_step import (
+    MOST_FILES,
+    SETTING,
+    KeptStep,
+    can_be_kept,
+    is_possible,
+    read_step,
+    step_file,
+    write_step,
+)
 from tests.runtime.stacked.test_lane_check import held, trained
 
-pytestmark = pytest.mark.skipif(not can_be_kept(), reason="this PyTorch or system keeps no compiled steps")
+pytestmark = pytest.mark.skipif(not is_possible(), reason="this PyTorch or system keeps no compiled steps")
 
 
 class FewTensors(SimpleNamespace):
@@ -51,7 +60,7 @@ def folder(tmp_path, monkeypatch):
     """An empty cache for steps, and for what PyTorch keeps."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.delenv(SETTING, raising=False)
+    monkeypatch.setenv(SETTING, "1")
     torch._dynamo.reset()
     return tmp_path / "covey" / "steps"
 
@@ -209,8 +218,11 @@ def test_a_disk_that_is_full_leaves_nothing_and_stops_nothing(folder, monkeypatc
     assert list(folder.iterdir()) == []
 
 
-def test_the_variable_turns_it_off(monkeypatch):
+def test_it_is_off_without_the_variable(monkeypatch):
+    assert can_be_kept()
     monkeypatch.setenv(SETTING, "0")
+    assert not can_be_kept()
+    monkeypatch.delenv(SETTING)
     assert not can_be_kept()
 
 

@@ -6,7 +6,8 @@ GPU replays the operations on tensors, and nothing else that a step does.
 
 Files lie in `~/.cache/covey/steps` (or `$XDG_CACHE_HOME/covey/steps`), for their owner alone, and are named by a digest
 of all that a graph depends on (`step_key`). They hold code, so a file or folder that is somebody else's, or that others
-may write to, is ignored, as is one that is damaged. With the variable COVEY_KEPT_STEPS=0 nothing is kept or loaded.
+may write to, is ignored, as is one that is damaged. Off, unless the variable COVEY_KEPT_STEPS is 1: it has been tried
+on CPUs only.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from covey.runtime.stacked.autotune import cache_file
 from covey.runtime.stacked.lane_step import Lanes, Step
 
 SETTING = "COVEY_KEPT_STEPS"
-"""Environment variable: with 0, compiled steps are neither kept nor loaded."""
+"""Environment variable: with 1, compiled steps are kept and loaded."""
 
 MOST_FILES = 64
 """Steps that are kept; the oldest make room."""
@@ -138,8 +139,13 @@ class _NotedGraph:
 
 
 def can_be_kept() -> bool:
-    """True if steps are to be kept, and this PyTorch and this system have what that takes."""
-    if os.environ.get(SETTING) == "0" or not hasattr(os, "getuid"):
+    """True if steps are to be kept, and can be."""
+    return os.environ.get(SETTING) == "1" and is_possible()
+
+
+def is_possible() -> bool:
+    """True if this PyTorch and this system have what keeping steps takes."""
+    if not hasattr(os, "getuid"):
         return False
     try:
         settings = import_module("torch._functorch.config")
