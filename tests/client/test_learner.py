@@ -14,6 +14,7 @@ from covey.config.sections import Local
 from covey.data import digits
 from covey.data.dataset import Samples
 from covey.model import build_model
+from covey.model.cpu_layers import MaxPool2d
 from covey.model.layout import Layout
 from covey.probe.losses import Losses
 
@@ -273,3 +274,13 @@ def test_losses_of_models_computed_together_are_those_of_each_alone():
     learner.stacks = True
     learner.chunk = 20
     torch.testing.assert_close(learner.own_losses(states, samples, counts), alone, rtol=1e-12, atol=0)
+
+
+def test_a_learner_on_a_cpu_takes_the_layers_that_are_faster_there() -> None:
+    class Net(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Conv2d(1, 6, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 10))
+
+    module = Net()
+    Learner(module, DATA)
+    assert type(module[1]) is MaxPool2d

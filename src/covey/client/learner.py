@@ -16,6 +16,7 @@ from covey.data.dataset import Dataset, Samples
 from covey.data.sample_store import stored
 from covey.errors import require
 from covey.model.batched import BatchedModel
+from covey.model.cpu_layers import adopt_cpu_layers
 from covey.model.dropout import dropout_layers, set_dropout_key
 from covey.model.frozen import constants_digest, frozen_parts, start_training
 from covey.model.last_layer import head_name
@@ -70,6 +71,8 @@ class Learner:
         self.device = torch.device(device)
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
         self.module = module.to(self.device, self.dtype)
+        if self.device.type == "cpu":
+            adopt_cpu_layers(module)
         self.layout = Layout.of(module)
         self.classes = dataset.classes
         self.task = dataset.learns

@@ -6,6 +6,7 @@ ReLU comes after max pooling, where the sources have it before: the result is th
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covey.model.cpu_layers import relu_of_pool
 from covey.model.dropout import Dropout
 from covey.model.factory import image_shape
 from covey.registries import models
@@ -28,8 +29,8 @@ class TutorialCNN(nn.Module):
         self.fc3 = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = relu_of_pool(self.conv1(x))
+        x = relu_of_pool(self.conv2(x))
         x = F.relu(self.fc1(x.flatten(1)))
         logits: Tensor = self.fc3(F.relu(self.fc2(x)))
         return logits
@@ -52,8 +53,8 @@ class FashionCNN(nn.Module):
         self.fc2 = nn.Linear(512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = relu_of_pool(self.conv1(x))
+        x = relu_of_pool(self.conv2(x))
         x = F.relu(self.fc1(self.dropout(x.flatten(1))))
         logits: Tensor = self.fc2(x)
         return logits
@@ -74,8 +75,8 @@ class McMahanCNN(nn.Module):
         self.fc2 = nn.Linear(512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = relu_of_pool(self.conv1(x))
+        x = relu_of_pool(self.conv2(x))
         logits: Tensor = self.fc2(F.relu(self.fc1(x.flatten(1))))
         return logits
 
@@ -125,7 +126,7 @@ class PflCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv1(x))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = relu_of_pool(self.conv2(x))
         x = F.relu(self.fc1(self.dropout1(x.flatten(1))))
         logits: Tensor = self.fc2(self.dropout2(x))
         return logits
