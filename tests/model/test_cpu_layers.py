@@ -75,6 +75,63 @@ def test_a_pool_has_a_second_derivative() -> None:
     assert torch.equal(*second) and second[0].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "filters", "size", "padding"), [(3, 6, 5, 0), (8, 8, 3, 1), (3, 4, 5, (2, 2))])
+def test_a_convolution_with_few_filters_gives_the_same_to_the_bit(
+    channels: int, filters: int, size: int, padding: int | tuple[int, int], dtype: torch.dtype
+) -> None:
+    theirs = nn.Conv2d(channels, filters, size, padding=padding)
+    mine = copy.deepcopy(theirs)
+    adopt_cpu_layers(nn.Sequential(mine))
+    x = images(60, channels, 32, 32)
+    results = []
+    for layer in (mine, theirs):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            y = layer(x)
+        assert ("_ConvolutionBackward" in nodes(y)) == (layer is mine)
+        results.append((y, *gradient_of(y, x, *layer.parameters())))
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected) and found.dtype == expected.dtype
+    assert results[0][0].stride() == results[1][0].stride()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 16, 5),
+        nn.Conv2d(3, 6, 5, stride=2),
+        nn.Conv2d(3, 6, 5, dilation=2),
+        nn.Conv2d(4, 4, 5, groups=2),
+        nn.Conv2d(3, 6, 5, padding="same"),
+        nn.Conv2d(3, 6, 5, padding=2, padding_mode="circular"),
+    ],
+)
+def test_other_convolutions_stay_pytorchs(layer: nn.Conv2d) -> None:
+    adopt_cpu_layers(nn.Sequential(layer))
+    assert type(layer) is nn.Conv2d
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((60, 3, 32, 31), torch.float32), ((60, 3, 32, 32), torch.float64)])
+def test_pytorch_computes_convolutions_of_odd_width_and_in_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    theirs = nn.Conv2d(3, 6, 5, dtype=dtype)
+    mine = copy.deepcopy(theirs)
+    adopt_cpu_layers(nn.Sequential(mine))
+    x = images(*shape, dtype=dtype)
+    assert torch.equal(mine(x), theirs(x))
+    assert "_ConvolutionBackward" not in nodes(mine(x))
+
+
+def test_a_convolution_has_a_second_derivative() -> None:
+    theirs = nn.Conv2d(3, 6, 5)
+    mine = copy.deepcopy(theirs)
+    adopt_cpu_layers(nn.Sequential(mine))
+    x, second = images(60, 3, 32, 32), []
+    for layer in (mine, theirs):
+        (first,) = torch.autograd.grad(layer(x).pow(2).mean(), layer.weight, create_graph=True)
+        second.append(torch.autograd.grad(first.pow(2).sum(), layer.weight)[0])
+    torch.testing.assert_close(*second)
+
+
 def test_pools_and_large_linear_layers_of_a_model_are_adopted() -> None:
     layers = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.Flatten(), nn.Linear(400, 120), nn.Linear(120, 10))
     adopt_cpu_layers(layers)

@@ -1,7 +1,9 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,3 +282,24 @@ def test_the_last_runtime_closed_restores_torchs_threads():
     second.close()
     second.close()
     assert torch.get_num_threads() == 2
+
+
+HUGE_PAGES = """
+import torch
+from covey.runtime.local import keep_freed_memory
+keep_freed_memory()
+middle, inside = torch.empty(1 << 22)[1 << 21 :].data_ptr(), False
+for line in open("/proc/self/smaps"):
+    first = line.split(" ")[0]
+    if "-" in first:
+        begin, end = (int(one, 16) for one in first.split("-"))
+        inside = begin <= middle < end
+    elif inside and first == "VmFlags:":
+        print(line)
+"""
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no huge pages")
+def test_large_tensors_lie_where_the_process_asks_for_huge_pages():
+    found = subprocess.run([sys.executable, "-c", HUGE_PAGES], capture_output=True, text=True, check=True)
+    assert " hg" in found.stdout

@@ -14,8 +14,14 @@ from torch import Tensor, nn
 _FEW_CHANNELS = 16
 """PyTorch's pool is slow below so many channels: it takes as many numbers at a time."""
 
+_FEW_FILTERS = 8
+"""oneDNN computes 16 filters at a time: with so few, it has room for those of two pixels."""
+
 _LARGE_POOL = 1 << 16
 """Numbers from which a pool gains more than the calls of Python cost."""
+
+_LARGE_IMAGES = 1 << 17
+"""Numbers in the output of a convolution from which it gains."""
 
 _LARGE_PRODUCT = 1 << 22
 """Multiplications from which a matrix product gains."""
@@ -40,11 +46,30 @@ def relu_of_pool(x: Tensor) -> Tensor:
 
 def adopt_cpu_layers(module: nn.Module) -> None:
     """Turn large linear layers, and pools of 2 x 2, into ours, in place."""
+    there: Callable[[], bool] = torch.backends.mkldnn.is_available
     for layer in module.modules():
         if type(layer) is nn.Linear and min(layer.weight.shape) >= _NARROW and _product is not None:
             layer.__class__ = Linear
+        elif type(layer) is nn.Conv2d and _has_few_filters(layer) and there():
+            layer.__class__ = Conv2d
         elif type(layer) is nn.MaxPool2d and _is_plain(layer):
             layer.__class__ = MaxPool2d
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution with few filters, which computes two pixels side by side at once."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        width = x.shape[-1] + 2 * int(self.padding[1]) - self.kernel_size[1] + 1
+        small = x.dim() == 4 and x.shape[0] * x.shape[2] * width * len(weight) < _LARGE_IMAGES
+        if small or width % 2 or x.dtype == torch.float64 or not _is_image_on_cpu(x):
+            plain: Tensor = super()._conv_forward(x, weight, bias)
+            return plain
+        if torch.is_autocast_enabled("cpu"):
+            kind = torch.get_autocast_dtype("cpu")
+            x, weight, bias = x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+        found: Tensor = _Convolution.apply(x, weight, bias, self.padding)  # type: ignore[no-untyped-call]
+        return found
 
 
 class MaxPool2d(nn.MaxPool2d):
@@ -93,6 +118,13 @@ def _product_gains(x: Tensor, weight: Tensor) -> bool:
     return large and single and torch.is_grad_enabled()
 
 
+def _has_few_filters(layer: nn.Conv2d) -> bool:
+    """True for at most eight filters that move by one pixel over images padded with zeros."""
+    moves = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
+    padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return moves and padded and layer.out_channels <= _FEW_FILTERS
+
+
 def _is_plain(layer: nn.MaxPool2d) -> bool:
     """True for squares of 2 x 2 side by side."""
 
@@ -101,6 +133,36 @@ def _is_plain(layer: nn.MaxPool2d) -> bool:
 
     beside = both(layer.kernel_size, 2) and both(layer.stride, 2) and both(layer.padding, 0) and both(layer.dilation, 1)
     return beside and not (layer.ceil_mode or layer.return_indices)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose filters, and their copies moved by one pixel, move by two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.padding = padding
+        filters = torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
+        biases = None if bias is None else bias.repeat(2)
+        pairs = F.conv2d(x, filters, biases, stride=(1, 2), padding=padding)
+        n, _, height, half = pairs.shape
+        # Both pixels of a pair lie side by side in memory, too.
+        return pairs.permute(0, 2, 3, 1).reshape(n, height, 2 * half, len(weight)).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        x, weight, bias = inputs
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            y = F.conv2d(x, weight, bias, padding=ctx.padding)
+            chosen = [one for one, needed in zip(inputs, wanted, strict=True) if needed]
+            found = iter(torch.autograd.grad(y, chosen, gradient, create_graph=True))
+            return *(next(found) if needed else None for needed in wanted), None
+        sizes = None if bias is None else list(bias.shape)
+        one = [1, 1]
+        rest = (sizes, one, list(ctx.padding), one, False, [0, 0], 1, list(wanted))
+        return *torch.ops.aten.convolution_backward(gradient, x, weight, *rest), None
 
 
 class _MaxPool(torch.autograd.Function):

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -45,6 +46,9 @@ _TEST_CHUNK = 2_000
 
 _ASKED_AT_ONCE = 1 << 10
 """Most clients of a survey whose answers are in memory one by one."""
+
+_HEAP_BYTES, _HUGE_PAGE = 1 << 28, 1 << 21
+"""Address space that is asked for in huge pages; it takes no memory before it is used."""
 
 _MANY_TASKS, _TOGETHER = 256, 32
 """More measuring tasks than this are sent to workers in groups of so many."""
@@ -250,6 +254,21 @@ def keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1
         mallopt(ctypes.c_int(mmap_threshold), ctypes.c_int(1 << 30))
         mallopt(ctypes.c_int(trim_threshold), ctypes.c_int((1 << 31) - 1))
+        _use_huge_pages()
+
+
+@cache
+def _use_huge_pages() -> None:
+    """Ask for pages of 2 MB where the C library will allocate next, which costs the processor fewer look-ups."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    begin = library.malloc(ctypes.c_size_t(_HEAP_BYTES))
+    if begin:
+        first = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
+        use_huge_pages = 14
+        length = ctypes.c_size_t(begin + _HEAP_BYTES - first - _HUGE_PAGE)
+        library.madvise(ctypes.c_void_p(first), length, ctypes.c_int(use_huge_pages))
+        library.free(ctypes.c_void_p(begin))
 
 
 def usable_cores() -> int:
