@@ -89,7 +89,8 @@ def test_a_convolution_with_few_filters_gives_the_same_to_the_bit(
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             y = layer(x)
         assert ("_ConvolutionBackward" in nodes(y)) == (layer is mine)
-        results.append((y, *gradient_of(y, x, *layer.parameters())))
+        inputs = [*layer.parameters(), *([x] if dtype == torch.float32 else [])]
+        results.append((y, *gradient_of(y, *inputs)))
     for found, expected in zip(*results, strict=True):
         assert torch.equal(found, expected) and found.dtype == expected.dtype
     assert results[0][0].stride() == results[1][0].stride()
@@ -98,7 +99,7 @@ def test_a_convolution_with_few_filters_gives_the_same_to_the_bit(
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(3, 16, 5),
+        nn.Conv2d(3, 16, 3),
         nn.Conv2d(3, 6, 5, stride=2),
         nn.Conv2d(3, 6, 5, dilation=2),
         nn.Conv2d(4, 4, 5, groups=2),
@@ -119,6 +120,25 @@ def test_pytorch_computes_convolutions_of_odd_width_and_in_float64(shape: tuple[
     x = images(*shape, dtype=dtype)
     assert torch.equal(mine(x), theirs(x))
     assert "_ConvolutionBackward" not in nodes(mine(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_convolution_with_few_inputs_has_gradients_as_accurate(dtype: torch.dtype) -> None:
+    theirs = nn.Conv2d(6, 16, 5).to(dtype)
+    mine = copy.deepcopy(theirs)
+    adopt_cpu_layers(nn.Sequential(mine))
+    exact = copy.deepcopy(theirs).double()
+    results = []
+    for layer in (mine, theirs, exact):
+        x = images(100, 6, 14, 14, dtype=dtype).to(layer.weight.dtype)
+        results.append((y := layer(x), *gradient_of(y, x, *layer.parameters())))
+    assert "_ConvolutionBackward" in nodes(results[0][0])
+    for number, (found, expected, truth) in enumerate(zip(*results, strict=True)):
+        if number == 1 and dtype == torch.bfloat16:
+            errors = [(one.double() - truth).abs().mean() for one in (found, expected)]
+            assert errors[0] <= 1.01 * errors[1] and found.stride() == expected.stride()
+        else:
+            assert torch.equal(found, expected)
 
 
 def test_a_convolution_has_a_second_derivative() -> None:

@@ -17,6 +17,9 @@ _FEW_CHANNELS = 16
 _FEW_FILTERS = 8
 """oneDNN computes 16 filters at a time: with so few, it has room for those of two pixels."""
 
+_LARGE_FILTER = 5
+"""Side of a filter from which oneDNN takes its slow way to the gradient of few inputs in bfloat16."""
+
 _LARGE_POOL = 1 << 16
 """Numbers from which a pool gains more than the calls of Python cost."""
 
@@ -50,14 +53,14 @@ def adopt_cpu_layers(module: nn.Module) -> None:
     for layer in module.modules():
         if type(layer) is nn.Linear and min(layer.weight.shape) >= _NARROW and _product is not None:
             layer.__class__ = Linear
-        elif type(layer) is nn.Conv2d and _has_few_filters(layer) and there():
+        elif type(layer) is nn.Conv2d and _is_plain_convolution(layer) and there():
             layer.__class__ = Conv2d
         elif type(layer) is nn.MaxPool2d and _is_plain(layer):
             layer.__class__ = MaxPool2d
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution with few filters, which computes two pixels side by side at once."""
+    """A convolution with few filters, which computes two pixels side by side at once, or with few inputs."""
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         width = x.shape[-1] + 2 * int(self.padding[1]) - self.kernel_size[1] + 1
@@ -118,11 +121,16 @@ def _product_gains(x: Tensor, weight: Tensor) -> bool:
     return large and single and torch.is_grad_enabled()
 
 
-def _has_few_filters(layer: nn.Conv2d) -> bool:
-    """True for at most eight filters that move by one pixel over images padded with zeros."""
+def _is_plain_convolution(layer: nn.Conv2d) -> bool:
+    """True for few filters or inputs, where filters move by one pixel over images padded with zeros."""
     moves = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
     padded = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return moves and padded and layer.out_channels <= _FEW_FILTERS
+    return moves and padded and (layer.out_channels <= _FEW_FILTERS or _has_few_inputs(layer.weight))
+
+
+def _has_few_inputs(weight: Tensor) -> bool:
+    """True if the gradient of a convolution's input takes longer in bfloat16 with channels innermost."""
+    return weight.shape[1] <= _FEW_FILTERS and min(weight.shape[2:]) >= _LARGE_FILTER
 
 
 def _is_plain(layer: nn.MaxPool2d) -> bool:
@@ -142,6 +150,8 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.padding = padding
+        if len(weight) > _FEW_FILTERS:
+            return F.conv2d(x, weight, bias, padding=padding)
         filters = torch.cat((F.pad(weight, (0, 1)), F.pad(weight, (1, 0))))
         biases = None if bias is None else bias.repeat(2)
         pairs = F.conv2d(x, filters, biases, stride=(1, 2), padding=padding)
@@ -160,9 +170,14 @@ class _Convolution(torch.autograd.Function):
             found = iter(torch.autograd.grad(y, chosen, gradient, create_graph=True))
             return *(next(found) if needed else None for needed in wanted), None
         sizes = None if bias is None else list(bias.shape)
-        one = [1, 1]
-        rest = (sizes, one, list(ctx.padding), one, False, [0, 0], 1, list(wanted))
-        return *torch.ops.aten.convolution_backward(gradient, x, weight, *rest), None
+        rest = (sizes, [1, 1], list(ctx.padding), [1, 1], False, [0, 0], 1)
+        differentiate = torch.ops.aten.convolution_backward
+        if not (wanted[0] and x.dtype == torch.bfloat16 and _has_few_inputs(weight)):
+            return *differentiate(gradient, x, weight, *rest, list(wanted)), None
+        # Channels outermost, oneDNN takes another way, which rounds sums of the same accuracy otherwise.
+        of_x = differentiate(gradient.contiguous(), x.contiguous(), weight, *rest, [True, False, False])[0]
+        others = differentiate(gradient, x, weight, *rest, [False, *wanted[1:]])
+        return _as_channels_last(of_x), *others[1:], None
 
 
 class _MaxPool(torch.autograd.Function):

@@ -47,7 +47,7 @@ _TEST_CHUNK = 2_000
 _ASKED_AT_ONCE = 1 << 10
 """Most clients of a survey whose answers are in memory one by one."""
 
-_HEAP_BYTES, _HUGE_PAGE = 1 << 28, 1 << 21
+_HEAP_BYTES, _HUGE_PAGE = 1 << 29, 1 << 21
 """Address space that is asked for in huge pages; it takes no memory before it is used."""
 
 _MANY_TASKS, _TOGETHER = 256, 32
