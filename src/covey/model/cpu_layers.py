@@ -1,5 +1,7 @@
 """Layers computed in a faster way on a CPU, with the same results to the bit as long as gradients are finite.
 
+For large linear layers that was seen on one of AMD's processors; others may add up in another order.
+
 Where a layer, its input or the processor is not of the kind that is faster here, PyTorch computes it.
 """
 
@@ -48,7 +50,7 @@ def relu_of_pool(x: Tensor) -> Tensor:
 
 
 def adopt_cpu_layers(module: nn.Module) -> None:
-    """Turn large linear layers, and pools of 2 x 2, into ours, in place."""
+    """Turn large linear layers, convolutions of few channels, and pools of 2 x 2 into ours, in place."""
     there: Callable[[], bool] = torch.backends.mkldnn.is_available
     for layer in module.modules():
         if type(layer) is nn.Linear and min(layer.weight.shape) >= _NARROW and _product is not None:
