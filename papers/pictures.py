@@ -17,6 +17,8 @@ _OVER = (0, (3, 3))
 """Stroke of a line that would hide another: gaps as long as dashes."""
 _HIDDEN = 0.01
 """A line hides another if they are nowhere further apart than this share of the chart's height."""
+_LONG_NAME = 22
+"""Letters of a line's name from which three names do not fit beside each other."""
 _DIGEST = re.compile(r"data ([0-9a-f]{16})")
 
 
@@ -63,9 +65,10 @@ def draw(chart: "Chart") -> str:
         axes.grid(visible=True, color=SURFACES["grid"][0], linewidth=0.8)
         axes.set_axisbelow(True)
         if len(chart.series) > 1:
-            figure.legend(
-                *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9
-            )
+            handles, labels = axes.get_legend_handles_labels()
+            # Three columns of longer names are wider than the picture.
+            columns = 3 if max(map(len, labels)) <= _LONG_NAME else 2
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         buffer = io.StringIO()
         about = {"Date": None, "Creator": None, "Description": f"data {chart.digest}"}
         figure.savefig(buffer, format="svg", metadata=about)
