@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -326,6 +327,30 @@ def test_the_gate_lets_sites_pass_and_control_calls_with_the_token(fleet):
     noted = read_events(fleet.folder)
     assert [event["event"] for event in noted] == ["run stopped", *["refused"] * 5]
     assert {event["peer"] for event in noted} == {"192.0.2.7"}
+
+
+def test_a_call_is_in_the_audit_log_before_its_caller_is_answered(fleet, capfd):
+    token = (b"authorization", f"Bearer {control_token(fleet.secret)}".encode())
+    gate = ControlGate(served, fleet)
+    seen: list[list[str]] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            seen.append([event["event"] for event in read_events(fleet.folder)])
+
+    def call(headers: list[tuple[bytes, bytes]]) -> None:
+        scope: Any = {"type": "http", "path": "/v1/control/stop-run", "headers": headers, "client": None, "state": {}}
+        asyncio.run(gate(scope, AsyncMock(return_value={"type": "http.request", "body": b""}), send))
+
+    call([])
+    call([token])
+    assert seen == [["refused"], ["refused", "run stopped"]]
+    # A log that cannot be written changes no answer; the server's own log says so.
+    (fleet.folder / AUDIT).unlink()
+    (fleet.folder / AUDIT).mkdir()
+    assert called(gate, "/v1/control/stop-run") == 401
+    assert called(gate, "/v1/control/stop-run", [token]) == 200
+    assert capfd.readouterr().err.count("cannot be written") == 2
 
 
 def test_large_calls_are_read_from_sites_alone(fleet):

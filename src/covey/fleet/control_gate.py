@@ -9,6 +9,7 @@ calls and where calls are many, and so lets through few calls, and no large ones
 import base64
 import hmac
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -89,18 +90,17 @@ class ControlGate:
         path = str(scope["path"])
         status, reason = self._objection(scope, path)
         if status:
+            self._note(scope, path, status)
             await _refuse(send, status, reason)
-        else:
+            return
 
-            async def noting(message: MutableMapping[str, Any]) -> None:
-                nonlocal status
-                if message["type"] == "http.response.start":
-                    status = int(message["status"])
-                    message["headers"] = [*message.get("headers", ()), _MARK]
-                await send(message)
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self._note(scope, path, int(message["status"]))
+                message["headers"] = [*message.get("headers", ()), _MARK]
+            await send(message)
 
-            await self._app(scope, receive, noting)
-        self._note(scope, path, status)
+        await self._app(scope, receive, noting)
 
     def _objection(self, scope: Scope, path: str) -> tuple[int, str]:
         """Return the status and the reason with which a call is refused before it is read; 0 if it is not."""
@@ -147,6 +147,14 @@ class ControlGate:
         return len(shown) == 1 and hmac.compare_digest(shown[0], self._token)
 
     def _note(self, scope: Scope, path: str, status: int) -> None:
+        """Note a call before its caller is answered. The answer does not depend on whether the log can be written."""
+        try:
+            self._choose(scope, path, status)
+        except Refusal as error:
+            print(error, file=sys.stderr, flush=True)
+
+    def _choose(self, scope: Scope, path: str, status: int) -> None:
+        """Write a line if a call is of a kind that the log has."""
         if status in (401, 403, 411, 413, 429) or (status >= 400 and path in _EVENTS):
             if self._room(None):
                 self._write(scope, path, "refused", call=path.removeprefix("/v1/")[:LONGEST], status=status)
