@@ -1,7 +1,12 @@
 """Autotuning: the fastest number of lanes, and the cache of decisions."""
 
 import pytest
+import torch
 
+from covey import Config
+from covey.core.build import build_federation
+from covey.core.trainer import TrainerRef
+from covey.model import build_model
 from covey.runtime.stacked.autotune import (
     cache_file,
     fastest_graph,
@@ -10,6 +15,9 @@ from covey.runtime.stacked.autotune import (
     read_cache,
     write_cache,
 )
+from covey.runtime.stacked.engine import Engine
+from covey.runtime.stacked.lane_step import StepTerms
+from tests.conftest import SMALL
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +95,15 @@ def test_no_more_candidates_are_tried_once_the_first_that_works_is_known_to_win(
     assert recorded == ["errs", "best"] and asked == ["best"]
     assert fastest_graph(["longer", "best", "a"], record, wins)[0] == "a"
     assert asked == ["best", "longer"]
+
+
+def test_decisions_hold_for_all_trainers_but_for_those_with_gradients_of_single_samples(monkeypatch):
+    monkeypatch.setattr(Engine, "_machine", "a GPU")
+    dataset = build_federation(Config.of(SMALL)).dataset
+    engine = Engine(build_model("mlp", {}, (1, 8, 8), 10, 0), dataset, "fp32", torch.device("cpu"))
+
+    def decision(trainer: str) -> str:
+        ref = TrainerRef(trainer) if trainer else None
+        return engine.signature(10, StepTerms(False, False, False, 0, False, trainer=ref))(40)
+
+    assert decision("") == decision("scaffold") != decision("dp-sgd")

@@ -104,7 +104,7 @@ def tuned(launcher, graphs, monkeypatch, spoiled, cached=None, choices=CHOICES):
 
     monkeypatch.setattr(launcher.engine, "make_step", make_step_with)
     monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", True)
-    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signature", lambda engine, batch: str)
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signature", lambda engine, batch, terms: str)
     for name, value in {
         "convolutions": lambda module: {"a": None},
         "candidate_algorithms": lambda module, kernels, exact, fused: choices,

@@ -140,11 +140,12 @@ class Engine:
     def _machine(self) -> str:
         return f"{torch.cuda.get_device_name(self.device)} torch {torch.__version__}"
 
-    def signature(self, batch: int) -> Signature:
+    def signature(self, batch: int, terms: StepTerms) -> Signature:
         """Return the cache key of autotuning as a function of the number of lanes."""
         shapes = [slot.shape for slot in self.layout.parameters]
-        sample = tuple(self.data.x.shape[1:])
-        machine, about = self._machine, (type(self.module).__name__, shapes, sample)
+        # Gradients of single samples are other convolutions than gradients of batches.
+        alone = ["single samples"] if terms.trainer is not None and terms.trainer.part.private else []
+        machine, about = self._machine, (type(self.module).__name__, shapes, tuple(self.data.x.shape[1:]), *alone)
         return lambda lanes: f"{machine} {(*about, lanes, batch, self.precision)}"
 
     def _home(self, requests: Sequence[TrainRequest]) -> torch.device:
@@ -206,7 +207,8 @@ class Engine:
     ) -> int:
         """Return `most` lanes, or fewer if the launch is faster in several turns."""
         before = set(self._launchers)
-        lanes = fastest_lanes(most, self.signature(shape.batch), partial(self._trial, shape, segments, requests))
+        signature = self.signature(shape.batch, _terms(segments, self._traceable))
+        lanes = fastest_lanes(most, signature, partial(self._trial, shape, segments, requests))
         # Launchers made only for timing give their memory back.
         for key in self._launchers.keys() - before:
             if key[1] != lanes:

@@ -127,7 +127,7 @@ class GraphSteps:
         exact, together = engine.precision == "fp32", self._fused()
         candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=exact, fused=together)
         # A choice made without fused layers says nothing about them.
-        kind, signature = "fused" if together else "ways", engine.signature(self._batch)
+        kind, signature = "fused" if together else "ways", engine.signature(self._batch, self._terms)
         known = nearest(read_cache(kind), signature, count)
         if known is not None and known[1] in candidates:
             # It worked when it was cached; the trainer may be another, or something on the machine may have changed.
