@@ -22,3 +22,11 @@ def require(condition: bool, sentence: str) -> None:
     """Raise `Refusal(sentence)` unless `condition` holds."""
     if not condition:
         raise Refusal(sentence)
+
+
+def install(extra: str) -> str:
+    """Return the command that installs what an extra of Covey needs.
+
+    Not by Covey's name: a package index may hold another package of this name.
+    """
+    return f"pip install '.[{extra}]' in Covey's checkout"

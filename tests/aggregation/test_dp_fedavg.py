@@ -256,7 +256,7 @@ def test_without_delta_nothing_is_computed_and_no_package_is_needed(monkeypatch)
     aggregator = begun(delta=None)
     aggregator.observe(1, replies(torch.zeros(0, SIZE)))
     assert "epsilon" not in aggregator.figures()
-    with pytest.raises(Refusal, match=r"pip install 'covey\[privacy\]'"):
+    with pytest.raises(Refusal, match=r"pip install '.\[privacy\]'"):
         begun()
 
 

@@ -41,6 +41,7 @@ def test_no_text_installs_covey_from_an_index() -> None:
         path for folder in written for path in (ROOT / "docs" / folder).iterdir() if path.suffix in (".md", ".ipynb")
     ]
     texts = [path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"] + list(ROOT.glob("examples/**/*.md"))
+    texts += ROOT.glob("src/**/*.py")
     wrong = re.compile(r"""pip install[^`\n#]* ["']?covey(?![\w/])""")
     assert [path.name for path in [*texts, *pages] if wrong.search(path.read_text(encoding="utf-8"))] == []
     assert wrong.search("pip install 'covey[report]'") and not wrong.search(

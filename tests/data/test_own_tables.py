@@ -301,7 +301,7 @@ def test_what_is_no_parquet_file_is_refused(tmp_path):
 def test_without_pyarrow_the_refusal_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "own.parquet").write_text("")
-    with pytest.raises(Refusal, match=r"pip install 'covey\[parquet\]'"):
+    with pytest.raises(Refusal, match=r"pip install '.\[parquet\]'"):
         load(tmp_path / "own.parquet")
 
 

@@ -504,7 +504,7 @@ def contrast(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_without_plotly_the_page_is_refused_with_a_remedy(faulty, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(Refusal, match=r"pip install 'covey\[report\]'"):
+    with pytest.raises(Refusal, match=r"pip install '.\[report\]'"):
         report([faulty], tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 

@@ -798,7 +798,7 @@ def test_answers_that_the_server_cannot_use_spend_privacy_too():
 
 def test_without_dp_accounting_noise_is_refused_with_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(Refusal, match=r"dp-accounting, which is not installed: pip install 'covey\[privacy\]'"):
+    with pytest.raises(Refusal, match=r"dp-accounting, which is not installed: pip install '.\[privacy\]'"):
         Privacy(1.234, 1e-5)
 
 

@@ -300,7 +300,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(monkeypatch, covey_com
     monkeypatch.setitem(sys.modules, "fastapi", None)
     answer = covey_command("serve", tmp_path)
     assert answer.code == 2
-    assert answer.err == "covey: The server needs FastAPI and uvicorn: pip install 'covey[serve]'\n"
+    assert answer.err == "covey: The server needs FastAPI and uvicorn: pip install '.[serve]' in Covey's checkout.\n"
 
 
 def test_wrong_flags_of_the_server_are_refused(covey_command, tmp_path, served_runs):

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from covey.cli import terminal as display
 from covey.cli.flags import JsonFlag, print_json
-from covey.errors import Refusal, require
+from covey.errors import Refusal, install, require
 
 if TYPE_CHECKING:
     from covey.fleet.fleet_folder import Fleet
@@ -23,7 +23,7 @@ def fleet_of(folder: Path) -> "Fleet":
     try:
         from covey.fleet.fleet_folder import Fleet
     except ImportError as error:
-        raise Refusal(f"A fleet needs Flower: pip install 'covey[flower]' ({error}).") from error
+        raise Refusal(f"A fleet needs Flower: {install('flower')} ({error}).") from error
     return Fleet.read(folder)
 
 
@@ -103,7 +103,7 @@ def join(
     try:
         from covey.fleet.site_request import make_request
     except ImportError as error:
-        raise Refusal(f"A fleet needs Flower: pip install 'covey[flower]' ({error}).") from error
+        raise Refusal(f"A fleet needs Flower: {install('flower')} ({error}).") from error
     made = make_request(folder, contact=contact, replace=replace)
     display.say(f"Written: {made.path}. Send it to the operator of the fleet; it holds no secret.")
     display.say(f"Read this out to the operator, who compares it: {made.fingerprint}")

@@ -10,7 +10,7 @@ import typer
 
 from covey.cli import terminal as display
 from covey.cli.catalogue import parts_of
-from covey.errors import Refusal, require
+from covey.errors import Refusal, install, require
 from covey.storage import FolderLock
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def serve(
         import fastapi
         import uvicorn
     except ImportError as error:
-        raise Refusal("The server needs FastAPI and uvicorn: pip install 'covey[serve]'") from error
+        raise Refusal(f"The server needs FastAPI and uvicorn: {install('serve')}.") from error
     _ = fastapi, uvicorn
     from covey.serve.access import is_loopback, secret_of
     from covey.serve.served_folder import OWN, ServedFolder

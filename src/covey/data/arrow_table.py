@@ -21,7 +21,7 @@ from covey.data.own_arrays import CLIENT, find, tested_alone
 from covey.data.own_split import OwnSplit, SplitKind, split_rows
 from covey.data.sample_store import SampleStore, in_place_of_tensor, taken
 from covey.data.table import TableOptions, marked_rows, told
-from covey.errors import Refusal, require
+from covey.errors import Refusal, install, require
 from covey.registries import datasets
 
 _BATCH = 1 << 16
@@ -130,8 +130,7 @@ def require_arrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise Refusal(
-            "Parquet, Feather and Arrow files are read by pyarrow, which is not installed: "
-            "pip install 'covey[parquet]'."
+            f"Parquet, Feather and Arrow files are read by pyarrow, which is not installed: {install('parquet')}."
         ) from None
 
 

@@ -6,10 +6,12 @@ strategy = covey.flower.Strategy("fedacs", model=Net(), clients=20)       # serv
 The strategy also drives apps that know nothing of Covey; `mod` has them answer Covey's questions.
 """
 
+from covey.errors import install
+
 try:
     import flwr as flwr
 except ModuleNotFoundError as error:
-    error.add_note("covey.flower needs Flower: pip install 'covey[flower]'")
+    error.add_note(f"covey.flower needs Flower: {install('flower')}.")
     raise
 
 from covey.flower.client_mod import mod

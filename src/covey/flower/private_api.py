@@ -233,7 +233,7 @@ def __getattr__(name: str) -> Any:
     if found is None:
         raise ImportError(
             f"This version of Flower has no {entry.module}.{entry.name}, which Covey needs to {entry.use}: install the "
-            "one that covey[flower] asks for."
+            "one that Covey's extra 'flower' asks for."
         )
     globals()[name] = found
     return found

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from covey.data.dataset import Dataset
-from covey.errors import Refusal, require
+from covey.errors import Refusal, install, require
 from covey.storage import replacing
 from covey.task.regression import Regression
 
@@ -182,4 +182,4 @@ def _require_library(name: str) -> None:
     try:
         import_module(name)
     except ImportError as error:
-        raise Refusal(f"Writing ONNX needs the library {name}: pip install 'covey[onnx]'.") from error
+        raise Refusal(f"Writing ONNX needs the library {name}: {install('onnx')}.") from error

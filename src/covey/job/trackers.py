@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.config.schema import Config
-from covey.errors import Refusal, require
+from covey.errors import Refusal, install, require
 from covey.storage import read_json, write_json
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def chosen_trackers(names: str | Sequence[str] | None) -> tuple[str, ...]:
         package = _TRACKERS[name][0]
         require(
             find_spec(package) is not None,
-            f"The tracker '{name}' needs the package {package}: pip install 'covey[track]'.",
+            f"The tracker '{name}' needs the package {package}: {install('track')}.",
         )
     return found
 

@@ -5,7 +5,7 @@ import gzip
 from functools import lru_cache
 from importlib.resources import files
 
-from covey.errors import Refusal
+from covey.errors import Refusal, install
 
 _PACKED_AS = bytes.maketrans(b"<", b",")
 """Base 85 has "<", which could end the element that holds it; "," is not among its characters."""
@@ -27,7 +27,7 @@ def plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise Refusal("A page with charts needs plotly: pip install 'covey[report]'") from error
+        raise Refusal(f"A page with charts needs plotly: {install('report')}.") from error
     return str(get_plotlyjs())
 
 

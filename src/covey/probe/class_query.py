@@ -31,7 +31,7 @@ from covey.arrays import FloatArray, IntArray
 from covey.client.learner import Learner
 from covey.core.interfaces import Probe
 from covey.data.dataset import Samples
-from covey.errors import Refusal, require
+from covey.errors import Refusal, install, require
 from covey.model.layout import Layout
 from covey.probe.insight import head_gradients, sample_gradients
 from covey.randomness import generator, key, system_normal
@@ -177,7 +177,7 @@ def accountant() -> ModuleType:
     except ImportError as error:
         raise Refusal(
             "Noise for differential privacy is computed by dp-accounting, which is not installed: "
-            "pip install 'covey[privacy]'."
+            f"{install('privacy')}."
         ) from error
 
 

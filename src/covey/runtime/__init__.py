@@ -11,7 +11,7 @@ from covey.config.schema import Config
 from covey.core.interfaces import Runtime
 from covey.core.runtime_traits import RuntimeTraits, declare_traits
 from covey.environment.federated_data import Federation
-from covey.errors import Refusal
+from covey.errors import Refusal, install
 from covey.registries import runtimes
 from covey.runtime.local import LocalRuntime
 from covey.runtime.stacked.stacked_runtime import StackedRuntime
@@ -42,7 +42,7 @@ def _late(name: str, module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise Refusal(f"The runtime '{name}' needs Flower: pip install 'covey[flower]' ({error}).") from error
+        raise Refusal(f"The runtime '{name}' needs Flower: {install('flower')} ({error}).") from error
 
 
 __all__ = ["LocalRuntime", "StackedRuntime"]
