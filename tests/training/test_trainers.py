@@ -496,9 +496,11 @@ def test_a_trainer_of_ones_own_has_fields_of_every_kind(runtime: dict[str, Any],
         ({"selector": "tests.training.test_trainers:UnbegunSelector"}, "begin of UnbegunSelector must call super"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_a_sentence(given: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_fit_together_is_refused_with_a_sentence(
+    given: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(Refusal, match=sentence.replace("(", r"\(").replace("?", r"\?")):
-        covey.run({**{key: value for key, value in GIVEN.items() if key != "local"}, **given})
+        covey.run({**{key: value for key, value in GIVEN.items() if key != "local"}, **given}, out=tmp_path / "run")
 
 
 def test_a_method_has_its_trainer_and_takes_another_selector_and_aggregator(tmp_path: Path) -> None:
