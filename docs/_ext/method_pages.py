@@ -108,8 +108,9 @@ covey run --method fedacs --set server.optimizer=momentum --set server.beta=0.9 
 ```
 
 Training goes on from the model itself; the average is evaluated and handed out, and records show both. In a comparison,
-an option of a part (`--set aggregator.learn=false`) goes to the methods that have it. Parts of your own combine in the
-same way: [your selector and aggregator](../tutorials/your-parts.md), [your trainer](../trainer.md).
+an option of a part (`--set aggregator.learn=false`) goes to the methods that have it, and one of the server's optimiser
+(`--set server.rate=0.1`) to those that have one. Parts of your own combine in the same way:
+[your selector and aggregator](../tutorials/your-parts.md), [your trainer](../trainer.md).
 """
 
 _INDEX_HEAD = ["method", "what it does", "who is invited", "what clients do", "how replies count", "down, up"]

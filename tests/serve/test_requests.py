@@ -68,6 +68,14 @@ def test_numbers_of_forms_and_of_programs_are_the_same_request(folder):
     assert first.identity == ondemand_request(folder, "first", "0=1", settings={"local": {"rate": "5e-1"}}).identity
 
 
+def test_a_comparison_asked_for_varies_options_for_the_methods_that_have_them() -> None:
+    vary = {"trainer.mu": ["0.10", "1"]}
+    one = comparison_request(["fedavg", "uniform+average+fedprox"], 2, vary, None, False, {"rounds": 3})
+    assert one.content["vary"] == {"trainer.mu": [0.1, 1.0]}
+    with pytest.raises(Refusal, match="has no option 'mu'"):
+        comparison_request(["fedavg", "scaffold"], 2, vary, None, False, {"rounds": 3})
+
+
 def test_a_class_mix_is_the_same_request_however_it_is_written(folder):
     def asked(target):
         return ondemand_request(folder, "first", target).identity

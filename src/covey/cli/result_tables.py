@@ -81,7 +81,7 @@ def show_comparison(result: Comparison) -> None:
         **client_loss_columns(rows),
     }
     say(_heading(result, rows[0]["seeds"]))
-    if result.contenders[0].varied:
+    if any(one.varied for one in result.contenders):
         table, cut = sweep_table(result.contenders, rows, columns, console.width)
         console.print(table, highlight=False)
         if cut:
@@ -107,7 +107,8 @@ def _print_side_by_side(rows: Sequence[Mapping[str, Any]], columns: Mapping[str,
 
 
 def _heading(result: Comparison, count: int) -> str:
-    against = f", against {result.against}" if result.contenders[0].varied and len(result.rows) > 1 else ""
+    swept = any(one.varied for one in result.contenders) and len(result.rows) > 1
+    against = f", against {result.against}" if swept else ""
     if count == 1:
         return f"One seed: no interval{against and '; differences are'}{against.lstrip(',')}"
     return f"Means over {count} seeds; differences are paired by seed{against}"

@@ -26,7 +26,7 @@ def sweep_table(
     keys = short_names(variants)
     if len({one.method for one in variants}) > 1 or not keys:
         columns.append(["method", *(one.method for one in variants)])
-    columns += [[name, *(str(one.varied[key]) for one in variants)] for key, name in keys.items()]
+    columns += [[name, *(str(one.varied.get(key, "-")) for one in variants)] for key, name in keys.items()]
     described = len(columns)
     left -= sum(_width(column) for column in columns)
     first = list(figures)[:2]
@@ -46,7 +46,8 @@ def sweep_table(
 
 def short_names(variants: Sequence[Variant]) -> dict[str, str]:
     """Return the settings that differ, by their last part where no other has the same."""
-    keys = [key for key in variants[0].varied if len({str(one.varied[key]) for one in variants}) > 1]
+    varied = dict.fromkeys(key for one in variants for key in one.varied)
+    keys = [key for key in varied if len({str(one.varied.get(key, "-")) for one in variants}) > 1]
     last = [key.rpartition(".")[2] for key in keys]
     return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
 

@@ -4,6 +4,7 @@ It reads JSON alone: no code of a folder, no checkpoint, no link. A run costs tw
 changed since the last listing costs two looks at its files, so that a thousand runs take well under a second.
 """
 
+import math
 import os
 import stat
 import tomllib
@@ -258,9 +259,11 @@ def _last_record(path: Path) -> dict[str, Any] | None:
 
 def _comparison(path: Path) -> dict[str, Any]:
     plan = read_json(_text(path))
-    variants = len(plan["methods"])
-    for values in plan["vary"].values():
-        variants *= len(values)
+    unvaried = plan.get("unvaried", {})
+    variants = sum(
+        math.prod(len(values) for key, values in plan["vary"].items() if key not in unvaried.get(method, ()))
+        for method in plan["methods"]
+    )
     return {"name": ", ".join(map(str, plan["methods"])), "runs": variants * len(plan["seeds"])}
 
 

@@ -17,6 +17,7 @@ from covey.config.values import PARTS
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.comparison.plan import own_names_of, runtime_settled, variants_of
+from covey.job.comparison.whose_settings import without_use
 from covey.job.run_index import kind_of
 from covey.job.typed_settings import typed
 from covey.serve.model_order import (
@@ -197,8 +198,11 @@ def comparison_request(
     plan = {"format": FORMAT, "methods": list(methods), "seeds": numbers[:1], "vary": dict(vary), "given": settled}
     require_no_code(own_names_of(plan))
     require_no_paths({"vary": plan["vary"], "methods": plan["methods"]})
-    resolved = variants_of(plan)[0].configs[0].as_mapping()
-    varied = {key: [typed(value, _at(resolved, key)) for value in values] for key, values in vary.items()}
+    plan["unvaried"] = without_use(methods, settled, vary)
+    found = [one.configs[0].as_mapping() for one in variants_of(plan)]
+    resolved = found[0]
+    like = {key: next((one for one in (_at(each, key) for each in found) if one is not None), None) for key in vary}
+    varied = {key: [typed(value, like[key]) for value in values] for key, values in vary.items()}
     content = {"methods": list(methods), "seeds": numbers, "vary": varied, "settings": typed(given, resolved)}
     return JobRequest("comparison", {**content, "target": target, "fairness": fairness, **_named(name)})
 

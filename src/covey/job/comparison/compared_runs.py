@@ -144,11 +144,11 @@ class Comparison:
 
     @cached_property
     def crossed(self) -> bool:
-        """True if several methods have the same settings varied: each is compared with the first at its settings."""
+        """True if what varies for the first method varies for all: each is compared with it at its settings."""
         first = self.contenders[0]
-        settings = {settings_of(one) for one in self.contenders if one.method == first.method}
         others = [one for one in self.contenders if one.method != first.method]
-        return len(settings) > 1 and bool(others) and all(settings_of(one) in settings for one in others)
+        several = len(self.contenders) - len(others) > 1 and bool(others)
+        return several and all(set(first.varied) <= set(one.varied) for one in others)
 
     @property
     def against(self) -> str:
@@ -161,7 +161,7 @@ class Comparison:
         asked = method or self.contenders[0].method
         found = (one for one in self.contenders if one.method == asked)
         if self.crossed:
-            return next((one for one in found if settings_of(one) == settings_of(variant)), None)
+            return next((one for one in found if _agree(one.varied, variant.varied)), None)
         return next(found, None) if method else self.contenders[0]
 
     @cached_property
@@ -242,9 +242,9 @@ class Comparison:
         return share_of_gap(self.metric.sign * terminal, base, ceiling)
 
 
-def settings_of(variant: Variant) -> str:
-    """Return the settings in a variant's label."""
-    return variant.label.removeprefix(variant.method)
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if settings that both have are the same."""
+    return all(one[key] == other[key] for key in one if key in other)
 
 
 def final_privacy(run: Run) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from covey.job.comparison.plan import (
 )
 from covey.job.comparison.plan_folder import claim, default_folder
 from covey.job.comparison.typed_plan import with_types
+from covey.job.comparison.whose_settings import require_different, without_use
 from covey.job.experiment import dry_run
 from covey.job.pending_runs import OnRun, PendingRun, run_missing
 from covey.job.progress_display import bars_wanted, both, comparison_progress
@@ -64,11 +65,13 @@ def compare(
 ) -> Comparison:
     """Run every method with every varied setting on every seed, and compare them.
 
-    A method is a name, one of your own, or `"selector+aggregator"` for any other pair, such as `"fedacs+feddrl"`; an
-    option of a selector or aggregator (`aggregator={"learn": False}`) goes to the methods that have it.
+    A method is a name, one of your own, or `"selector+aggregator"` or `"selector+aggregator+trainer"` for any other
+    combination, such as `"fedacs+feddrl+moon"`. An option of a part (`trainer={"mu": 0.1}`) goes to the methods that
+    have it, and one of the server's optimiser (`server={"rate": 0.1}`) to those that have one; other settings go to
+    all. Lines that come out as the same run are refused.
 
     seeds: a number (0, 1, …) or a list.
-    vary: settings to sweep, such as `{"local.rate": [0.1, 0.01]}`.
+    vary: settings to sweep, such as `{"local.rate": [0.1, 0.01]}`; a method without the option has one line.
     federation: your own data (see `covey.federation`), instead of a data set and an environment by name.
     target: accuracy, or main metric of another task, to which rounds and bytes are counted; by default the best that
         every run reached.
@@ -93,7 +96,8 @@ def compare(
     for name in names:
         require(
             isinstance(name, str),
-            "A method to compare is a name such as 'fedavg', or 'selector+aggregator' such as 'fedacs+feddrl', "
+            "A method to compare is a name such as 'fedavg', or 'selector+aggregator' such as 'fedacs+feddrl', with a "
+            "trainer after another + if wanted, "
             f"not {name!r}; options are settings of the comparison, such as aggregator={{...}}.",
         )
     numbers = _numbers(seeds)
@@ -111,8 +115,11 @@ def compare(
     plan |= {"fairness": True} if fairness else {}
     # As it will be read from its file: a tuple becomes a list.
     plan = json.loads(json.dumps({"format": FORMAT, **plan, "given": base, "target": target}, default=_plain))
-    plan = with_types(plan)
-    metrics = {_possible(variant.configs[0], federation, target).name for variant in variants_of(plan)}
+    unvaried = without_use(plan["methods"], plan["given"], plan["vary"])
+    plan = with_types({**plan, "unvaried": unvaried} if unvaried else plan)
+    variants = variants_of(plan)
+    require_different([(one.label, one.method, one.configs[0]) for one in variants])
+    metrics = {_possible(variant.configs[0], federation, target).name for variant in variants}
     require(
         len(metrics) == 1,
         f"These runs are measured by {' and by '.join(sorted(metrics))}: compare runs of one task.",

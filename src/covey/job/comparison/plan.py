@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -10,16 +10,13 @@ from typing import Any, NotRequired, TypedDict
 from covey.config.recipe import recipe_of
 from covey.config.runtime_choice import AUTO, STORED, runtime_here
 from covey.config.schema import Config
-from covey.config.values import chosen, nested, own_names
+from covey.config.values import nested, own_names
 from covey.core.checkpoint import FORMAT
-from covey.errors import Refusal, require
+from covey.errors import require
+from covey.job.comparison.whose_settings import given_to
 from covey.job.job_folder import read_job_file
 from covey.job.settings import as_config, expand
-from covey.registries import aggregators, manymodels, selectors, trainers
-from covey.registry import Registry
-
-_PARTS: Mapping[str, Registry[Any]] = {one.section: one for one in (selectors, aggregators, trainers, manymodels)}
-"""Sections whose part depends on the method."""
+from covey.registries import aggregators
 
 
 class _PlanFile(TypedDict):
@@ -33,6 +30,8 @@ class _PlanFile(TypedDict):
     target: float | None
     agents: NotRequired[dict[str, str]]
     fairness: NotRequired[bool]
+    unvaried: NotRequired[dict[str, list[str]]]
+    """Method → varied settings that it has no use for."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class Variant:
 def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
     """Return the variants of a comparison: methods times the values of every varied setting."""
     require(len(plan["methods"]) >= 1, "There is no method to compare; name at least one.")
-    given_to = dict(zip(plan["methods"], _given_to(plan["methods"], _with_runtime(plan["given"])), strict=True))
+    base = _with_runtime(plan["given"])
+    given = dict(zip(plan["methods"], given_to(plan["methods"], base, plan["vary"]), strict=True))
     variants = []
     for label, method, varied in lines_of(plan):
         aggregator = recipe_of(method).aggregator
@@ -58,7 +58,7 @@ def variants_of(plan: Mapping[str, Any]) -> tuple[Variant, ...]:
         if plan.get("fairness") and aggregator and "fairness" in aggregators[aggregator].options:
             own["aggregator.fairness"] = True
         earlier = int(plan["format"]) < FORMAT
-        configs = tuple(as_config(given_to[method], {**own, "seed": seed}, earlier=earlier) for seed in plan["seeds"])
+        configs = tuple(as_config(given[method], {**own, "seed": seed}, earlier=earlier) for seed in plan["seeds"])
         require(
             configs[0].method == method,
             f"The method '{method}' cannot be compared with the parts of '{configs[0].method}', which are given "
@@ -105,31 +105,11 @@ def own_names_of(plan: Mapping[str, Any]) -> dict[str, str]:
 
 def lines_of(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield label, method and varied settings of every variant."""
-    keys = list(plan["vary"])
     for method in plan["methods"]:
+        keys = [key for key in plan["vary"] if key not in plan.get("unvaried", {}).get(method, ())]
         for values in itertools.product(*(plan["vary"][key] for key in keys)):
             varied = dict(zip(keys, values, strict=True))
             yield " ".join([method, *(f"{key}={value}" for key, value in varied.items())]), method, varied
-
-
-def _given_to(methods: Sequence[str], base: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the settings of each method. Options of a part that is not named go to the methods whose part has them."""
-    given = [dict(base) for _ in methods]
-    for section, registry in _PARTS.items():
-        name, options = chosen(section, base.get(section))
-        parts = [getattr(recipe_of(method), section) for method in methods]
-        takes = {part: registry[part].options for part in parts if part is not None}
-        # If all methods have the same part, the part itself refuses options that it lacks.
-        if name is not None or not takes or len(set(parts)) == 1:
-            continue
-        for option in options:
-            if not any(option in known for known in takes.values()):
-                raise Refusal(" ".join(registry.unknown_option(part, option) for part in takes))
-        for own, part in zip(given, parts, strict=True):
-            own.pop(section, None)
-            kept = {option: value for option, value in options.items() if option in takes.get(part, ())}
-            own |= {section: kept} if kept else {}
-    return given
 
 
 def places_of(folder: Path, plan: Mapping[str, Any]) -> list[tuple[str, int, Path]]:
