@@ -232,6 +232,38 @@ def test_a_recipe_of_ones_own_by_its_place_or_as_an_object(tmp_path: Path) -> No
     assert Run.open(tmp_path / "named").evaluate()["accuracy"] == named.metrics[-1]["accuracy"]
 
 
+def test_a_method_that_is_one_part_is_fedavg_with_it(tmp_path: Path) -> None:
+    class Thrice(Trainer):
+        """Follows the gradient thrice."""
+
+        def client_step(self, w, batch, client, carry, net):
+            return {name: 3 * one for name, one in net.gradient(w, batch).items()}, carry
+
+    methods: list[Any] = ["fedavg", f"{__name__}:Doubled", Halfway, Lowest(first=1), Thrice]
+    found = covey.compare(methods, 1, given=GIVEN, trainer={"factor": 1.5}, out=tmp_path / "cmp")
+    configs = {label: runs[0].config for label, runs in found.runs.items()}
+    parts = [[one and one.name for one in (c.selector, c.aggregator, c.trainer)] for c in configs.values()]
+    mine = [f"{__name__}:Doubled", f"{__name__}:Halfway", *list(configs)[3:]]
+    assert list(configs) == ["fedavg", *mine]
+    assert parts == [
+        ["uniform", "average", "sgd"],
+        ["uniform", "average", mine[0]],
+        ["uniform", mine[1], "sgd"],
+        [mine[2], "average", "sgd"],
+        ["uniform", "average", mine[3]],
+    ]
+    assert configs[mine[0]].as_mapping()["trainer"]["factor"] == 1.5
+    named = covey.run(GIVEN, trainer={"name": Doubled, "factor": 1.5}, out=tmp_path / "named")
+    assert without_timings(found.runs[mine[0]][0].metrics) == without_timings(named.metrics)
+    run = covey.run(GIVEN, method=Thrice, out=tmp_path / "run")
+    assert without_timings(run.metrics) == without_timings(found.runs[mine[3]][0].metrics)
+    recipe = Recipe("Mine.", trainer=Thrice)  # type: ignore[arg-type]
+    assert without_timings(covey.run(GIVEN, method=recipe, out=tmp_path / "recipe").metrics) == without_timings(
+        run.metrics
+    )
+    assert covey.resume(tmp_path / "run", rounds=3, method=Thrice).metrics[-1]["round"] == 3
+
+
 def test_a_comparison_takes_objects(tmp_path: Path) -> None:
     found = covey.compare(["fedavg", Whole], 1, given=GIVEN, model=Alone(), out=tmp_path / "all")
     assert [one.method for one in found.contenders] == ["fedavg", f"{__name__}:Whole"]
@@ -248,8 +280,11 @@ def test_a_comparison_takes_objects(tmp_path: Path) -> None:
         ({"aggregator": Lowest}, "is no aggregator: one of your own derives from covey.Aggregator"),
         ({"trainer": Halfway()}, "Halfway is no trainer: one of your own derives from covey.Trainer"),
         ({"dataset": object()}, "dataset must be a name, or a function that returns a covey.Dataset, not a object"),
-        ({"method": Lowest(first=1)}, "method must be a name, a covey.Recipe, or a class that is called as Method"),
-        ({"method": Lowest}, r"is not called as name\(setting, model, \*, option=default, ...\)"),
+        (
+            {"method": object()},
+            "method must be a name, a covey.Recipe, a selector, an aggregator or a trainer, or a cl",
+        ),
+        ({"method": lambda setting: setting}, r"is not called as name\(setting, model, \*, option=default, ...\)"),
         ({"method": lambda setting, model: 3}, "made a int, which has no order and no absorb"),
         ({"many": Whole}, "many must be a name, or a section with a name and options"),
         ({"method": f"{__name__}:GIVEN"}, "must be a class or a function; it is of the type dict"),

@@ -17,6 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from covey.config.recipe import Recipe
+from covey.core.interfaces import Aggregator, Selector
+from covey.core.trainer import Trainer
 from covey.errors import Refusal, require
 from covey.model.factory import copied, require_usable
 from covey.model.frozen import architecture, digest_of
@@ -32,6 +34,7 @@ _REGISTRIES: Mapping[str, tuple[Registry[Any], ...]] = {
     "trainer": (trainers,),
     "method": (methods, manymodels),
 }
+_ROLES: Mapping[str, type] = {"selector": Selector, "aggregator": Aggregator, "trainer": Trainer}
 _WORDS = {"dataset": "a function that returns a covey.Dataset", "environment": "a function that splits labels"}
 _PLAIN = (bool, int, float, complex, bytes, list, tuple, set, range)
 
@@ -53,6 +56,12 @@ def name_of_part(section: str, part: Any) -> str:
         held, number = f"{shown}@{digest}.{number}", number + 1
     _hold(section, held, part)
     return held
+
+
+def role_of(part: Any) -> str | None:
+    """Return the section of a selector, an aggregator or a trainer, a class or an instance; None of anything else."""
+    kind = part if inspect.isclass(part) else type(part)
+    return next((section for section, role in _ROLES.items() if issubclass(kind, role)), None)
 
 
 def hold_again(section: str, name: str, part: Any, where: str) -> tuple[str, ...]:
@@ -87,9 +96,13 @@ def _source_of(registry: Registry[Any], name: str, part: Any) -> Any:
 
 
 def _hold(section: str, name: str, part: Any) -> None:
-    for registry in _REGISTRIES[section]:
+    made = _builder(section, part)
+    role = role_of(part) if section == "method" else None
+    # A method that is a selector, an aggregator or a trainer is never made itself, but that part of it is.
+    held = [(registry, part if role else made) for registry in _REGISTRIES[section]]
+    for registry, one in [*held, *((registry, made) for registry in _REGISTRIES.get(role or "", ()))]:
         _sources[registry.kind, name] = part
-        registry.hold(name, _builder(section, part))
+        registry.hold(name, one)
 
 
 def _builder(section: str, part: Any) -> Any:
@@ -130,9 +143,9 @@ def _require_kind(section: str, part: Any) -> None:
         require(callable(part), f"{section} must be a name, or {_WORDS[section]}, not a {type(part).__name__}.")
     elif section == "method":
         require(
-            isinstance(part, Recipe) or _makes(part),
-            f"method must be a name, a covey.Recipe, or a class that is called as Method(setting, model), not a "
-            f"{type(part).__name__}.",
+            isinstance(part, Recipe) or _makes(part) or role_of(part) is not None,
+            "method must be a name, a covey.Recipe, a selector, an aggregator or a trainer, or a class that is called "
+            f"as Method(setting, model), not a {type(part).__name__}.",
         )
 
 

@@ -14,6 +14,8 @@ from covey.config.recipe import Recipe
 from covey.config.schema import Config
 from covey.config.values import PARTS, overlay, part_name
 from covey.core.checkpoint import FORMAT
+from covey.core.given_parts import role_of
+from covey.core.interfaces import Part
 from covey.core.loop import OnRound
 from covey.core.runtime_traits import traits_of
 from covey.environment.federated_data import Federation
@@ -39,8 +41,8 @@ from covey.storage import FolderLock
 from covey.task.learning_task import ACCURACY, Metric
 from covey.trust import Trust, refused_names, require_trusted
 
-MethodChoice = str | Recipe | Callable[..., Any]
-"""A method by name, or one of somebody's own: a recipe, a class or a function."""
+MethodChoice = str | Recipe | Part | Callable[..., Any]
+"""A method by name, or one of somebody's own: a recipe, a class or a function, or a part of FedAvg."""
 
 ONE_SEED = "A comparison takes seeds (a number, or a list such as 3,7), not one seed."
 
@@ -65,10 +67,11 @@ def compare(
 ) -> Comparison:
     """Run every method with every varied setting on every seed, and compare them.
 
-    A method is a name, one of your own, or `"selector+aggregator"` or `"selector+aggregator+trainer"` for any other
-    combination, such as `"fedacs+feddrl+moon"`. An option of a part (`trainer={"mu": 0.1}`) goes to the methods that
-    have it, and one of the server's optimiser (`server={"rate": 0.1}`) to those that have one; other settings go to
-    all. Lines that come out as the same run are refused.
+    A method is a name, or `"selector+aggregator"` or `"selector+aggregator+trainer"` for any other combination, such as
+    `"fedacs+feddrl+moon"`. One of your own is a recipe, a class of methods, or a selector, an aggregator or a trainer:
+    FedAvg with that part. An option of a part (`trainer={"mu": 0.1}`) goes to the methods that have it, and one of the
+    server's optimiser (`server={"rate": 0.1}`) to those that have one; other settings go to all. Lines that come out
+    as the same run are refused.
 
     seeds: a number (0, 1, …) or a list.
     vary: settings to sweep, such as `{"local.rate": [0.1, 0.01]}`; a method without the option has one line.
@@ -92,7 +95,8 @@ def compare(
     base = runtime_settled(overlay(expand(given or {}), expand(settings)))
     trackers = chosen_trackers(track)
     names = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
-    names = [part_name("method", name) if isinstance(name, Recipe) or callable(name) else name for name in names]
+    named = [isinstance(name, Recipe) or callable(name) or role_of(name) is not None for name in names]
+    names = [part_name("method", name) if own else name for name, own in zip(names, named, strict=True)]
     for name in names:
         require(
             isinstance(name, str),
