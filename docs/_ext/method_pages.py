@@ -196,7 +196,7 @@ def _rivals(name: str) -> str:
 
 
 def _what(recipe: Recipe, parts: list[Part]) -> str:
-    rows = [[f"`{one.section}`", f"`{one.entry.name}`", cell(escaped(one.entry.summary))] for one in parts]
+    rows = [[f"`{one.section}`", f"`{one.entry.name}`", cell(_summary(one))] for one in parts]
     text = table(["part", "name", "what it does"], rows)
     settings = [f"`{section}.{key}={value}`" for section in _SECTIONS for key, value in _given(recipe, section)]
     if settings:
@@ -207,6 +207,12 @@ def _what(recipe: Recipe, parts: list[Part]) -> str:
         if helper is not None:
             text += f"\n{_further(helper)}"
     return text
+
+
+def _summary(part: Part) -> str:
+    """Return a part's first sentence, and the options that the method sets otherwise."""
+    told = [f"`{part.section}.{option}={str(value).lower()}`" for option, value in part.given.items()]
+    return escaped(part.entry.summary) + (f" Here with {listed(told)}." if told else "")
 
 
 def listed(words: list[str]) -> str:

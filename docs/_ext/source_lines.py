@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from itertools import takewhile
 
 from page_text import cell, escaped, without_options
 
@@ -34,8 +35,9 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
             at += 1
         same = lines[at - 1][: token.start[1]].strip()
         following = [line.strip() for line in lines[at : at + 2]] if alone else [same]
-        # What follows a return belongs to something else.
-        code = following[:1] if following[0].startswith("return ") else [line for line in following if line]
+        # What follows a return, or stands under another comment, belongs to something else.
+        first = following[:1] if following[0].startswith("return ") else following
+        code = [line for line in takewhile(lambda line: not line.startswith("#"), first) if line]
         yield token.start[0], "<br>".join([cell(escaped(comment)), *(f"`{cell(line)}`" for line in code)])
 
 

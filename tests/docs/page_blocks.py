@@ -18,6 +18,7 @@ from covey.config.schema import Config, known_keys
 from covey.core.checkpoint import FORMAT
 from covey.errors import Refusal, require
 from covey.job.comparison.plan import variants_of
+from covey.job.comparison.whose_settings import without_use
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -125,13 +126,15 @@ def _resolve(name: str, given: Mapping[str, Any]) -> None:
         # Otherwise they are counted in the data, which is not here.
         chosen.setdefault("clients", 4)
     if name == "compare":
-        varied = [one.partition("=") for one in given["vary"] or []]
+        varied = {key: values.split(",") for key, _, values in (one.partition("=") for one in given["vary"] or [])}
+        methods = given["methods"].split(",")
         variants_of(
             {
                 "format": FORMAT,
-                "methods": given["methods"].split(","),
+                "methods": methods,
                 "seeds": [0],
-                "vary": {key: values.split(",") for key, _, values in varied},
+                "vary": varied,
+                "unvaried": without_use(methods, chosen, varied),
                 "given": chosen,
                 "agents": {},
                 "fairness": given["fairness"],

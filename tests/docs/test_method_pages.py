@@ -47,6 +47,18 @@ def _stands(page: str, option: str, value: str) -> bool:
     return any(line.startswith(f"| `{option}` |") and f"| `{value}` |" in line for line in page.splitlines())
 
 
+def test_a_page_tells_where_a_method_sets_an_option_of_a_part(pages: dict[str, str]) -> None:
+    for name in ("scaffold", "feddyn", "power-of-choice"):
+        (row,) = [line for line in pages[f"methods/{name}.md"].splitlines() if line.startswith("| `aggregator` |")]
+        assert row.endswith("Here with `aggregator.weighted=false`. |")
+    assert "Here with" not in pages["methods/fedavg.md"]
+
+
+def test_code_beside_an_equation_is_its_own_alone(pages: dict[str, str]) -> None:
+    assert "contrast = F.softplus" in pages["methods/moon.md"]
+    assert not [name for name, text in pages.items() if "<br>`#" in text]
+
+
 def test_what_lines_compute_begins_with_its_subject(pages: dict[str, str]) -> None:
     fedacs = pages["methods/fedacs.md"]
     assert "`fedacs.py:1` | Each round's clients send an insight" in fedacs

@@ -213,6 +213,15 @@ def test_impossible_comparisons_are_refused_before_anything_is_written(tmp_path,
     assert not (tmp_path / "cmp").exists()
 
 
+def test_the_folder_of_a_comparison_says_that_it_is_no_run(tmp_path):
+    compare("fedavg", seeds=1, given=SMALL, rounds=1, out=tmp_path / "cmp")
+    for opened in (covey.resume, covey.Run.open):
+        with pytest.raises(
+            Refusal, match=r"holds a comparison: covey.Comparison.open reads it, and covey.compare with"
+        ):
+            opened(tmp_path / "cmp")
+
+
 def test_one_method_may_be_a_name_alone(tmp_path):
     assert list(compare("fedavg", seeds=1, given=SMALL, rounds=1, out=tmp_path / "cmp").runs) == ["fedavg"]
 

@@ -56,7 +56,7 @@ def test_the_pages_commands_run(
         monkeypatch.delitem(sys.modules, name, raising=False)
     blocks = re.findall(r"```\n(covey .*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    assert len(lines) == 5
+    assert len(lines) == 6
     small = ["--clients", 4, "--cohort", 2, "--rounds", 1, "--set", "local.epochs=1", "--set", "workers=1"]
     for number, line in enumerate(lines):
         _, command, *words = shlex.split(line)

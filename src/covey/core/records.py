@@ -222,7 +222,13 @@ def _read_config_file(folder: Path) -> tuple[int, dict[str, Any]]:
     """Return a run folder's version and its settings as they are written."""
     path = folder / "config.json"
     if not path.is_file():
-        raise Refusal(f"{folder} is not a run folder: it has no config.json.")
+        hint = ""
+        if (folder / "compare.json").is_file():
+            hint = (
+                " It holds a comparison: covey.Comparison.open reads it, and covey.compare with the same arguments, or "
+                f"covey resume {folder}, continues it."
+            )
+        raise Refusal(f"{folder} is not a run folder: it has no config.json.{hint}")
     try:
         data = read_json(path.read_text(encoding="utf-8"))
         found = int(data["format"])

@@ -16,6 +16,10 @@ from covey.registries import trainers
 class FedCM(Trainer):
     """Mixes each client's gradient with the mean direction of the last round, which the server sends.
 
+    The direction is the plain mean over clients, and the paper's step is along it. Here the aggregator makes the step:
+    `average` weighs clients by samples, and with `aggregator.weighted=false` it is the paper's. Where all clients hold
+    as many samples, the two are the same.
+
     alpha: α, the share of the client's own gradient; the rest is the server's direction.
     """
 

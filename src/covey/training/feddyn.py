@@ -19,6 +19,9 @@ from covey.registries import trainers
 class FedDyn(Trainer):
     """Regularises each client by its own past gradients, so that clients agree where the mean objective is lowest.
 
+    Every client counts alike in h, and so it does in the paper's mean of models, which the method `feddyn` takes. With
+    another selector, say `aggregator.weighted=false` too: `average` weighs models by samples unless told.
+
     alpha: α, the strength of the regulariser. Large values may diverge where few clients take part.
     leak: the share of h that is lost in each round. By default it is 0, as in the paper, where all clients are invited
         alike, and otherwise cohort / clients: clients that are invited often would make h grow without end.

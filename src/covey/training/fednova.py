@@ -17,7 +17,10 @@ from covey.registries import trainers
 
 @trainers.add("fednova")
 class FedNova(Trainer):
-    """Normalises each update by the length of its client's steps before they are averaged."""
+    """Normalises each update by the length of its client's steps before they are averaged.
+
+    The length counts rates and momentum. What the paper's a_k make of a proximal term (`local.proximal`) is not in it.
+    """
 
     replied = {"length": ()}
     needs_length = True

@@ -13,6 +13,9 @@ from covey.registries import trainers
 class Moon(Trainer):
     """Pulls features towards the global model's and away from those of the client's last model.
 
+    Features are the inputs of the model's last layer. The paper's networks have a projection head of two layers there,
+    which is left to the model that you give. On a first visit there is no last model, and no contrast.
+
     mu: μ, the weight of the contrastive loss.
     temperature: τ, by which similarities are divided.
     """

@@ -21,6 +21,9 @@ from covey.registries import trainers
 class Scaffold(Trainer):
     """Corrects clients' drift by control variates: the mean gradient of all clients less their own.
 
+    Every client counts alike in c, and so it does in the paper's mean of models, which the method `scaffold` takes.
+    With another selector, say `aggregator.weighted=false` too: `average` weighs models by samples unless told.
+
     mean: over which clients c is taken. With `seen` a client is not corrected on its first visit. With `all`, as in the
         paper, clients that were never invited count as zero, and a client is corrected by c on its first visit.
     """
