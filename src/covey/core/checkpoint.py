@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.arrays import State
-from covey.errors import Refusal
+from covey.errors import Refusal, require
 from covey.storage import replacing
 
 FORMAT = 2
@@ -88,14 +88,21 @@ def _opened(folder: Path) -> Iterator[Any]:
 def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return `value` with its tensors and arrays moved to `tensors` and replaced by references."""
     if isinstance(value, Mapping):
-        return {
-            str(name): _split(item, f"{path}.{name}" if path else str(name), tensors) for name, item in value.items()
-        }
+        below = [_split(item, f"{path}.{name}" if path else str(name), tensors) for name, item in value.items()]
+        if all(isinstance(name, str) for name in value):
+            return dict(zip(value, below, strict=True))
+        # JSON has texts as names alone.
+        return {"$": "mapping", "names": [_plain(name, path) for name in value], "values": below}
+    if isinstance(value, list | tuple):
+        return [_split(item, f"{path}.{place}", tensors) for place, item in enumerate(value)]
     if isinstance(value, (Tensor, np.ndarray)):
         kind = "tensor" if isinstance(value, Tensor) else "array"
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
         tensor = tensor.detach().cpu().contiguous()
         sparse = _sparse(tensor)
+        while path in tensors:
+            # Names with dots may say the same place twice.
+            path += "'"
         if sparse is None:
             tensors[path] = tensor
             return {"$": kind, "path": path}
@@ -103,6 +110,17 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"$": kind, "path": path, "length": len(tensor)}
     if isinstance(value, float) and not np.isfinite(value):
         return {"$": "number", "value": str(value)}
+    return _plain(value, path)
+
+
+def _plain(value: Any, path: str) -> Any:
+    """Return a value that JSON has, of Python; refuse any other."""
+    value = value.item() if isinstance(value, np.generic) else value
+    require(
+        value is None or isinstance(value, str | int | float),
+        f"The state '{path}' holds a {type(value).__name__}, and a checkpoint cannot: state_dict gives mappings, "
+        "lists, tensors, arrays, numbers, truth values and texts.",
+    )
     return value
 
 
@@ -111,13 +129,15 @@ def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if value.get("$") == "number":
             return float(value["value"])
+        if value.get("$") == "mapping":
+            return dict(zip(value["names"], (_join(item, tensors) for item in value["values"]), strict=True))
         if "$" in value:
             tensor = tensors[value["path"]]
             if "length" in value:
                 tensor = _filled(tensor, value, tensors)
             return tensor if value["$"] == "tensor" else tensor.numpy()
         return {name: _join(item, tensors) for name, item in value.items()}
-    return value
+    return [_join(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 def _sparse(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
