@@ -398,6 +398,11 @@ class Careless(covey.Trainer):
             return net.gradient(w, batch, near), carry
         if self.what == "output":
             return net.gradient(w, batch, lambda output, y: F.cross_entropy(output, y, reduction="none")), carry
+        if self.what == "mixed":
+            other = batch._replace(x=(batch.x + batch.x.flip(0)) / 2)
+            return net.gradient(w, other), carry
+        if self.what == "count":
+            return gradient, {"sum": carry["sum"] + len(batch.y)}
         if self.what == "length":
             return covey.map_tree(lambda g: g * client.length, gradient), carry
         return gradient, carry
@@ -418,6 +423,8 @@ class Careless(covey.Trainer):
         ("self", "stores 'last' in self on the client"),
         ("term", "The loss of the trainer .* uses w"),
         ("output", "output.logits"),
+        ("mixed", "mix none with those of weight 0"),
+        ("count", "samples of weight 0"),
     ],
 )
 @pytest.mark.parametrize("runtime", ["local", "stacked"])

@@ -27,7 +27,11 @@ from covey.runtime.stacked.stack_module import stack_module
 from covey.runtime.stacked.trainer_lanes import TrainerLanes
 from covey.task.learning_task import Task
 
-_CLIENTS, _SAMPLES = 2, 2
+_CLIENTS, _SAMPLES, _FILLED = 2, 2, 1
+"""Clients, their samples, and how many more fill up a batch."""
+
+_TOLERANCE, _LEAST = 0.05, 1e-6
+"""Largest difference between two steps that should be alike, of their norm: bfloat16 is rough."""
 
 
 def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
@@ -47,10 +51,11 @@ def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
         def shared(value: Tensor) -> Tensor:
             return value.expand(_CLIENTS, *value.shape)
 
+        weight = torch.full((count,), 1 / count, dtype=dtype, device=device)
         batch = Batch(
             x=shared(x),
             y=shared(few.y),
-            weight=shared(torch.full((count,), 1 / count, dtype=dtype, device=device)),
+            weight=shared(weight),
             rate=torch.full((_CLIENTS,), 0.1, dtype=dtype, device=device),
             epoch=torch.zeros(_CLIENTS, dtype=torch.int64, device=device),
             key=torch.zeros(_CLIENTS, dtype=torch.int64, device=device),
@@ -92,6 +97,26 @@ def check_trainer(ref: TrainerRef, learner: Learner, samples: Samples) -> None:
             f"The loss of the trainer '{ref.name}' uses w, of which net.gradient knows nothing: its gradient would be "
             "missing. Add the gradient of a term of parameters alone to what net.gradient returns.",
         )
+        filled = batch._replace(
+            x=shared(torch.cat([x, x[:_FILLED]])),
+            y=shared(torch.cat([few.y, few.y[:_FILLED]])),
+            weight=shared(torch.cat([weight, torch.zeros_like(weight[:_FILLED])])),
+        )
+        lanes.numbers.fill_(1)
+        _require_alike(ref.name, *(step(before, buffers, one, lanes.client(), begun) for one in (batch, filled)))
+
+
+def _require_alike(name: str, alone: Any, filled: Any) -> None:
+    """Refuse a trainer whose step is another one where a batch is filled up by samples of weight 0."""
+    for one, other in zip(tree_flatten(alone)[0], tree_flatten(filled)[0], strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point() and bool(torch.isfinite(one).all()):
+            gap = float((one.double() - other.double()).norm())
+            require(
+                gap <= _TOLERANCE * float(one.double().norm()) + _LEAST,
+                f"The trainer '{name}' takes another step where a batch is filled up by samples of weight 0, as "
+                "clients' last batches are on a GPU: weigh samples by batch.weight, do not divide by their number, "
+                "and mix none with those of weight 0.",
+            )
 
 
 def _step(trainer: Trainer, name: str, model: SplitModel, drops: list[str], dtype: torch.dtype, task: Task) -> Any:
