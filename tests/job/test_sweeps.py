@@ -93,6 +93,12 @@ def test_an_option_varies_for_the_methods_that_have_it(tmp_path, covey_command, 
     assert more.rows[1]["terminal_accuracy"] == made.rows[1]["terminal_accuracy"]
 
 
+def test_the_help_tells_of_combinations_and_of_parts_of_ones_own(covey_command):
+    shown = " ".join(covey_command("compare", "--help").out.replace("│", " ").split())
+    assert "(selector+aggregator+trainer); your own as module:Class" in shown
+    assert "for the methods that have it" in shown
+
+
 def test_an_option_that_no_method_has_does_not_vary(tmp_path):
     with pytest.raises(covey.Refusal, match=r"'sgd' has no option 'mu'.*'scaffold' has no option 'mu'"):
         covey.compare(["fedavg", "scaffold"], 1, vary={"trainer.mu": [0.1, 1.0]}, given=SMALL, out=tmp_path / "cmp")

@@ -120,14 +120,18 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,…",
-            help="Methods, or pairs such as fedacs+feddrl (selector+aggregator). The first is the baseline.",
+            help="Methods; combinations such as fedacs+feddrl or fedacs+average+moon (selector+aggregator+trainer); "
+            "your own as module:Class. The first is the baseline.",
         ),
     ],
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N", help="Number of seeds (0, 1, …), or a list such as 3,7.")
     ] = "3",
     vary: Annotated[
-        list[str] | None, typer.Option("--vary", metavar="KEY=V1,V2", help="Sweep an option over values. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--vary", metavar="KEY=V1,V2", help="Sweep an option over values, for the methods that have it. Repeatable."
+        ),
     ] = None,
     target: Annotated[
         float | None,
