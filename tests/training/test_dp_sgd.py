@@ -528,6 +528,13 @@ class Careless(Scores):
         return super().forward(F.dropout(x, 0.5))
 
 
+def test_a_model_whose_samples_have_gradients_in_full_precision_alone_says_so(tmp_path):
+    given = {**SMALL, "model": {"name": "mlp", "norm": "layer"}, "trainer": "dp-sgd", "rounds": 1}
+    with pytest.raises(Refusal, match=r"Gradients of single samples .*; try precision=fp32"):
+        run(given, precision="bf16", out=tmp_path / "bf16")
+    run(given, precision="fp32", out=tmp_path / "fp32")
+
+
 def test_a_model_without_gradients_of_single_samples_is_refused_with_a_sentence():
     own, w = a_net(Careless())
     with pytest.raises(Refusal, match=r"Gradients of single samples cannot be computed for this model: .*random"):

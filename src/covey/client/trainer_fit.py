@@ -227,7 +227,8 @@ class LocalNet:
             raise
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
-            raise Refusal(f"Gradients of single samples cannot be computed for this model: {reason}") from error
+            hint = "; try precision=fp32" if "BFloat16" in reason else ""
+            raise Refusal(f"Gradients of single samples cannot be computed for this model: {reason}{hint}") from error
         found = clipped_mean(each, batch.weight, bound)
         if self._loss is None:
             with torch.no_grad():
