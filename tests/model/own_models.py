@@ -45,6 +45,19 @@ class Unclear(Plain):
         return {"one": super().forward(x), "other": x}
 
 
+class Spare(Plain):
+    """Has parameters that its output does not depend on: a layer that is not called, and one without numbers."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(shape, classes)
+        self.pooler, self.none = nn.Linear(8, 8), nn.Parameter(torch.zeros(0))
+
+
+class Detached(Plain):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x).detach()
+
+
 class Alone(nn.Module):
     """Called without arguments; for 8 x 8 images of ten classes."""
 

@@ -15,10 +15,23 @@ from covey.model.factory import build_model
 from covey.model.layout import Layout
 from covey.registries import models, selectors, trainers
 from tests.model import own_models
-from tests.model.own_models import Alone, Counting, Headless, Plain, Random, Tied, Unclear, frozen_whole
+from tests.model.own_models import (
+    Alone,
+    Counting,
+    Detached,
+    Headless,
+    Plain,
+    Random,
+    Spare,
+    Tied,
+    Unclear,
+    frozen_whole,
+)
 
 GIVEN: dict[str, Any] = {"clients": 4, "cohort": 2, "rounds": 2, "workers": 1, "environment.samples": 20}
 SHAPE = (1, 8, 8)
+FULL = {"selector": {"name": "fedacs", "insight": "full", "pool": 1.0}}
+"""A selector that measures the gradient of all parameters."""
 
 
 def own(name: str) -> str:
@@ -36,6 +49,32 @@ def test_an_output_of_any_kind_trains_as_a_tensor_does(name: str, tmp_path: Path
     assert [row["loss"] for row in plain.metrics] == [row["loss"] for row in other.metrics]
     # Users get their own model back, and what it returns.
     assert not isinstance(other.model()(torch.rand(2, *SHAPE)), Tensor)
+
+
+@pytest.mark.parametrize("settings", [{}, {"runtime": "stacked", "device": "cpu"}, {"method": "scaffold"}, FULL])
+def test_parameters_that_the_output_does_not_depend_on_stay_as_they_are(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = covey.run({**GIVEN, **settings}, model=Plain, out=tmp_path / "plain").model().state_dict()
+    spare = covey.run({**GIVEN, **settings}, model=Spare, out=tmp_path / "spare").model().state_dict()
+    assert all(torch.allclose(spare[name], values, atol=1e-5) for name, values in plain.items())
+    first = build_model(own("Spare"), {}, SHAPE, 10, seed=0).state_dict()
+    assert all(torch.equal(spare[name], first[name]) for name in set(spare) - set(plain))
+
+
+def test_one_number_for_each_sample_may_come_without_an_axis(tmp_path: Path) -> None:
+    x = torch.rand(60, 3)
+    data = covey.federation(x, x.sum(dim=1) ** 2, parts=torch.arange(60) % 3)
+    column = nn.Sequential(nn.Linear(3, 1))
+    settings = {"cohort": 3, "rounds": 2, "workers": 1}
+    plain = covey.run(settings, federation=data, model=column, out=tmp_path / "plain")
+    for kind in ({}, {"runtime": "stacked", "device": "cpu"}):
+        flat = nn.Sequential(column[0], nn.Flatten(0))
+        run = covey.run({**settings, **kind}, federation=data, model=flat, out=tmp_path / f"flat{len(kind)}")
+        assert [row["score"] for row in run.metrics] == pytest.approx([row["score"] for row in plain.metrics], rel=1e-5)
+        assert run.model()(x).shape == (60,)
+        run.export(tmp_path / "flat.ts")
+        assert torch.jit.load(tmp_path / "flat.ts")(x).shape == (60, 1)
 
 
 def test_an_output_without_logits_is_refused() -> None:
@@ -186,6 +225,10 @@ def scripted() -> nn.Module:
         return torch.jit.script(Alone())
 
 
+def words() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.EmbeddingBag(20, 10))
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
@@ -200,10 +243,12 @@ def scripted() -> nn.Module:
         (frozen_whole, "All parameters of the model Alone are frozen"),
         (nn.Flatten(), "The model Flatten has no parameters to train"),
         (Counting, "The model Counting changes the buffer count of whole numbers as it trains"),
+        (Detached, "The output of the model Detached depends on none of its trained parameters"),
+        (words, r"Expected tensor for argument .*: if they are numbers of words, say .*\(..., tokens=True\)"),
         (Random, "The model Random draws from torch's generator as it trains"),
-        (narrow, "The model Sequential returns 3 numbers for a sample, and the data has 10 classes"),
+        (narrow, "The model Sequential returns 3 numbers for a sample, and the data needs 10: one for each c"),
         (wrong_width, r"The model Sequential fails on samples of the shape \(1, 8, 8\): RuntimeError: mat1 and mat2"),
-        (not_flat, r"returns a tensor \(2, 10, 6, 6\) for 2 samples, not logits \(2, classes\)"),
+        (not_flat, r"returns a tensor \(2, 10, 6, 6\) for 2 samples, not outputs \(2, 10\): one for each"),
         (lambda size, depth, width: Alone(), "is not called as name.shape, classes"),
         (
             OfSizes,

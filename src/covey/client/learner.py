@@ -135,8 +135,9 @@ class Learner:
         total_loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.steps(samples, work, t, key):
             loss = self._loss(one.x, one.y)
-            # Never written to: parameters that are added to each other share one gradient tensor.
-            gradients = torch.autograd.grad(loss, self._parameters)
+            # Never written to: parameters that are added to each other share one gradient tensor. Of one that the loss
+            # does not depend on, it is 0.
+            gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
             if on_step is not None:
                 on_step(gradients, one.y)
             optimizer.step(gradients, one.rate)

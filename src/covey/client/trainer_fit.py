@@ -197,7 +197,7 @@ class LocalNet:
         output = self._output(leaves, batch.x, moves_statistics=self._loss is None)
         losses = task_loss(self._learner.task, output, batch.y) if loss is None else each_loss(loss, output, batch.y)
         total = (losses * batch.weight).sum()
-        found = torch.autograd.grad(total, list(leaves.values()))
+        found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
         if self._loss is None:
             self._loss, self._first = total.detach(), found
         return dict(zip(self._names, found, strict=True))

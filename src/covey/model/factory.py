@@ -153,21 +153,21 @@ def _try(module: nn.Module, shape: tuple[int, ...], classes: int, tokens: bool) 
     search, trained = HeadSearch(module), module.training
     found: Any = None
     try:
-        found = _output(module.eval(), sample)
+        with torch.no_grad():
+            found = _output(module.eval(), sample)
     finally:
         search.end(_logits(found))
         module.train(trained)
-    adopt_output(module, found)
-    logits = _logits(found)
-    assert logits is not None
+    logits = adopt_output(module, found, column=classes == 1)
     require(
         logits.dim() == 2 and len(logits) == _SAMPLES and logits.is_floating_point(),
-        f"The model {kind} returns a tensor {tuple(logits.shape)} for {_SAMPLES} samples, not logits "
-        f"({_SAMPLES}, classes).",
+        f"The model {kind} returns a tensor {tuple(logits.shape)} for {_SAMPLES} samples, not outputs "
+        f"({_SAMPLES}, {classes}): one for each class, target or label of a sample.",
     )
     require(
         logits.shape[1] >= classes,
-        f"The model {kind} returns {logits.shape[1]} numbers for a sample, and the data has {classes} classes.",
+        f"The model {kind} returns {logits.shape[1]} numbers for a sample, and the data needs {classes}: one for each "
+        "class, target or label.",
     )
     _try_training(module, sample)
     module.train(trained)
@@ -177,7 +177,6 @@ def _logits(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else logits_of(output)
 
 
-@torch.no_grad()
 def _output(module: nn.Module, sample: Tensor) -> Any:
     try:
         return module(sample)
@@ -187,8 +186,16 @@ def _output(module: nn.Module, sample: Tensor) -> Any:
         reason = str(error).strip().partition("\n")[0]
         raise Refusal(
             f"The model {type(module).__name__} fails on samples of the shape {tuple(sample.shape[1:])}: "
-            f"{type(error).__name__}: {reason}."
+            f"{type(error).__name__}: {reason}.{_if_words(module, sample)}"
         ) from error
+
+
+def _if_words(module: nn.Module, sample: Tensor) -> str:
+    """Return what to say of samples that are numbers, and go into a model that looks words up."""
+    looks_up = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in module.modules())
+    if not looks_up or not sample.is_floating_point():
+        return ""
+    return " Samples are numbers here: if they are numbers of words, say covey.federation(..., tokens=True)."
 
 
 @torch.no_grad()
@@ -201,7 +208,13 @@ def _try_training(module: nn.Module, sample: Tensor) -> None:
     kind, held = type(module).__name__, dict(module.named_buffers())
     before = {name: one.clone() for name, one in held.items()}
     generator = torch.get_rng_state()
-    _output(start_training(module), sample)
+    with torch.enable_grad():
+        depends = _output(start_training(module), sample).requires_grad
+    require(
+        depends,
+        f"The output of the model {kind} depends on none of its trained parameters as autograd sees it, so there is "
+        "nothing to train: leave out detach(), torch.no_grad() and NumPy in forward().",
+    )
     require(
         torch.equal(generator, torch.get_rng_state()),
         f"The model {kind} draws from torch's generator as it trains (F.dropout, say), so that a run could not be "

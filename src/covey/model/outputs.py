@@ -21,22 +21,35 @@ def logits_of(output: Any) -> Tensor | None:
 
 
 class TakesLogits:
-    """A forward hook that replaces a model's output by its logits."""
+    """A forward hook that replaces a model's output by its logits; `column` makes `[b]` of them `[b, 1]`."""
+
+    def __init__(self, *, column: bool = False) -> None:
+        self.column = column
 
     def __call__(self, module: nn.Module, given: Any, output: Any) -> Tensor:
-        logits = logits_of(output)
-        if logits is None:
-            raise Refusal(unclear_output(module, output))
+        logits = _only_logits(module, output)
+        return logits.unsqueeze(1) if self.column and logits.dim() == 1 else logits
+
+
+def adopt_output(module: nn.Module, output: Any, *, column: bool = False) -> Tensor:
+    """Have a model return its logits, if its output is something else; refuse one that holds none.
+
+    With `column`, a model of one number for each sample may return it as `[b]`. Returns what it returns from now on.
+    """
+    logits = _only_logits(module, output)
+    flat = column and logits.dim() == 1
+    if isinstance(output, Tensor) and not flat:
         return logits
+    hook = TakesLogits(column=flat)
+    module.register_forward_hook(hook)
+    return hook(module, None, output)
 
 
-def adopt_output(module: nn.Module, output: Any) -> None:
-    """Have a model return its logits, if its output is something else; refuse one that holds none."""
-    if isinstance(output, Tensor):
-        return
-    if logits_of(output) is None:
+def _only_logits(module: nn.Module, output: Any) -> Tensor:
+    logits = output if isinstance(output, Tensor) else logits_of(output)
+    if logits is None:
         raise Refusal(unclear_output(module, output))
-    module.register_forward_hook(TakesLogits())
+    return logits
 
 
 def restore_output(module: nn.Module) -> nn.Module:

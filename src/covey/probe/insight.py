@@ -211,7 +211,8 @@ def full_gradient(learner: Learner, received: Tensor, samples: Samples) -> Tenso
     parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     total = [torch.zeros_like(parameter) for parameter in parameters]
     for x, y in learner.chunks(samples):
-        torch._foreach_add_(total, torch.autograd.grad(learner.loss(x, y, reduction="sum"), parameters))
+        loss = learner.loss(x, y, reduction="sum")
+        torch._foreach_add_(total, torch.autograd.grad(loss, parameters, materialize_grads=True))
     return torch.cat([value.flatten() for value in total]) / len(samples)
 
 

@@ -234,7 +234,7 @@ class Launcher:
         place = _consecutive(rows) or self._tensor(rows).to(states.device)
         for slots, values in ((layout.parameters, self.lanes.parameters), (layout.buffers, self.lanes.buffers)):
             for slot in slots:
-                trained = values[slot.name][source].reshape(-1, slot.size)
+                trained = values[slot.name][source].reshape(len(numbers), slot.size)
                 states[place, slot.start : slot.start + slot.size] = trained.to(states.device)
 
     def _empty_trainer(

@@ -67,7 +67,7 @@ def _step_alone(learner: Learner, samples: Samples) -> tuple[Tensor, Tensor]:
     set_dropout_key(learner.module, 0)
     named = dict(learner.module.named_parameters())
     loss = learner.loss(samples.x, samples.y)
-    found = torch.autograd.grad(loss, [named[slot.name] for slot in layout.parameters])
+    found = torch.autograd.grad(loss, [named[slot.name] for slot in layout.parameters], materialize_grads=True)
     return _flat(found), layout.read(learner.module)[layout.trainable :].clone()
 
 
