@@ -26,7 +26,8 @@ trained(nn.Sequential(backbone, nn.Linear(64, 5)), x[:400], y[:400] // 2, 20)  #
 model = nn.Sequential(backbone.requires_grad_(False), nn.Linear(64, 10))
 
 parts = torch.arange(1000) % 10
-federation = covey.federation(x[400:1400], y[400:1400], parts, test=(x[1400:], y[1400:]))
+test = x[1400:], y[1400:]  # The backbone knows samples as they are: normalise=False.
+federation = covey.federation(x[400:1400], y[400:1400], parts, test=test, normalise=False)
 local = {"optimizer": "adam", "rate": 0.01, "batch": 50}
 run = covey.run(federation=federation, model=model, method="fedavg", cohort=5, rounds=40, local=local)
 print(f"federated, 40 rounds: {run.metrics[-1]['accuracy']:.1%}")

@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -73,6 +73,57 @@ def test_images_stay_uint8_and_are_normalised_by_their_own_statistics():
     assert federation.dataset.deviation == pytest.approx(
         federation.dataset.x.double().std(dim=(0, 2, 3), correction=0).tolist()
     )
+
+
+class Seeing(torch.nn.Module):
+    """A model that notes what it sees, of samples `[n, 2, 3]`."""
+
+    seen: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        self.seen.append(x.detach().clone())
+        return self.last(x.flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["float", "uint8", "Dataset"])
+@pytest.mark.parametrize("normalise", [False, (3, 2), ([1, 5], [2, 4])])
+def test_samples_reach_the_model_as_they_are_or_as_normalise_says(kind, normalise, tmp_path):
+    x = torch.arange(20 * 6).view(20, 2, 3).to(torch.uint8 if kind == "uint8" else torch.float32)
+    y = torch.arange(20) % 2
+    data = torch.utils.data.TensorDataset(x, y) if kind == "Dataset" else x
+    more = {"clients": [0] * 20} if kind == "Dataset" else {"y": y, "clients": [0] * 20}
+    federation = covey.federation(data, **more, normalise=normalise)
+    Seeing.seen.clear()
+    local = {"batch": 0, "epochs": 1}
+    done = run(federation=federation, model=Seeing, cohort=1, rounds=1, workers=1, local=local, out=tmp_path / "run")
+    mean, deviation = (torch.tensor(one).view(-1, 1) for one in (normalise or (0, 1)))
+    known, seen = (x - mean) / deviation, torch.cat(Seeing.seen)
+    others = [row for row in seen if not any(torch.allclose(row, one) for one in known)]
+    # Two samples that are made up pass before the run begins, in evaluation and in training.
+    assert len(others) <= 4 < 20 <= len(seen)
+    done.export(tmp_path / "model.ts")
+    program = torch.jit.load(tmp_path / "model.ts")
+    torch.testing.assert_close(program(x[:3]), done.model()((x[:3] - mean) / deviation))
+    with pytest.raises(Refusal, match="is not the one that this run was made with"):
+        resume(tmp_path / "run", federation=covey.federation(data, **more), model=Seeing)
+
+
+@pytest.mark.parametrize(
+    ("normalise", "sentence"),
+    [
+        ("no", r"own data: normalise must be True, False, or a pair \(mean, deviation\), not 'no'"),
+        ((1, 0), "of finite numbers, with deviations above 0"),
+        (("a", 1), "of finite numbers, with deviations above 0"),
+        (([1, 2], 1), "normalise has 2 numbers, and samples have 5 channels or features"),
+    ],
+)
+def test_an_impossible_normalise_is_refused(normalise, sentence):
+    with pytest.raises(Refusal, match=sentence):
+        covey.federation(X, Y, SITES, normalise=normalise)
 
 
 def test_a_run_on_passed_in_data_resumes_with_the_same_data_only(tmp_path):

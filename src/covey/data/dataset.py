@@ -87,6 +87,8 @@ class Dataset:
     """A sentence about a task that was inferred; empty if it is plain classes, or was said."""
     columns: tuple[Column, ...] = ()
     """Of a table: its columns, in the order of their features."""
+    stated_scale: bool = False
+    """True if mean and deviation were said, and do not follow from the samples."""
 
     def __post_init__(self) -> None:
         for field in ("x", "test_x"):

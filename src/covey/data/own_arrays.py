@@ -138,6 +138,33 @@ class OwnArrays:
         )  # fmt: skip
 
 
+def stated_statistics(normalise: Any, name: str, *, tokens: bool) -> Statistics:
+    """Return the mean and deviation that a user says: `False` for samples as they are, or a pair (mean, deviation)."""
+    if normalise is False:
+        return lambda train: ((0.0,), (1.0,))
+    what = f"{name}: normalise must be True, False, or a pair (mean, deviation)"
+    require(not tokens, f"{name}: tokens are words, which have no mean: leave normalise out.")
+    require(isinstance(normalise, tuple | list) and len(normalise) == 2, f"{what}, not {normalise!r:.60}.")
+    fault = f"{what} of finite numbers, with deviations above 0; it is {normalise!r:.80}."
+    try:
+        mean, deviation = (tuple(np.asarray(one, dtype=np.float64).reshape(-1).tolist()) for one in normalise)
+    except (TypeError, ValueError) as error:
+        raise Refusal(fault) from error
+    require(bool(np.isfinite(mean + deviation).all()) and min(deviation, default=0) > 0, fault)
+
+    def said(train: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        channels = train.shape[1]
+        for one in (mean, deviation):
+            require(
+                len(one) in (1, channels),
+                f"{name}: normalise has {len(one)} numbers, and samples have {channels} channels or features: give one "
+                "for each, or one for all.",
+            )
+        return mean * (channels // len(mean)), deviation * (channels // len(deviation))
+
+    return said
+
+
 def understood(
     where: str,
     x: Any,

@@ -119,6 +119,8 @@ class Federation:
                 continue
             digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().numpy().tobytes())
+        if self.dataset.stated_scale:
+            digest.update(repr((self.dataset.mean, self.dataset.deviation)).encode())
         return digest.hexdigest()
 
     def held(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from numbers import Real
 from typing import Any, get_args
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from covey.arrays import IntArray
 from covey.config.values import chosen
-from covey.data.dataset import Dataset, for_task
-from covey.data.own_arrays import from_arrays, untrained_classes
+from covey.data.dataset import Dataset, channel_statistics, for_task
+from covey.data.own_arrays import from_arrays, stated_statistics, untrained_classes
 from covey.data.own_split import SplitKind
-from covey.data.torch_samples import clients_of, is_torch_dataset
+from covey.data.torch_samples import clients_of, is_torch_dataset, statistics_of_images
 from covey.environment.federated_data import Federation
 from covey.environment.from_torch import dataset_of_datasets, holds_datasets
 from covey.environment.natural import groups_of, own_tests
@@ -36,6 +37,7 @@ def federation(
     class_names: Sequence[str] | None = None,
     name: str = "own data",
     tokens: bool = False,
+    normalise: bool | tuple[Any, Any] = True,
     task: str | Mapping[str, Any] | Task | type[Task] | None = None,
 ) -> Federation:
     """Return a federation of your own samples, to pass to `covey.run(federation=...)`.
@@ -48,9 +50,14 @@ def federation(
     hold out: drawn (`split="within"`), the last ones (`"last"`), or the share of clients that are held out with all of
     their samples (`"by-client"`). With `tokens=True`, `x` are the numbers of words `[n, length]`.
 
+    A model sees samples normalised: minus the mean, divided by the deviation, of each channel or feature (axis 1) over
+    the training samples. `normalise=False` gives it the samples as they are, as a pretrained model needs them, and
+    `normalise=(mean, deviation)` says both in the samples' own unit: a number, or one for each channel or feature.
+
     `x` may also be a torch Dataset of pairs (sample, label) with `clients`, the client of each sample or a function of
     its number; or a list or mapping of Datasets, one for each client, and so may `test`. Their samples, and those of
-    memory maps, are read by the clients that use them, and kept in memory where all fit (`host_memory_limit`).
+    memory maps, are read by the clients that use them, and kept in memory where all fit (`host_memory_limit`). What a
+    Dataset gives as numbers, and not as uint8, has its own transforms behind it and is not normalised.
     """
     require(split in get_args(SplitKind), f"split is one of {', '.join(get_args(SplitKind))}, not {split!r:.60}.")
     by_dataset = holds_datasets(x)
@@ -65,13 +72,15 @@ def federation(
     if clients is not None:
         parts = clients_of(clients, count, name)
     held_out, share = _test(test)
+    stated = None if normalise is True else stated_statistics(normalise, name, tokens=tokens)
     made = partial(
         dataset_of_datasets if by_dataset else from_arrays,
         name, x, y, held_out=held_out, test=share, split=split, class_names=class_names, tokens=tokens,
+        statistics=stated or (statistics_of_images if by_dataset else channel_statistics),
     )  # fmt: skip
 
     def named(of: Any, **more: Any) -> Dataset:
-        dataset = _for_task(made(of, **more), task)
+        dataset = replace(_for_task(made(of, **more), task), stated_scale=stated is not None)
         # Rare words are always in some samples alone; and where a note says that classes may be amounts, they may be.
         if dataset.learns.has_classes and not tokens and not dataset.note:
             for sentence in untrained_classes(dataset.y, dataset.test_y, dataset.class_names):

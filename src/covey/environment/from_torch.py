@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from covey.data.dataset import Dataset
 from covey.data.labels import labels_of as checked_labels
-from covey.data.own_arrays import from_arrays
+from covey.data.own_arrays import Statistics, from_arrays
 from covey.data.own_split import SplitKind
 from covey.data.sample_store import SampleStore, StoredTogether
 from covey.data.torch_samples import (
@@ -17,7 +17,6 @@ from covey.data.torch_samples import (
     clients_of,
     is_torch_dataset,
     labels_of,
-    statistics_of_images,
 )
 from covey.errors import require
 
@@ -49,6 +48,7 @@ def dataset_of_datasets(
     split: SplitKind,
     class_names: Sequence[str] | None,
     tokens: bool,
+    statistics: Statistics,
 ) -> Dataset:
     """Return the data set of torch Datasets; samples are read where they are used. See `covey.federation`."""
     store, targets, owners = _own(given, labels, clients, name, "x", tokens)
@@ -69,7 +69,7 @@ def dataset_of_datasets(
         split=split,
         class_names=class_names,
         tokens=tokens,
-        statistics=statistics_of_images,
+        statistics=statistics,
     )
 
 
