@@ -59,6 +59,20 @@ class Whole(OneModel):
         return {"note": self.note}
 
 
+class Empty(covey.Method):
+    """A method that says nothing."""
+
+    def __init__(self, setting, model) -> None:
+        pass
+
+
+class Idle(Whole):
+    """A method that forgets to return its order."""
+
+    def order(self, t, candidates):
+        super().order(t, candidates)
+
+
 RECIPE = Recipe("The lowest, halfway.", selector=f"{__name__}:Lowest", selecting={"first": 3})
 
 
@@ -285,7 +299,13 @@ def test_a_comparison_takes_objects(tmp_path: Path) -> None:
             "method must be a name, a covey.Recipe, a selector, an aggregator or a trainer, or a cl",
         ),
         ({"method": lambda setting: setting}, r"is not called as name\(setting, model, \*, option=default, ...\)"),
-        ({"method": lambda setting, model: 3}, "made a int, which has no order and no absorb"),
+        ({"method": lambda setting, model: 3}, "made a int, which has no survey and no surveyed and no order"),
+        (
+            {"method": Empty},
+            "Empty' has no survey and no surveyed and no order .*: a whole method has what covey.Method",
+        ),
+        ({"method": Plain}, r"Plain' has no survey .*: .* A model, .* is given as model=, selector="),
+        ({"method": Idle}, "The method Idle must return the round's covey.Order, not None"),
         ({"many": Whole}, "many must be a name, or a section with a name and options"),
         ({"method": f"{__name__}:GIVEN"}, "must be a class or a function; it is of the type dict"),
     ],

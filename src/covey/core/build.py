@@ -113,10 +113,22 @@ def _many_models(name: str, options: dict[str, Any], setting: Setting, model: Te
             f"The method '{name}' is not called as name(setting, model, *, option=default, ...): {error}. A selector, "
             "an aggregator or a trainer is given as selector=, aggregator= or trainer=."
         ) from error
-    made = build(setting, model, **options)
-    lacking = [one for one in ("order", "absorb", "models", "state_dict") if not callable(getattr(made, one, None))]
-    require(not lacking, f"The method '{name}' made a {type(made).__name__}, which has no {' and no '.join(lacking)}.")
+    if isinstance(build, type):
+        _require_method(build, f"The method '{name}'")
+    made: Method = build(setting, model, **options)
+    _require_method(type(made), f"The method '{name}' made a {type(made).__name__}, which")
     return made
+
+
+def _require_method(kind: type, what: str) -> None:
+    """Refuse a class that lacks what the round loop calls, or has it as `Method` describes it, without content."""
+    needed = [name for name in vars(Method) if not name.startswith("_")]
+    lacking = [name for name in needed if getattr(kind, name, None) in (None, getattr(Method, name))]
+    require(
+        not lacking,
+        f"{what} has no {' and no '.join(lacking)}: a whole method has what covey.Method lists. A model, a selector, "
+        "an aggregator or a trainer is given as model=, selector=, aggregator= or trainer=.",
+    )
 
 
 def trainer_of(config: Config) -> TrainerChoice | None:

@@ -17,6 +17,7 @@ from covey.core.round_record import RoundRecord, Stopwatch, round_record
 from covey.core.scores import Scores, raw_scores, summary
 from covey.core.server_chain import Averaged
 from covey.environment.truth import Truth
+from covey.errors import require
 
 OnRound = Callable[[dict[str, Any]], None]
 """Called with each round's record (see `RoundRecord`) when the round ends."""
@@ -103,6 +104,10 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
         surveys = yield from _survey(method, t, reachable, watch)
         with watch("selection"):
             order = method.order(t, reachable)
+            require(
+                isinstance(order, Order),
+                f"The method {type(method).__name__} must return the round's covey.Order, not {order!r:.60}.",
+            )
         replies = yield order
         watch.seconds["clients"] = replies.wall_seconds + sum(answers.wall_seconds for _, answers in surveys)
         with watch("aggregation"):
