@@ -71,6 +71,45 @@ def test_answers_are_those_of_the_model_and_of_an_exported_program(run, tmp_path
     assert list(rows[0]) == ["row", "prediction", "probability of ill", "probability of well"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ("rain,wind", ["probability of rain", "probability of wind"]),
+        ("price, area", ["prediction of price", "prediction of area"]),
+    ],
+)
+def test_several_answers_have_the_names_of_their_columns(columns, names, tmp_path):
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = [
+        {"hour": row, "rain": row % 2, "wind": int(row % 3 == 0), "price": rng.random(), "area": rng.random()}
+        for row in range(40)
+    ]
+    data = {"name": "csv", "path": str(write(tmp_path / "own.csv", rows)), "label": columns}
+    run = covey.run(SMALL, dataset=data, out=tmp_path / "r")
+    assert list(run.predict(tmp_path / "own.csv")) == names
+
+
+class InDict(torch.nn.Module):
+    """A model whose output is not the tensor itself."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.last = torch.nn.Linear(shape[0], outputs)
+
+    def forward(self, x):
+        return {"hidden": x, "logits": self.last(x)}
+
+
+def test_a_model_with_an_output_of_another_kind_predicts(run, tmp_path):
+    data = {"name": "csv", "path": str(tmp_path / "own.csv")}
+    other = covey.run({**SMALL, "model": InDict}, dataset=data, out=tmp_path / "dict")
+    answers = other.predict(tmp_path / "own.csv")
+    shares = torch.tensor([answers["probability of ill"], answers["probability of well"]]).T
+    known = dataset_of(other.config)
+    x = (other.features(tmp_path / "own.csv") - torch.tensor(known.mean)) / torch.tensor(known.deviation)
+    torch.testing.assert_close(shares, other.model()(x)["logits"].softmax(dim=1))
+
+
 def test_targets_come_in_their_own_unit(tmp_path):
     rows = [{"a": row / 10, "price": 1000.0 + row} for row in range(60)]
     data = {"name": "csv", "path": str(write(tmp_path / "own.csv", rows)), "label": "price"}

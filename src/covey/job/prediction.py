@@ -32,11 +32,19 @@ def new_samples(dataset: Dataset, file: Path, options: Mapping[str, Any]) -> Ten
     return torch.from_numpy(features)
 
 
-def answers_for(module: nn.Module, dataset: Dataset, samples: Tensor) -> dict[str, list[Any]]:
+def labels_in(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of the label that a table's options name."""
+    return tuple(name.strip() for name in str(options.get("label", "")).split(",") if name.strip())
+
+
+def answers_for(
+    module: nn.Module, dataset: Dataset, samples: Tensor, labels: Sequence[str] = ()
+) -> dict[str, list[Any]]:
     """Return a model's answers for samples as they are stored: name of the answer → a value for each sample.
 
     Classes: the one that is most probable, and the probability of each. Several labels: the probability of each.
-    Regression: each target in its own unit. Tasks of somebody's own: the model's outputs.
+    Regression: each target in its own unit. Tasks of somebody's own: the model's outputs. `labels` names several
+    labels or targets.
     """
     program, task = InOwnUnits(module, dataset).eval(), dataset.learns
     with torch.no_grad():
@@ -46,12 +54,14 @@ def answers_for(module: nn.Module, dataset: Dataset, samples: Tensor) -> dict[st
         shares = output.softmax(dim=1)
         named = {"prediction": [dataset.class_names[place] for place in output.argmax(dim=1).tolist()]}
         return {**named, **_each("probability of ", dataset.class_names, shares)}
-    labels = [f"label {number}" for number in range(output.shape[1])]
+    kind = "label" if task.name == "multilabel" else "target"
+    numbered = [f"{kind} {number}" for number in range(output.shape[1])]
+    names = labels if len(labels) == output.shape[1] else numbered
     if task.name == "multilabel":
-        return _each("probability of ", labels, output.sigmoid())
+        return _each("probability of ", names, output.sigmoid())
     if output.shape[1] == 1:
         return {"prediction": output[:, 0].tolist()}
-    return _each("prediction of ", [f"target {number}" for number in range(output.shape[1])], output)
+    return _each("prediction of ", names, output)
 
 
 def answers_csv(answers: Mapping[str, Sequence[Any]]) -> str:

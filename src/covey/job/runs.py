@@ -34,7 +34,7 @@ from covey.job.model_card import card
 from covey.job.model_export import about_model, format_of, write_model
 from covey.job.notebook_table import notebook_table
 from covey.job.pandas_frame import data_frame
-from covey.job.prediction import answers_for, new_samples
+from covey.job.prediction import answers_for, labels_in, new_samples
 from covey.job.progress_display import both, shown
 from covey.job.settings import as_config, as_configured, default_folder, with_federation
 from covey.job.trackers import chosen_trackers, tracking
@@ -168,8 +168,10 @@ class Run:
 
     def predict(self, data: Path | str, client: int | None = None) -> dict[str, list[Any]]:
         """Return the model's answers for new rows of a table, in a CSV or Parquet file: name → a value for each row."""
-        samples = self.features(data)
-        return answers_for(self.model(client), self._trained()[0], samples)
+        dataset, module, method, _ = self._trained()
+        Layout.of(module).bind(module, method.models()[self._row(method, client)].clone())
+        options = self.config.dataset.options
+        return answers_for(module.eval(), dataset, new_samples(dataset, Path(data), options), labels_in(options))
 
     def export(self, path: Path, client: int | None = None, format: str | None = None) -> dict[str, object]:
         """Write the trained model, and a card about it beside it; return file, format, parameters, bytes and card.
