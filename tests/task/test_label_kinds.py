@@ -117,6 +117,39 @@ def test_labels_that_do_not_fit_the_task_are_refused(y, task, says):
         for_task(held(y), {"name": task})
 
 
+def own_loss(y, **options):
+    return for_task(held(y), {"name": "custom", "loss": "losses:huber", "better": "lower", **options})
+
+
+def test_a_loss_of_ones_own_gets_labels_to_the_bit():
+    y = np.random.default_rng(0).integers(0, 20, size=(60, 7))
+    data = own_loss(y)
+    assert sorted(data.y.tolist() + data.test_y.tolist()) == sorted(y.astype(float).tolist())
+    tenths = for_task(held(np.arange(60) / 10), {"name": "classification"})
+    assert tenths.class_names[:4] == ("0", "0.1", "0.2", "0.3")
+
+
+def test_a_loss_of_ones_own_gets_amounts_as_they_are_where_the_model_has_few_outputs():
+    counts = np.arange(60) % 4 * 3
+    data = own_loss(counts, outputs=1)
+    assert data.y.unique().tolist() == [0, 3, 6, 9]
+    assert (data.class_names, data.outputs, data.note) == ((), 1, "")
+    assert data.bins.max() == 3
+    assert own_loss(counts + 0.0, outputs=2).y.unique().tolist() == [0, 3, 6, 9]
+    # Classes, by number: words, numbers from 0 without a gap, and what the model has outputs enough for.
+    assert own_loss(np.array(["low", "high"])[counts % 2], outputs=1).y.unique().tolist() == [0, 1]
+    assert own_loss(counts // 3, outputs=1).class_names == ("0", "1", "2", "3")
+    classes = own_loss(counts)
+    assert (classes.y.unique().tolist(), classes.outputs) == ([0, 1, 2, 3], 4)
+    assert "labels such as 9 are taken as classes, and the loss gets their numbers, 0 to 3" in classes.note
+
+
+def test_a_label_for_every_word_is_refused_with_what_to_give():
+    words = np.random.default_rng(0).integers(0, 20, size=(60, 7))
+    with pytest.raises(covey.Refusal, match=r"has 7 labels \(\d+, \d+, \d+, \d+, …\): give the word that follows"):
+        for_task(held(words), {"name": "next-token"})
+
+
 def test_a_constant_target_is_learned(tmp_path):
     y = np.full(60, 2.5)
     with pytest.warns(UserWarning, match="labels are all 2.5, so the task is regression"):

@@ -19,6 +19,7 @@ from covey.registries import datasets
 from covey.task.classification import Classification
 from covey.task.label_kinds import Labels, infer, labels_as, named_task, raw_labels, require_numbers
 from covey.task.learning_task import Task
+from covey.task.regression import Regression
 
 DatasetLoader = Callable[..., "Dataset"]
 """`load(data_dir, *, option=default, ...)`; `data_dir` is the user's folder of data sets, or None."""
@@ -135,9 +136,13 @@ class Dataset:
             name, note = infer(self.y.numpy(), self.name)
             task = named_task({"name": name})
             object.__setattr__(self, "note", self.note or note)
+        if not self.class_names:
+            # As they were given, to the bit, for another task that is named later.
+            object.__setattr__(self, "_given", (self.y, self.test_y))
         self._take(labels_as(task, self.y, self.test_y, self.class_names, self.name))
 
     def _take(self, labels: Labels) -> None:
+        object.__setattr__(self, "note", self.note or labels.note)
         for field, value in (
             ("task", labels.task),
             ("y", labels.y),
@@ -293,8 +298,13 @@ def _for_task(dataset: Dataset, chosen: tuple[tuple[str, Any], ...]) -> Dataset:
     if task.agrees_with(dataset.learns):
         return replace(dataset, note="")
     y, test_y = (raw_labels(dataset.task, one) for one in (dataset.y, dataset.test_y))
+    # A regression in another unit is one of rounded targets, so that its runs keep their bits.
+    if not isinstance(task, Regression):
+        y, test_y = getattr(dataset, "_given", (y, test_y))
     labels = labels_as(task, y, test_y, dataset.class_names, dataset.name)
-    return replace(dataset, y=labels.y, test_y=labels.test_y, class_names=labels.names, task=labels.task, note="")
+    return replace(
+        dataset, y=labels.y, test_y=labels.test_y, class_names=labels.names, task=labels.task, note=labels.note
+    )
 
 
 def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,5 +1,6 @@
 """Labels of every kind: which task they are for, and how they become tensors that a model is trained on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class Labels:
     test_y: Tensor
     names: tuple[str, ...]
     """Of the classes; empty if there are none."""
+    note: str = ""
+    """A sentence about labels that are not what they were."""
 
 
 def named_task(mapping: Mapping[str, Any]) -> Task:
@@ -121,7 +124,7 @@ def labels_as(task: Task, y: Tensor, test_y: Tensor, names: tuple[str, ...], whe
     if isinstance(task, Classification):
         return _classes(task, y, test_y, names, where)
     if isinstance(task, Custom) and names:
-        return Labels(task.completed(len(names)), y, test_y, names)
+        return _for_own_loss(task, y, test_y, names, where)
     numbers, test = (_numbers(one, names, task, where) for one in (y, test_y))
     require(
         numbers.shape[1] == test.shape[1],
@@ -140,6 +143,25 @@ def labels_as(task: Task, y: Tensor, test_y: Tensor, names: tuple[str, ...], whe
         return Labels(task.completed(numbers), numbers.float(), test.float(), ())
     assert isinstance(task, Custom)
     return Labels(task.completed(numbers.shape[1]), numbers.float(), test.float(), ())
+
+
+def _for_own_loss(task: Custom, y: Tensor, test_y: Tensor, names: tuple[str, ...], where: str) -> Labels:
+    """Return classes for a loss of one's own: by number; or as they are, if a model with few outputs has to meet them.
+
+    Words are no amounts, and whole numbers from 0 without a gap are their classes' numbers.
+    """
+    values = [float(name) if _is_number(name) else math.nan for name in names]
+    if math.isnan(sum(values)) or values == list(range(len(names))):
+        return Labels(task.completed(len(names)), y, test_y, names)
+    if 0 < task.outputs < len(names):
+        whole = all(value.is_integer() for value in values)
+        amounts = torch.tensor(values, dtype=torch.float64).to(torch.int64 if whole else torch.float32)
+        return Labels(task.completed(1), amounts[y], amounts[test_y], ())
+    return Labels(
+        task.completed(len(names)), y, test_y, names,
+        f"{where}: labels such as {names[-1]} are taken as classes, and the loss gets their numbers, 0 to "
+        f"{len(names) - 1}; if labels are amounts, say how many outputs the model has, such as task.outputs=1.",
+    )  # fmt: skip
 
 
 def raw_labels(task: Task | None, y: Tensor) -> Tensor:
@@ -181,9 +203,11 @@ def _classes(task: Task, y: Tensor, test_y: Tensor, names: tuple[str, ...], wher
         for part, values in (("", y), ("test ", test_y)):
             odd = torch.nonzero(((values != 0) & (values != 1)).any(dim=1) | (values.sum(dim=1) != 1))
             for place in odd[:1].flatten().tolist():
+                some = ", ".join(f"{value:g}" for value in values[place, :4].tolist())
+                instead = ": give the word that follows the sample" if task.name == "next-token" else ""
                 raise Refusal(
                     f"{where}: the task {task.name} takes one class a sample, and the {part}sample {place} has "
-                    f"{values[place].tolist()!r:.60}."
+                    f"{values.shape[1]} labels ({some}{', …' if values.shape[1] > 4 else ''}){instead}."
                 )
         return Labels(task, y.argmax(dim=1), test_y.argmax(dim=1), tuple(map(str, range(y.shape[1]))))
     flat = torch.cat([y.reshape(-1), test_y.reshape(-1)])
