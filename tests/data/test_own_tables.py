@@ -205,6 +205,17 @@ def test_an_older_folder_of_a_federation_that_was_passed_in_is_resumed(tmp_path)
     assert covey.resume(tmp_path / "run", federation=federation).finished
 
 
+def test_dates_as_text_in_parquet_are_told_of(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    days = pandas.date_range("2024-01-01", periods=100)
+    frame = pandas.DataFrame({"day": days.strftime("%Y-%m-%d"), "label": ["ill", "well"] * 50})
+    frame.to_parquet(tmp_path / "own.parquet")
+    with pytest.raises(covey.Refusal, match=r"here dates are a column of that type, not of text \(pandas.to_datetime"):
+        parquet(None, path=str(tmp_path / "own.parquet"))
+    frame.assign(day=days).to_parquet(tmp_path / "own.parquet")
+    assert parquet(None, path=str(tmp_path / "own.parquet")).columns[0].kind == "date"
+
+
 @pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
 def test_arrow_tables_are_understood_as_csv_files_are(tmp_path, kind, monkeypatch):
     pandas, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")

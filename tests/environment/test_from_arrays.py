@@ -258,6 +258,20 @@ def test_an_npz_file_is_read_and_pickles_in_it_are_not(tmp_path):
         Config.of(dataset={"name": "npz", "path": str(tmp_path / "bad.npz")}, environment="natural")
 
 
+def test_truth_values_and_tables_of_several_types_of_numbers_are_samples():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"age": X[:, 0], "count": np.arange(300), "site": SITES})
+    numbers = pandas.get_dummies(table)
+    assert np.asarray(numbers).dtype == object
+    found = covey.federation(numbers, Y, SITES, test=(numbers[:9], Y[:9])).dataset.x
+    np.testing.assert_allclose(found.numpy(), numbers.to_numpy(dtype=np.float32))
+    assert covey.federation(X > 0, Y, SITES, test=(X[:9] > 0, Y[:9])).dataset.x.dtype == torch.float32
+    with pytest.raises(
+        Refusal, match=r"samples must be numbers, not object; write words as columns of 0 and 1 .*get_dum"
+    ):
+        covey.federation(table, Y, SITES)
+
+
 def saved(save, *arrays, **named) -> bytes:
     stream = io.BytesIO()
     save(stream, *arrays, **named)

@@ -24,6 +24,8 @@ from covey.data.table import TableOptions, marked_rows, told
 from covey.errors import Refusal, install, require
 from covey.registries import datasets
 
+_DATES = "here dates are a column of that type, not of text (pandas.to_datetime makes one)"
+
 _BATCH = 1 << 16
 """Rows of a row group that are read at a time."""
 
@@ -287,7 +289,7 @@ def _understood(table: ArrowFile, file: Path, options: TableOptions) -> ArrowTab
             f"{where} lacks a value in row {gaps[0] if len(gaps) else 0}; with dataset.missing=median the column's "
             "median takes its place.",
         )
-        column = fitted(name, kinds[name], values[rows.train.numpy()], options.categories, str(file))
+        column = fitted(name, kinds[name], values[rows.train.numpy()], options.categories, str(file), _DATES)
         columns.append(column)
         notes += tests_notes(column, values[rows.test.numpy()], "test")
     store = ArrowSamples(table, columns)

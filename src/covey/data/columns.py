@@ -163,8 +163,11 @@ class TooManyWords(Refusal):
         self.column, self.words = column, words
 
 
-def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str) -> Column:
-    """Return the conversion of a column, from the values of its training rows."""
+DATES_IN_TEXT = "dates are written as 2024-01-31, or all as 31.01.2024 or 1/31/2024"
+
+
+def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str, dates: str = DATES_IN_TEXT) -> Column:
+    """Return the conversion of a column, from the values of its training rows; `dates` says what dates look like."""
     missing = absent(values)
     present = values[~missing]
     gaps = int(missing.sum())
@@ -179,8 +182,7 @@ def fitted(name: str, kind: ColumnKind, values: Values, most: int, where: str) -
                 len(words),
                 f"{where}, column '{name}' has {len(words):,} different words "
                 f"({_few(words)}), more than the {most} that become features of their own: leave the column out with "
-                f"dataset.ignore={name}, or raise dataset.categories; dates are written as 2024-01-31, or all as "
-                "31.01.2024 or 1/31/2024.",
+                f"dataset.ignore={name}, or raise dataset.categories; {dates}.",
             )
         return Column(name, kind, words, gaps=gaps, constant=constant, empty=not len(present))
     fill = float(np.median(present)) if len(present) else 0.0

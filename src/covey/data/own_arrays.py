@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -243,9 +244,13 @@ def _samples(x: Any, what: str, tokens: bool) -> Tensor:
     array = array_of(x, f"{name}: samples must be an array [n, ...], all of one shape.")
     require(array.ndim >= 2, f"{name}: samples must be an array [n, ...], not of shape {list(array.shape)}.")
     require(array.size > 0 or len(array) == 0, f"{name}: samples hold no values, of shape {list(array.shape)}.")
+    # A pandas table of several types of numbers is an array of Python objects.
+    if array.dtype == np.bool_ or (array.dtype == object and _all_numbers(array)):
+        array = array.astype(np.float64)
+    words = "; write words as columns of 0 and 1 (pandas.get_dummies), or give the table as a file: dataset='table.csv'"
     require(
         array.dtype == np.uint8 or np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer),
-        f"{name}: samples must be numbers, not {array.dtype}.",
+        f"{name}: samples must be numbers, not {array.dtype}{words if array.dtype.kind in 'OUST' else ''}.",
     )
     if tokens:
         whole = np.issubdtype(array.dtype, np.integer)
@@ -255,6 +260,11 @@ def _samples(x: Any, what: str, tokens: bool) -> Tensor:
         return torch.from_numpy(np.require(array, requirements=("C", "W")))
     with np.errstate(over="ignore"):  # Values too large for float32 become infinite, and are refused.
         return torch.from_numpy(np.require(array, dtype=np.float32, requirements=("C", "W")))
+
+
+def _all_numbers(array: NDArray[Any]) -> bool:
+    """True for Python objects that all are numbers or truth values."""
+    return all(issubclass(kind, Real | np.bool_) for kind in set(map(type, array.reshape(-1))))
 
 
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:
