@@ -177,7 +177,10 @@ def test_words_as_numbers_go_to_a_model_of_words(tmp_path):
         ((X, Y, [[[1], [2, 3]]]), "must list whole sample numbers; to client 0"),
         ((X, Y, {"kiel": [1], "bremen": [300]}), "parts gives client bremen samples outside 0 to 299"),
         ((X, Y, [*SITES[:299], ["kiel", "bremen"]]), "clients must be one per sample"),
-        ((X, Y, None), "parts must be an array or a list, not None"),
+        (
+            (X, Y, None),
+            r"own data: say whose the samples are: clients, a number or a name for each of them \(or parts\)",
+        ),
         ((X, 3, SITES), "y must be an array or a list, not 3"),
         ((X, [[1], [1, 2]] * 150, SITES), "labels must be one per sample"),
         (([[1, 2], [3]] * 150, Y, SITES), "samples must be an array"),

@@ -39,6 +39,39 @@ def test_a_federation_and_a_run_take_it(tmp_path):
     assert runs[0].config.as_mapping() == runs[1].config.as_mapping()
 
 
+def absolute(output, y):
+    return (output - y).abs().mean(dim=1)
+
+
+def fails(output, y):
+    return output[:, 7] - y
+
+
+def test_a_loss_is_given_as_a_function_that_can_be_imported(tmp_path):
+    place = f"{__name__}:absolute"
+    given = Config.of(task={"name": "custom", "loss": absolute, "metrics": absolute}, dataset="digits").task
+    assert (given.options["loss"], given.options["metrics"]) == (place, place)
+    x, y = diabetes()
+    task = {"name": "custom", "loss": absolute, "better": "lower"}
+    federation = covey.federation(x, y, [row % 4 for row in range(len(y))], task=task)
+    assert federation.dataset.learns.as_mapping()["loss"] == place
+    assert covey.run({**SETTINGS, "rounds": 1}, federation=federation, out=tmp_path / "run").finished
+    with pytest.raises(
+        covey.Refusal, match=r"task\.loss is a function that other processes cannot import, as a lambda"
+    ):
+        covey.federation(x, y, [0] * len(y), task={"name": "custom", "loss": lambda output, y: output[:, 0]})
+
+
+def test_a_loss_that_fails_is_refused_before_the_run(tmp_path):
+    x, y = diabetes()
+    federation = covey.federation(x, y, [row % 4 for row in range(len(y))], task={"name": "custom", "loss": fails})
+    says = (
+        r"The loss of the task 'custom' fails on outputs \[2, 1\] and labels \[2, 1\] \(float32\): IndexError: index 7"
+    )
+    with pytest.raises(covey.Refusal, match=says):
+        covey.run(SETTINGS, federation=federation, out=tmp_path / "run")
+
+
 class Mine(Regression):
     pass
 

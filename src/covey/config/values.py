@@ -101,6 +101,8 @@ def chosen(section: str, given: Any) -> tuple[str | None, dict[str, Any]]:
     if isinstance(given, Mapping):
         options = dict(given)
         name = options.pop("name", None)
+        if section == "task" and any(map(callable, options.values())):
+            options = import_module("covey.core.given_task").with_places(options)
         return (None if name is None else part_name(section, name)), options
     if section == "task":
         task: tuple[str, dict[str, Any]] = import_module("covey.core.given_task").name_and_options(given)

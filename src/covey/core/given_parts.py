@@ -43,7 +43,7 @@ def name_of_part(section: str, part: Any) -> str:
     """Return the name of a part that is given as an object, under which its registry has it from now on."""
     _require_kind(section, part)
     registry = _REGISTRIES[section][0]
-    name = registry.name_of(part) or _importable(part)
+    name = registry.name_of(part) or importable(part)
     if name is not None:
         return name
     digest, sure = _digest(part)
@@ -149,7 +149,7 @@ def _require_kind(section: str, part: Any) -> None:
         )
 
 
-def _importable(part: Any) -> str | None:
+def importable(part: Any) -> str | None:
     """Return `package.module:name` if a class or function can be imported so."""
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
     if not _makes(part) or not isinstance(module, str) or not isinstance(name, str) or not name.isidentifier():
@@ -217,7 +217,7 @@ def _describe_all(values: Iterable[Any], tell: Callable[[bytes], None], depth: i
 def _describe_code(value: Any, tell: Callable[[bytes], None], depth: int) -> bool:
     """Tell a class's or function's source, and the values that its functions have taken along."""
     tell(f"{getattr(value, '__qualname__', value)};".encode())
-    place = _importable(value)
+    place = importable(value)
     if place is not None:
         tell(place.encode())
         return True

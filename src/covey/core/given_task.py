@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+from covey.core.given_parts import importable
 from covey.errors import Refusal
 from covey.registries import tasks
 from covey.task.learning_task import Task
@@ -22,3 +23,17 @@ def name_and_options(given: Any) -> tuple[str, dict[str, Any]]:
     if is_class:
         return name, {}
     return name, {option: value for option, value in given.as_mapping().items() if option != "name"}
+
+
+def with_places(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a task with functions by the places where they are found, package.module:name."""
+    found = {}
+    for option, value in options.items():
+        place = importable(value) if callable(value) else value
+        if place is None:
+            raise Refusal(
+                f"task.{option} is a function that other processes cannot import, as a lambda, or one of a notebook or "
+                "of the script that runs: put it into a module of its own, and give it, or package.module:name."
+            )
+        found[option] = place
+    return found

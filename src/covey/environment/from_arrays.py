@@ -124,6 +124,10 @@ def of_clients(dataset: Dataset) -> Federation:
 
 def _require_lengths(x: Any, y: Any, parts: Any, name: str) -> None:
     """Refuse what has no length, and labels of another number than samples."""
+    require(
+        parts is not None,
+        f"{name}: say whose the samples are: clients, a number or a name for each of them (or parts).",
+    )
     for argument, given in (("x", x), ("y", y), ("parts", parts)):
         require(hasattr(given, "__len__"), f"{name}: {argument} must be an array or a list, not {given!r:.60}.")
     require(len(x) == len(y), f"{name}: {len(x)} samples but {len(y)} labels.")

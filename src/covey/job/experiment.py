@@ -106,7 +106,17 @@ def _try_loss(module: nn.Module, dataset: Dataset) -> None:
     with torch.no_grad():
         learner.module.eval()
         output = learner.module(x).to(learner.dtype)
-        task.loss(output, y, "mean")
+        try:
+            task.loss(output, y, "mean")
+        except Refusal:
+            raise
+        except Exception as error:
+            # Code of the user's own, which raises anything.
+            reason, kind = str(error).strip().partition("\n")[0], str(y.dtype).removeprefix("torch.")
+            raise Refusal(
+                f"The loss of the task '{task.name}' fails on outputs {list(output.shape)} and labels {list(y.shape)} "
+                f"({kind}): {type(error).__name__}: {reason:.200}."
+            ) from error
     try:
         vmap(task.loss)(output.expand(2, *output.shape), y.expand(2, *y.shape))
     except RuntimeError as error:
