@@ -110,6 +110,12 @@ def test_the_page_holds_the_figures_of_the_comparison(compared, tmp_path):
     assert any("±" in cell for cell in outline.cells)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_one_folder_is_given_as_it_is(compared, tmp_path, kind):
+    page = report(kind(compared), kind(tmp_path / "one.html"))
+    assert text_of(page) == text_of(report([compared], tmp_path / "list.html"))
+
+
 def test_the_headline_says_what_skew_costs(tmp_path):
     covey.compare(["fedavg", "iid"], 2, given=SMALL, out=tmp_path)
     headline = page_of(read_report_data([tmp_path])).headline

@@ -20,17 +20,16 @@ _SHOWN_SENTENCES = 6
 """Up to this many sentences about results are shown; more are folded away."""
 
 
-def report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write one self-contained page about run folders and comparisons, and return its path.
+def report(folders: Sequence[Path | str] | Path | str, out: Path | str | None = None) -> Path:
+    """Write one self-contained page about run folders and comparisons, or about one of them, and return its path.
 
     `out` is a file or a folder. By default the page is `report.html`: in the folder reported on if there is only one,
     else in the current folder.
     """
-    folders = [Path(folder) for folder in folders]
-    data = read_report_data(folders)
-    if out is None:
-        out = folders[0] if len(folders) == 1 else Path()
-    path = out / "report.html" if out.is_dir() else out
+    given = [Path(folder) for folder in ([folders] if isinstance(folders, Path | str) else folders)]
+    data = read_report_data(given)
+    place = (given[0] if len(given) == 1 else Path()) if out is None else Path(out)
+    path = place / "report.html" if place.is_dir() else place
     return write_page(page_of(data), path)
 
 
