@@ -151,6 +151,14 @@ def test_images_of_a_dataset_are_scaled_by_some_and_other_numbers_stay():
     assert covey.federation(Points(), clients=[0, 1] * 60).dataset.mean == (0.0,)
 
 
+class Named(Dataset[Any]):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, number):
+        return {"x": X[number], "y": Y[number]}
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self):
         return iter([])
@@ -175,7 +183,11 @@ def gaps(number: int) -> Dataset[Any]:
         ((Points(), None, np.arange(60) % 2), "client of each of the 120 samples, .* the client of 60 samples"),
         ((Points(labels=np.zeros(120, int)), None, np.arange(120) % 2), "there is only one class"),
         ((Points(labels=[None] * 120), None, np.arange(120) % 2), r"x\[0\] has a label of the type NoneType"),
-        ((TensorDataset(torch.zeros(9, 2)), None, np.arange(9)), r"x\[0\] is a tuple; a Dataset must give pairs"),
+        ((TensorDataset(torch.zeros(9, 2)), None, np.arange(9)), r"x\[0\] is a tuple of 1; a Dataset must give pairs"),
+        (
+            (Named(), None, np.arange(9)),
+            r"x\[0\] is a dict with x, y; a Dataset must give pairs .*: wrap it in one that",
+        ),
     ],
 )
 def test_what_is_no_dataset_of_clients_is_refused_in_a_sentence(given, sentence):

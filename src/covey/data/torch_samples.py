@@ -1,7 +1,7 @@
 """Samples of a torch `Dataset`, read one by one where they are used."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,7 +84,15 @@ def pair_of(dataset: Any, row: int, where: str) -> tuple[Any, Any]:
             # Code of the user's own, which raises anything.
             raise Refusal(f"{where} cannot be read: {type(error).__name__}: {error}.") from error
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise Refusal(f"{where} is a {type(given).__name__}; a Dataset must give pairs (sample, label).")
+        kind = type(given).__name__
+        if isinstance(given, Mapping):
+            kind += f" with {', '.join(map(str, given))}"
+        elif isinstance(given, tuple | list):
+            kind += f" of {len(given)}"
+        raise Refusal(
+            f"{where} is a {kind}; a Dataset must give pairs (sample, label), each one array: wrap it in one that "
+            "does. Weights of samples go beside the labels, for a loss of your own."
+        )
     x, y = given
     return x, _label(y, where)
 
