@@ -16,6 +16,7 @@ from covey.config.reference import settings_reference
 from covey.registries import methods
 from tests.browsers import chromium
 from tests.docs.page_blocks import ROOT, check_command, command_lines
+from tests.programs import PATIENCE
 
 pytest.importorskip("sphinx", reason="sphinx is not installed")
 pytest.importorskip("furo", reason="furo is not installed")
@@ -196,7 +197,7 @@ def test_search_finds_methods_and_settings_from_files(site: Path, browser: Any, 
     page = watched.open(site / "index.html")
     page.fill("input[name=q]", words)
     page.press("input[name=q]", "Enter")
-    page.wait_for_selector(f'ul.search a[href*="{found}"]', timeout=20_000)
+    page.wait_for_selector(f'ul.search a[href*="{found}"]', timeout=1000 * PATIENCE)
     page.click(f'ul.search a[href*="{found}"]')
     assert found in page.url
     assert watched.faults == []

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from covey.fleet.processes import free_port, listens
-from tests.programs import wait_until
+from tests.programs import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples/flower-quickstart"
@@ -77,7 +77,7 @@ def test_a_stopped_comparison_leaves_nothing(short):
     program = subprocess.Popen([sys.executable, str(QUICKSTART / "run.py")], env=surroundings)
     wait_until(lambda: any("flwr-simulation" in one for one in running(str(short))), "the simulation")
     program.send_signal(signal.SIGTERM)
-    assert program.wait(60) == 143
+    assert program.wait(PATIENCE) == 143
     assert list(short.iterdir()) == []
     assert running(str(short)) == []
 
