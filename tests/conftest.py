@@ -1,5 +1,6 @@
 """Shared by all tests: fixtures, a small run, and access to what runs have saved."""
 
+import gc
 import json
 import os
 import sys
@@ -18,6 +19,17 @@ from covey.core.build import build_module
 from covey.core.checkpoint import read_checkpoint
 from covey.core.round_record import TIMINGS
 from covey.job.experiment import Experiment
+
+
+def pytest_collection() -> None:
+    """Collect without looking for garbage: there is none yet, and looking takes half of the time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected out of later looks for garbage; it is here until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
