@@ -7,8 +7,9 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 FLOWER_READY := $(VENV)/.flower-ready
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit("Covey needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
-# Two test processes; a file's tests stay in one of them.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
+# Three test processes for two cores, as many tests wait for programs; quick tests do not. A file's tests stay in one
+# process, and tests/conftest.py says which files begin.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo flower-quickstart quick test proof lint types contracts check catalogue docs dist bench soak clean
 
@@ -21,7 +22,7 @@ flower-quickstart: $(FLOWER_READY)
 
 # Three minutes: style, types, layers, and every test that is neither slow nor starts programs.
 quick: lint types contracts
-	$(PYTEST) -m 'not slow and not integration and not proof'
+	$(PYTEST) --numprocesses 2 -m 'not slow and not integration and not proof'
 
 # Fifteen minutes: everything that must hold.
 test: lint types contracts check
@@ -36,7 +37,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 types: $(READY)
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 # Layers and cycles; the contracts are in pyproject.toml.
 contracts: $(READY)

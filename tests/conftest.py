@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,30 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+LONGEST = (
+    "integration/test_fleet.py",
+    "integration/test_serve_browser.py",
+    "integration/test_serve.py",
+    "runtime/stacked/test_stacked_runtime.py",
+    "integration/test_flower_simulation.py",
+    "flower/test_flower.py",
+    "test_reference.py",
+    "integration/test_flower_quickstart.py",
+    "docs/test_site.py",
+    "integration/test_examples.py",
+)
+"""Files that begin first: whatever is left when they are done, no process is long alone with it at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder: those under `integration` start programs, those under `proof` take long."""
+    """Mark tests by their folder: those under `integration` start programs, those under `proof` take long.
+
+    Files are in the order in which test processes take them: the longest, then those of most tests.
+    """
+    here = Path(__file__).parent
+    tests = Counter(item.path for item in items)
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), -tests[item.path], item.path))
     for item in items:
         for folder in ("integration", "proof"):
             if f"/tests/{folder}/" in item.path.as_posix():
