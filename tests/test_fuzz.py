@@ -1,4 +1,4 @@
-"""A thousand damaged inputs: settings, TOML, targets, tables, agents and folders; `tests/proof` tries ten thousand."""
+"""Damaged inputs: settings, TOML, targets, tables, agents and folders; `tests/proof` tries ten thousand."""
 
 import json
 import resource
@@ -23,8 +23,8 @@ from tests.fuzz import assert_all_are_results_or_sentences
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_inputs_run_or_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    assert_all_are_results_or_sentences(tmp_path, seed=1, count=1_000)
+def test_damaged_inputs_run_or_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    assert_all_are_results_or_sentences(tmp_path, seed=1, count=300)
 
 
 @pytest.mark.parametrize(

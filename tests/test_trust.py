@@ -37,9 +37,15 @@ def edited(folder: Path, **settings: Any) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, which tests copy."""
+    return covey.run(SMALL, out=tmp_path_factory.mktemp("made") / "run").folder
+
+
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    return covey.run(SMALL, out=tmp_path / "run").folder
+def run_folder(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "run")
 
 
 @pytest.fixture

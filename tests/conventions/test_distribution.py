@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import CPUTime
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "covey"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -101,11 +103,22 @@ def test_the_installed_wheel_runs_outside_the_checkout(installed: Path, tmp_path
 NOTEBOOKS = ("first-comparison", "on-demand")
 
 
-def test_the_installed_wheel_runs_the_demo_and_the_notebooks_code(installed: Path, tmp_path: Path) -> None:
-    said = " ".join(output(installed, tmp_path, "covey", "demo").split())
+def test_the_demo_of_the_installed_wheel_answers_three_questions_and_prints_where_the_page_is(
+    installed: Path, tmp_path: Path
+) -> None:
+    used = CPUTime()
+    said = output(installed, tmp_path, "covey", "demo")
+    assert used.seconds < 100, "a minute and a half on two cores"
+    for question in ("1. Who is odd?", "2. What does skew cost", "3. Can one site have"):
+        assert question in said
     shown = (ROOT / "README.md").read_text(encoding="utf-8")
     (answers,) = re.findall(r"```\n(1\. Who is odd\?.+?)```", shown, re.DOTALL)
-    assert " ".join(answers.partition("2. ")[0].split()) in said
+    assert " ".join(answers.partition("2. ")[0].split()) in " ".join(said.split())
+    assert said.splitlines()[-1] == "Page: runs/demo/demo.html"
+    assert (tmp_path / "runs" / "demo" / "demo.html").is_file()
+
+
+def test_the_installed_wheel_runs_the_notebooks_code(installed: Path, tmp_path: Path) -> None:
     for name in NOTEBOOKS:
         notebook = json.loads((ROOT / "docs" / "tutorials" / f"{name}.ipynb").read_text(encoding="utf-8"))
         cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -4,7 +4,9 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,14 @@ def files(path: Path) -> dict[str, str]:
 def python(path: Path) -> list[str]:
     """Return the Python blocks of a page that are no files."""
     return [text for language, text in blocks(path) if language == "python" and not re.match(r"# \w+\.py\n", text)]
+
+
+def assert_pages_run(pages: Sequence[Path], folder: Path) -> None:
+    """Assert that the Python of pages runs, in a process of its own."""
+    command = [sys.executable, "-m", "tests.docs.run_pages", str(folder), *map(str, pages)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"{len(pages)} pages")
 
 
 def command_lines(path: Path) -> list[str]:

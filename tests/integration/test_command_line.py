@@ -7,20 +7,7 @@ import subprocess
 import sys
 
 from tests.cli.test_commands import QUICK
-from tests.programs import PATIENCE, CPUTime
-
-
-def test_the_demo_answers_three_questions_and_prints_where_the_page_is(tmp_path):
-    used = CPUTime()
-    answer = subprocess.run(
-        [sys.executable, "-m", "covey.cli.main", "demo"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert used.seconds < 100, "a minute and a half on two cores"
-    for question in ("1. Who is odd?", "2. What does skew cost", "3. Can one site have"):
-        assert question in answer.stdout
-    assert answer.stdout.splitlines()[-1] == "Page: runs/demo/demo.html"
-    assert (tmp_path / "runs" / "demo" / "demo.html").is_file()
+from tests.programs import PATIENCE
 
 
 def test_a_terminal_shows_progress_bars(tmp_path):

@@ -25,8 +25,8 @@ def kill(record):
         # At a moment of its own, in this round or the next ones.
         threading.Thread(target=lambda: (time.sleep({delay}), os.kill(os.getpid(), signal.SIGKILL))).start()
 
-covey.run(clients=8, cohort=4, rounds=40, workers={workers}, out="killed", on_round=kill,
-          **{{"environment.samples": 100}})
+covey.run(clients=8, cohort=4, rounds=20, workers={workers}, out="killed", on_round=kill,
+          **{{"environment.samples": 50}})
 """
 """A run that is killed a moment after a round, however fast the machine is."""
 
@@ -37,9 +37,9 @@ def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_o
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     cut = Run.open(tmp_path / "killed")
-    assert at <= len(cut.metrics) < 40
+    assert at <= len(cut.metrics) < 20
     resumed = resume(tmp_path / "killed")
-    given = {"clients": 8, "cohort": 4, "rounds": 40, "workers": 1, "environment.samples": 100}
+    given = {"clients": 8, "cohort": 4, "rounds": 20, "workers": 1, "environment.samples": 50}
     whole = run(given, out=tmp_path / "whole")
     assert without_timings(resumed.metrics) == without_timings(whole.metrics)
     checkpoints = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("killed", "whole")]

@@ -123,18 +123,18 @@ def test_jobs_survive_kills_and_ends_of_the_server_and_are_done_once(tmp_path):
     server = Server(tmp_path / "runs", "--workers", 2)
     client = covey.Client(server.address)
     client.wait(client.run(name="base", **SMALL_RUN, rounds=4)["id"])
-    wanted = targets(20)
+    wanted = targets(8)
     with ThreadPoolExecutor(4) as clients:
-        jobs = list(clients.map(lambda target: client.order("base", target, rounds=2), [*wanted, *wanted[:5]]))
+        jobs = list(clients.map(lambda target: client.order("base", target, rounds=2), [*wanted, *wanted[:3]]))
     ids = [job["id"] for job in jobs]
-    assert ids[:5] == ids[20:] and len(set(ids)) == 20
+    assert ids[:3] == ids[8:] and len(set(ids)) == 8
     wait_until(lambda: any(job["state"] == "done" for job in client.jobs()[:-1]), "the first job")
     server.kill()
     server.start()
-    for job in jobs[:20]:
+    for job in jobs[:8]:
         assert client.wait(job["id"])["state"] == "done"
         done_once(server, job)
-    for number in range(20):
+    for number in range(8):
         found, model = direct(tmp_path / f"direct-{number}", server.folder / "base", wanted[number])
         about = client.download(ids[number], tmp_path / "model.safetensors")
         assert (about["clients"], about["mix"], about["accuracy"]) == found
@@ -162,14 +162,15 @@ def test_jobs_survive_kills_and_ends_of_the_server_and_are_done_once(tmp_path):
 
 
 def test_a_job_whose_process_is_killed_goes_on_to_the_same_records(server, client, tmp_path):
-    job = client.run(name="crashing", **SMALL_RUN, rounds=30)
+    settings = {**SMALL_RUN, "local": {"epochs": 5, "batch": 8, "rate": 0.1}, "rounds": 60}
+    job = client.run(name="crashing", **settings)
     wait_for_rounds(server.folder / "crashing", 3)
     holder = lock_holder(server.folder / ".serve" / "jobs" / job["id"])
     assert holder
     os.kill(holder, signal.SIGKILL)
     job = client.wait(job["id"])
     assert (job["starts"], job["crashes"]) == (2, 1)
-    whole = covey.run(SMALL_RUN, rounds=30, out=tmp_path / "whole")
+    whole = covey.run(settings, out=tmp_path / "whole")
     assert without_timings(covey.Run.open(server.folder / "crashing").metrics) == without_timings(whole.metrics)
     done_once(server, job)
 

@@ -709,7 +709,8 @@ def simulated(make: Callable[[], Selector], seed: int, topic: np.ndarray, contex
 
 
 @pytest.mark.slow
-def test_with_shared_models_mean_utility_orders_the_methods_as_the_paper_does():
+@pytest.mark.parametrize("seeds", [2, pytest.param(5, marks=pytest.mark.proof)])
+def test_with_shared_models_mean_utility_orders_the_methods_as_the_paper_does(seeds):
     methods: dict[str, Callable[[], Selector]] = {
         "nccb": lambda: NCCB(clusters=10, threshold=3, covariance="diagonal", gamma=0.1),
         "oort": OortSimple,
@@ -717,7 +718,7 @@ def test_with_shared_models_mean_utility_orders_the_methods_as_the_paper_does():
         "random": Uniform,
     }
     found = []
-    for seed in range(5):
+    for seed in range(seeds):
         topic, contexts = texts(seed)
         found.append([simulated(make, seed, topic, contexts) for make in methods.values()])
     (nccb, oort, linear, random), regrets = np.array(found).transpose(2, 1, 0)

@@ -82,7 +82,7 @@ SHAPES = {
 
 def train_alike(model):
     given = {
-        "dataset": {"name": "synthetic", "shape": SHAPES.get(model, (3, 8, 8)), "train": 60, "test": 20},
+        "dataset": {"name": "synthetic", "shape": SHAPES.get(model, (3, 8, 8)), "train": 36, "test": 20},
         "environment": {"name": "dirichlet", "alpha": 0.5, "minimum": 2},
         "clients": 5,
         "cohort": 3,
