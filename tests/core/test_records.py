@@ -100,7 +100,7 @@ def test_numbers_that_json_cannot_say_are_none_in_a_line_and_themselves_in_a_che
     figures = {"objective": float("inf"), "each": [1.0, float("nan")]}
     plain: RoundRecord = {"clients": [], "dropped": [], "bytes_up": 0, "bytes_down": 0, "seconds": {}}
     record: RoundRecord = {"round": 1, "clock": 0.0, **plain, "figures": figures}
-    kept.write(record, lambda: {"best": float("-inf"), "deep": {"x": [1.5]}})
+    kept.write(record, {"best": float("-inf"), "deep": {"x": [1.5]}})
     kept.close()
     assert records.read_metrics(tmp_path) == [{**record, "figures": {"objective": None, "each": [1.0, None]}}]
     assert read_checkpoint(tmp_path) == (1, {"best": float("-inf"), "deep": {"x": [1.5]}})
@@ -219,6 +219,6 @@ def test_large_checkpoints_of_a_sweep_are_kept_less_often(tmp_path, monkeypatch,
     log.checkpoint_seconds, log.checkpoint_share = seconds, share
     for t in range(1, 41):
         now[0] += 10
-        log.write({"round": t, "clock": 0.0}, dict, now=t == 40)
+        log.write({"round": t, "clock": 0.0}, log.state_due(dict, now=t == 40))
     log.close()
     assert kept == expected

@@ -19,28 +19,37 @@ def run_in_process(out, *flags: str, **options) -> subprocess.Popen[str]:
 KILLED = """
 import os, signal, sys, threading, time
 import covey
+from covey.runtime.stacked.stacked_runtime import StackedRuntime
+
+# On a CPU, too, rounds are written while the next one is computed.
+StackedRuntime.overlaps = True
 
 def kill(record):
     if record["round"] == {at}:
         # At a moment of its own, in this round or the next ones.
         threading.Thread(target=lambda: (time.sleep({delay}), os.kill(os.getpid(), signal.SIGKILL))).start()
 
-covey.run(clients=8, cohort=4, rounds=20, workers={workers}, out="killed", on_round=kill,
-          **{{"environment.samples": 50}})
+covey.run(clients=8, cohort=4, rounds=20, workers={workers}, out="killed", on_round=kill, runtime="{runtime}",
+          device="cpu", **{{"environment.samples": 50}})
 """
 """A run that is killed a moment after a round, however fast the machine is."""
 
 
-@pytest.mark.parametrize(("workers", "at", "delay"), [(1, 3, 0.0), (2, 7, 0.002)])
-def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_one(tmp_path, workers, at, delay):
-    code = KILLED.format(workers=workers, at=at, delay=delay)
+@pytest.mark.parametrize(
+    ("runtime", "workers", "at", "delay"),
+    [("local", 1, 3, 0.0), ("local", 2, 7, 0.002), ("stacked", 1, 3, 0.0), ("stacked", 1, 7, 0.003)],
+)
+def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_one(
+    tmp_path, runtime, workers, at, delay
+):
+    code = KILLED.format(runtime=runtime, workers=workers, at=at, delay=delay)
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     cut = Run.open(tmp_path / "killed")
     assert at <= len(cut.metrics) < 20
     resumed = resume(tmp_path / "killed")
-    given = {"clients": 8, "cohort": 4, "rounds": 20, "workers": 1, "environment.samples": 50}
-    whole = run(given, out=tmp_path / "whole")
+    given = {"clients": 8, "cohort": 4, "rounds": 20, "workers": 1, "runtime": runtime, "device": "cpu"}
+    whole = run(given, **{"environment.samples": 50}, out=tmp_path / "whole")
     assert without_timings(resumed.metrics) == without_timings(whole.metrics)
     checkpoints = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("killed", "whole")]
     assert checkpoints[0] == checkpoints[1]

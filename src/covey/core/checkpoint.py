@@ -1,5 +1,6 @@
 """Checkpoints: a method's whole state in one safetensors file, without pickle."""
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,6 +49,19 @@ def write_checkpoint(folder: Path, rounds_done: int, state: State) -> None:
     header = {"format": FORMAT, "round": rounds_done, "state": rest}
     with replacing(path) as beside:
         save_file(tensors, str(beside), {"covey": json.dumps(header, allow_nan=False)})
+
+
+def copied_to_host(state: State) -> State:
+    """Return a copy of a state in the host's memory, which keeps its values whatever the method does next."""
+    return {name: _copied(item) for name, item in state.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    return copy.deepcopy(value)
 
 
 def has_checkpoint(folder: Path) -> bool:

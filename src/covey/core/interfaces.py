@@ -7,7 +7,7 @@ its own, and name it as package.module:Class or register it. For a method of its
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -333,6 +333,8 @@ class Runtime(ABC):
     """True if clients are real: their time is real time, and no devices are simulated."""
     holdings_known: bool = True
     """True if clients hold the federation's samples; False for sites with data of their own."""
+    overlaps: bool = False
+    """True if `execute_many` takes `meanwhile` and calls it while a device computes."""
 
     @property
     def group(self) -> Hashable:
@@ -357,8 +359,13 @@ class Runtime(ABC):
     def evaluate(self, states: Tensor) -> Scores:
         """Score models `[m, d]` on the test set."""
 
-    def execute_many(self, orders: "Sequence[tuple[Runtime, Order]]") -> list[Replies]:
-        """Execute orders of runtimes of one group; this runtime is the first of them."""
+    def execute_many(
+        self, orders: "Sequence[tuple[Runtime, Order]]", meanwhile: Callable[[], None] | None = None
+    ) -> list[Replies]:
+        """Execute orders of runtimes of one group; this runtime is the first of them.
+
+        meanwhile: writes the rounds before. One that `overlaps` calls it once a device is at work, others never get it.
+        """
         return [runtime.execute(order) for runtime, order in orders]
 
     def evaluate_many(self, requests: "Sequence[tuple[Runtime, Tensor]]") -> list[Scores]:

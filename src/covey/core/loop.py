@@ -1,20 +1,22 @@
 """The round loop. Every method on every runtime goes through here."""
 
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from covey.arrays import IntArray, State
+from covey.core.checkpoint import copied_to_host
 from covey.core.interfaces import JointWork, Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
 from covey.core.round_record import RoundRecord, Stopwatch, round_record
-from covey.core.scores import Scores, raw_scores, summary
+from covey.core.scores import EvaluationScores, Scores, raw_scores, summary
 from covey.core.server_chain import Averaged
 from covey.environment.truth import Truth
 from covey.errors import require
@@ -63,8 +65,12 @@ class RoundWriter(Protocol):
     rounds_done: int
     clock: float
 
-    def write(self, record: RoundRecord, state: Callable[[], State], *, now: bool = True) -> None:
-        """Keep a finished round, and the method's state now or when it is due."""
+    def state_due(self, state: Callable[[], State], *, now: bool = True) -> State | None:
+        """Return the method's state if it is to be kept with the round that has ended: now, or when one is due."""
+        ...
+
+    def write(self, record: RoundRecord, state: State | None) -> None:
+        """Keep a finished round, and the method's state if there is one."""
         ...
 
 
@@ -87,11 +93,18 @@ class LoopRun:
             raise ValueError("A run that evaluates needs the truth about its clients; without it, evaluate_every is 0.")
 
 
-def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any, None]:
+Work = Callable[[], None]
+"""Something to do once, now or later."""
+
+
+def round_loop(
+    run: LoopRun, stop: Callable[[], bool], postponed: list[Work] | None = None
+) -> Generator[Request, Any, None]:
     """Run the rounds that the records do not hold yet.
 
     Each round yields its requests in turn (a survey if the method has one, the order, joint work, scoring) and is sent
-    their answers.
+    their answers. With a list `postponed`, it receives the writing of every round but the last, which is to be done
+    before the next request is answered.
     """
     method, runtime, records = run.method, run.runtime, run.records
     for t in range(records.rounds_done + 1, run.rounds + 1):
@@ -126,18 +139,43 @@ def round_loop(run: LoopRun, stop: Callable[[], bool]) -> Generator[Request, Any
                 assert run.truth is not None
                 scores = summary(scored.first(len(served)), run.truth, method.model_of_client)
                 scores |= {} if raw is None else raw_scores(scored)
-        skew = None if run.truth is None else run.truth.skew
-        record = round_record(order, replies, scores, skew, watch.seconds, records.clock, surveys)
-        if figures := method.figures():
-            record["figures"] = figures
-        record = runtime.annotate(record)
         stopping = stop()
-        records.write(record, method.state_dict, now=stopping or t == run.rounds)
-        if run.on_round:
-            run.on_round(cast(dict[str, Any], record))
-        del replies, surveys
+        last = stopping or t == run.rounds
+        ended = EndedRound(order, replies, surveys, scores, watch.seconds, method.figures())
+        state = records.state_due(method.state_dict, now=last)
+        if last or postponed is None:
+            _write(run, ended, state)
+        else:
+            # The next order changes the method's state.
+            postponed.append(partial(_write, run, ended, None if state is None else copied_to_host(state)))
+        del replies, surveys, ended, state
         if stopping:
             return
+
+
+@dataclass(frozen=True, eq=False)
+class EndedRound:
+    """What the record of a round is made of."""
+
+    order: Order
+    replies: Replies
+    surveys: Sequence[tuple[Order, Replies]]
+    scores: EvaluationScores | None
+    seconds: Mapping[str, float]
+    figures: Mapping[str, object]
+
+
+def _write(run: LoopRun, ended: EndedRound, state: State | None) -> None:
+    """Write a round's record and the method's state, if it is due, and show the record to `on_round`."""
+    skew = None if run.truth is None else run.truth.skew
+    about = ended.order, ended.replies, ended.scores, skew, ended.seconds, run.records.clock, ended.surveys
+    record = round_record(*about)
+    if ended.figures:
+        record["figures"] = dict(ended.figures)
+    record = run.runtime.annotate(record)
+    run.records.write(record, state)
+    if run.on_round:
+        run.on_round(cast(dict[str, Any], record))
 
 
 def _survey(
@@ -159,24 +197,39 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
 
     Joint work comes first, then scores, surveys and training, so that runs stay in step if only some of them request
     one of these. A run that ends leaves the others; once `stop` returns True, each ends after its round.
+
+    On a runtime that `overlaps`, a round is written while the device computes the next one.
     """
     stopping = False
-    loops = [round_loop(run, lambda: stopping) for run in runs]
-    waiting = {number: request for number, loop in enumerate(loops) if (request := next(loop, None)) is not None}
-    while waiting:
-        first = min(map(_precedence, waiting.values()))
-        numbers = [number for number in sorted(waiting) if _precedence(waiting[number]) == first]
-        begin = time.perf_counter()
-        answers = _answers([(runs[number].runtime, waiting[number]) for number in numbers])
-        share = (time.perf_counter() - begin) / len(numbers)
-        # One look for all runs: each looks into the folders of all.
-        stopping = stop()
-        for number, answer in zip(numbers, answers, strict=True):
-            try:
-                joint = isinstance(waiting[number], Joint)
-                waiting[number] = loops[number].send(share if joint else _with_wall_seconds(answer, share))
-            except StopIteration:
-                del waiting[number]
+    postponed: list[Work] = []
+
+    def write_ended() -> None:
+        """Write the rounds that have ended. After an error nothing more is written."""
+        works = postponed.copy()
+        postponed.clear()
+        for work in works:
+            work()
+
+    loops = [round_loop(run, lambda: stopping, postponed if run.runtime.overlaps else None) for run in runs]
+    try:
+        waiting = {number: request for number, loop in enumerate(loops) if (request := next(loop, None)) is not None}
+        while waiting:
+            first = min(map(_precedence, waiting.values()))
+            numbers = [number for number in sorted(waiting) if _precedence(waiting[number]) == first]
+            begin = time.perf_counter()
+            answers = _answers([(runs[number].runtime, waiting[number]) for number in numbers], write_ended)
+            share = (time.perf_counter() - begin) / len(numbers)
+            write_ended()
+            # One look for all runs: each looks into the folders of all.
+            stopping = stop()
+            for number, answer in zip(numbers, answers, strict=True):
+                try:
+                    joint = isinstance(waiting[number], Joint)
+                    waiting[number] = loops[number].send(share if joint else _with_wall_seconds(answer, share))
+                except StopIteration:
+                    del waiting[number]
+    finally:
+        write_ended()
 
 
 def _with_wall_seconds(answer: Answer, seconds: float) -> Answer:
@@ -207,8 +260,8 @@ def _order(request: Survey | Order) -> Order:
     return request.order if isinstance(request, Survey) else request
 
 
-def _answers(requests: Sequence[tuple[Runtime, Request]]) -> Sequence[Answer]:
-    """Answer requests of one precedence: those of runtimes of one group as one."""
+def _answers(requests: Sequence[tuple[Runtime, Request]], meanwhile: Work) -> Sequence[Answer]:
+    """Answer requests of one precedence: those of runtimes of one group as one. A device may work `meanwhile`."""
     perform_jointly([work for _, request in requests if isinstance(request, Joint) for work in request.works])
     answers: list[Answer] = [None] * len(requests)
     groups: dict[Hashable, list[int]] = {}
@@ -223,7 +276,10 @@ def _answers(requests: Sequence[tuple[Runtime, Request]]) -> Sequence[Answer]:
                 orders.append((one, _order(request)))
             elif isinstance(request, Scoring):
                 scorings.append((one, request.models))
-        found: Sequence[Answer] = runtime.execute_many(orders) if orders else runtime.evaluate_many(scorings)
+        overlapping = (meanwhile,) if runtime.overlaps else ()
+        found: Sequence[Answer] = (
+            runtime.execute_many(orders, *overlapping) if orders else runtime.evaluate_many(scorings)
+        )
         for number, answer in zip(numbers, found, strict=True):
             answers[number] = answer
     return answers

@@ -18,8 +18,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,6 +78,8 @@ class Records:
         self.clock = clock
         self._last_checkpoint = time.monotonic()
         self._pause = 0.0
+        self._taking = 0.0
+        """Seconds that it took to get the state to write next."""
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     @classmethod
@@ -129,10 +131,26 @@ class Records:
             stack.pop_all()
         return opened, state
 
-    def write(self, record: RoundRecord, state: Callable[[], State], *, now: bool = True) -> None:
-        """Write a finished round: its line, then (`now`, or when one is due) a checkpoint."""
+    def state_due(self, state: Callable[[], State], *, now: bool = True) -> State | None:
+        """Return the method's state if a checkpoint is to be written with the round that has ended, else None."""
+        begin = time.monotonic()
+        if not now and begin - self._last_checkpoint < max(self.checkpoint_seconds, self._pause):
+            return None
+        with self._writing():
+            found = state()
+        self._taking = time.monotonic() - begin
+        return found
+
+    def write(self, record: RoundRecord, state: State | None) -> None:
+        """Write a finished round: its line, then a checkpoint if there is a `state` (that of `state_due`)."""
+        with self._writing():
+            self._write(record, state)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse what cannot be written to the folder."""
         try:
-            self._write(record, state, now)
+            yield
         except (OSError, SafetensorError) as error:
             require(self.folder.is_dir(), f"The run folder {self.folder} was removed while the run wrote to it.")
             raise Refusal(
@@ -140,21 +158,22 @@ class Records:
                 f"covey resume {self.folder}"
             ) from error
 
-    def _write(self, record: RoundRecord, state: Callable[[], State], now: bool) -> None:
+    def _write(self, record: RoundRecord, state: State | None) -> None:
         self._metrics.write(json.dumps(_json_value(record), allow_nan=False) + "\n")
         self._metrics.flush()
         self.rounds_done = record["round"]
         self.clock = record["clock"]
-        begin = time.monotonic()
-        if now or begin - self._last_checkpoint >= max(self.checkpoint_seconds, self._pause):
-            # The line must be on disk before the checkpoint is, even if the machine loses power.
-            os.fsync(self._metrics.fileno())
-            write_checkpoint(self.folder, self.rounds_done, state())
-            if self.on_checkpoint is not None:
-                self.on_checkpoint()
-            self._last_checkpoint = time.monotonic()
-            if self.checkpoint_seconds:
-                self._pause = min(self.longest_pause, (self._last_checkpoint - begin) / self.checkpoint_share)
+        if state is None:
+            return
+        begin = time.monotonic() - self._taking
+        # The line must be on disk before the checkpoint is, even if the machine loses power.
+        os.fsync(self._metrics.fileno())
+        write_checkpoint(self.folder, self.rounds_done, state)
+        if self.on_checkpoint is not None:
+            self.on_checkpoint()
+        self._last_checkpoint = time.monotonic()
+        if self.checkpoint_seconds:
+            self._pause = min(self.longest_pause, (self._last_checkpoint - begin) / self.checkpoint_share)
 
     def close(self) -> None:
         self._metrics.close()

@@ -26,7 +26,11 @@ class RoundCount:
         self.rounds_done = 0
         self.clock = 0.0
 
-    def write(self, record: RoundRecord, state: Callable[[], State], *, now: bool = True) -> None:
+    def state_due(self, state: Callable[[], State], *, now: bool = True) -> State | None:
+        """Return None: no state is kept."""
+        return None
+
+    def write(self, record: RoundRecord, state: State | None) -> None:
         """Count a finished round."""
         self.rounds_done, self.clock = record["round"], record["clock"]
 

@@ -1,7 +1,7 @@
 """Hostile clients in a simulation: a runtime whose attackers change what they reply."""
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,12 +93,19 @@ class UnderAttack(Runtime):
         return {**self.runtime.annotate(record), "attackers": found}
 
     @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return self.runtime.overlaps
+
+    @property
     def group(self) -> Hashable:
         return "attack", self.runtime.group
 
-    def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
+    def execute_many(
+        self, orders: Sequence[tuple[Runtime, Order]], meanwhile: Callable[[], None] | None = None
+    ) -> list[Replies]:
         wrapped = [(_under_attack(runtime), order) for runtime, order in orders]
-        found = self.runtime.execute_many([(runtime.runtime, order) for runtime, order in wrapped])
+        overlapping = (meanwhile,) if self.overlaps else ()
+        found = self.runtime.execute_many([(runtime.runtime, order) for runtime, order in wrapped], *overlapping)
         return [runtime.attacked(order, replies) for (runtime, order), replies in zip(wrapped, found, strict=True)]
 
     def evaluate_many(self, requests: Sequence[tuple[Runtime, Tensor]]) -> list[Scores]:

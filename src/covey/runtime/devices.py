@@ -4,7 +4,7 @@ Devices decide whether and when a reply arrives, never its content. With them, r
 as rounds to accuracy.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,10 @@ class OnDevices(Runtime):
         return self.runtime.holdings_known
 
     @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return self.runtime.overlaps
+
+    @property
     def group(self) -> Hashable:
         return "devices", self.runtime.group
 
@@ -98,7 +102,9 @@ class OnDevices(Runtime):
     def annotate(self, record: RoundRecord) -> RoundRecord:
         return self.runtime.annotate(record)
 
-    def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
+    def execute_many(
+        self, orders: Sequence[tuple[Runtime, Order]], meanwhile: Callable[[], None] | None = None
+    ) -> list[Replies]:
         """Execute the orders for clients that reply, in one call of the wrapped runtime."""
         wrapped = [(_on_devices(runtime), order) for runtime, order in orders]
         if self.live:
@@ -107,7 +113,8 @@ class OnDevices(Runtime):
         sent = [fate.answering(order) for fate, (_, order) in zip(fates, wrapped, strict=True)]
         reaching = [number for number, order in enumerate(sent) if len(order.clients)]
         below = [(wrapped[number][0].runtime, sent[number]) for number in reaching]
-        found = dict(zip(reaching, self.runtime.execute_many(below), strict=True)) if below else {}
+        overlapping = (meanwhile,) if self.overlaps else ()
+        found = dict(zip(reaching, self.runtime.execute_many(below, *overlapping), strict=True)) if below else {}
         return [
             runtime.timed(order, found[number] if number in found else no_replies(order), fates[number])
             for number, (runtime, order) in enumerate(wrapped)

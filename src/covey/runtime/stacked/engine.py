@@ -1,7 +1,7 @@
 """The engine of the stacked runtime: cuts the clients of many requests into launches that fit the device."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -96,8 +96,10 @@ class Engine:
             return self.most_lanes
         return min(self.most_lanes, self._lanes_in_memory(COPIES + more))
 
-    def execute(self, requests: Sequence[TrainRequest]) -> list[TrainResult]:
-        """Train every client of every request."""
+    def execute(
+        self, requests: Sequence[TrainRequest], meanwhile: Callable[[], None] | None = None
+    ) -> list[TrainResult]:
+        """Train every client of every request; `meanwhile` is called once the device has its first steps."""
         self._set_arithmetic()
         results = TrainResult.of([one.order for one in requests], self.layout, self.dtype, self._home(requests))
         groups: dict[LaunchShape, list[Segment]] = {}
@@ -114,7 +116,7 @@ class Engine:
                 groups.setdefault(one.shape, []).append(one)
         for shape, segments in groups.items():
             for part in without_giants(segments):
-                self._launch(shape, part, requests, results)
+                self._launch(shape, part, requests, results, meanwhile or _nothing)
         return results
 
     def make_step(self, terms: StepTerms, algorithms: Mapping[str, ConvAlgorithm]) -> Step:
@@ -168,14 +170,19 @@ class Engine:
             torch.backends.cudnn.deterministic = True
 
     def _launch(
-        self, shape: LaunchShape, segments: list[Segment], requests: Sequence[TrainRequest], results: list[TrainResult]
+        self,
+        shape: LaunchShape,
+        segments: list[Segment],
+        requests: Sequence[TrainRequest],
+        results: list[TrainResult],
+        meanwhile: Callable[[], None],
     ) -> None:
         """Train clients that share a shape, in as many lanes as the memory holds."""
         alone = not self._launchers
         while True:
             lanes = self.most_lanes
             try:
-                lanes = self._lanes_for(shape, segments, requests)
+                lanes = self._lanes_for(shape, segments, requests, meanwhile)
                 visits = pack(segments, lanes)
                 losses = self._launcher(shape, segments, lanes).run(visits, requests, results)
                 break
@@ -187,17 +194,28 @@ class Engine:
             alone = True
             self._launchers.clear()
             torch.cuda.empty_cache()
+        # The steps are in the device's queue; their losses are waited for.
+        meanwhile()
         for visit, total in zip(visits, losses.tolist(), strict=True):
             one = visit.segment
             results[one.request].losses[one.position] = total / (one.samples * one.work.epochs)
 
-    def _lanes_for(self, shape: LaunchShape, segments: list[Segment], requests: Sequence[TrainRequest]) -> int:
+    def _lanes_for(
+        self,
+        shape: LaunchShape,
+        segments: list[Segment],
+        requests: Sequence[TrainRequest],
+        meanwhile: Callable[[], None],
+    ) -> int:
         """Return the number of lanes for a launch; on a GPU, an existing number if it is good enough."""
         kind = LaunchKind(shape, _terms(segments, self._traceable))
         compiled = self.device.type == "cuda"
         made = [lanes for made_kind, lanes in self._launchers if compiled and made_kind == kind]
         most = self._most_lanes(kind.terms)
         lanes, self._lost[kind] = suitable_lanes(segments, most, made, self._lost.get(kind, 0.0))
+        if compiled and lanes not in made:
+            # Compiling takes minutes, which a kill must not add to what it costs.
+            meanwhile()
         # With many channels a step is matrix products, which are as fast in any number.
         splits = self.for_speed and lanes not in made and lanes > FEW_LANES and not has_many_channels(self.module)
         return self._fastest_lanes(shape, segments, requests, lanes) if splits else lanes
@@ -231,6 +249,10 @@ class Engine:
                 self._launchers.clear()
             self._launchers[key] = Launcher(self, terms, lanes, shape.batch)
         return self._launchers[key]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _terms(segments: list[Segment], head: str = "") -> StepTerms:

@@ -8,7 +8,7 @@ keys. The package's docstring explains the terms.
 import time
 import warnings
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -84,6 +84,11 @@ class StackedRuntime(Runtime):
         return np.arange(self.federation.clients)
 
     @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """True on a GPU, which computes steps while the host does something else."""
+        return self.engine.device.type == "cuda"
+
+    @property
     def group(self) -> Hashable:
         """Runs that share an engine are trained as one stack."""
         return id(self.engine)
@@ -94,7 +99,9 @@ class StackedRuntime(Runtime):
     def evaluate(self, states: Tensor) -> Scores:
         return self.evaluate_many([(self, states)])[0]
 
-    def execute_many(self, orders: Sequence[tuple[Runtime, Order]]) -> list[Replies]:
+    def execute_many(
+        self, orders: Sequence[tuple[Runtime, Order]], meanwhile: Callable[[], None] | None = None
+    ) -> list[Replies]:
         """Train the clients of all orders together, then measure each order's probes."""
         stacked = [(_stacked(runtime), order) for runtime, order in orders]
         tables = [one.tables(order.clients) for one, order in stacked]
@@ -104,7 +111,7 @@ class StackedRuntime(Runtime):
             if order.train
         ]
         # Each result is dropped once its replies are made: its models may be the largest thing in memory.
-        results = deque(self.engine.execute(requests) if requests else ())
+        results = deque(self.engine.execute(requests, meanwhile) if requests else ())
         return [
             _replies(one, order, own, results.popleft() if order.train else None)
             for (one, order), own in zip(stacked, tables, strict=True)
