@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -132,7 +133,19 @@ def normal(key: int | Tensor, count: int, device: torch.device | str = "cpu") ->
 
 def generator(*parts: int | str) -> np.random.Generator:
     """Return NumPy's Philox generator for the server's draws, keyed like all others."""
-    return np.random.Generator(np.random.Philox(key=key(*parts)))
+    seed = _PhiloxKey(key(*parts))
+    return np.random.Generator(np.random.Philox(seed))  # type: ignore[arg-type]  # the stubs lack ISeedSequence
+
+
+class _PhiloxKey(ISeedSequence):
+    """A key as a seed: given as `Philox(key=...)`, it would have NumPy ask the system for entropy and drop it."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:
+        """Return Philox's two words."""
+        return np.array([self.key, 0], dtype=np.uint64)
 
 
 def system_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:

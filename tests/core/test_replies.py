@@ -5,7 +5,7 @@ import torch
 
 from covey.config.sections import Local
 from covey.core.messages import Gate, Order, Reply
-from covey.core.replies import Replies, checked, replies_from_stack, stack_replies
+from covey.core.replies import Replies, Timing, checked, replies_from_stack, stack_replies
 from covey.probe.losses import Losses
 
 
@@ -79,7 +79,11 @@ def both_ways(gate: Gate | None, resident: bool = False, train: bool = True) -> 
         Reply(int(client), stack[at], int(samples[at]), float(losses[at]), rows[at])
         for at, client in enumerate(clients)
     ]
-    return stack_replies(order, single, (), 3), replies_from_stack(order, stack, samples, losses, measured, {}), stack
+    return (
+        stack_replies(order, single, (), 3),
+        replies_from_stack(order, stack, samples, losses, measured, {}, Timing()),
+        stack,
+    )
 
 
 def test_single_replies_and_stacks_are_assembled_alike():

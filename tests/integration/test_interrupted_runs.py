@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ def test_a_run_killed_in_the_middle_and_resumed_is_identical_to_an_undisturbed_o
     cut = Run.open(tmp_path / "killed")
     assert at <= len(cut.metrics) < 20
     resumed = resume(tmp_path / "killed")
-    given = {"clients": 8, "cohort": 4, "rounds": 20, "workers": 1, "runtime": runtime, "device": "cpu"}
-    whole = run(given, **{"environment.samples": 50}, out=tmp_path / "whole")
+    given: dict[str, Any] = {"clients": 8, "cohort": 4, "rounds": 20, "environment.samples": 50}
+    whole = run(given, runtime=runtime, device="cpu", workers=1, out=tmp_path / "whole")
     assert without_timings(resumed.metrics) == without_timings(whole.metrics)
     checkpoints = [(tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("killed", "whole")]
     assert checkpoints[0] == checkpoints[1]

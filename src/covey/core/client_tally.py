@@ -17,6 +17,14 @@ class ClientTally:
     def __init__(self) -> None:
         self.clients: IntArray = np.empty(0, dtype=np.int64)
         self.numbers: IntArray = np.empty(0, dtype=np.int64)
+        self._median: float | None = None
+
+    @property
+    def median(self) -> float:
+        """Median of all numbers."""
+        if self._median is None:
+            self._median = float(np.median(self.numbers))
+        return self._median
 
     def of(self, clients: IntArray) -> IntArray:
         """Return the numbers of these clients, 0 for those that were not seen."""
@@ -30,6 +38,7 @@ class ClientTally:
     def put(self, clients: IntArray, numbers: IntArray) -> None:
         """Set the numbers of different clients."""
         at, seen = self._places(clients)
+        self._median = None
         self.numbers[at[seen]] = numbers[seen]
         if not seen.all():
             order = np.argsort(clients[~seen])

@@ -6,6 +6,7 @@ and without.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from statistics import median
 from typing import Any
 
@@ -99,14 +100,13 @@ class Guard:
         """Return the numbers of samples `[k]` that clients count as, from what they claim now."""
         if not self.limits.on or not self.limits.count or not len(clients):
             return claimed
+        now = claimed.numpy()
         new = ~self.claims.seen(clients)
         if new.any():
-            self.claims.put(clients[new], claimed.numpy()[new].astype(np.int64))
-        first = self.claims.of(clients)
-        typical = float(np.median(self.claims.numbers))
-        believed = torch.from_numpy(np.where(first <= self.limits.count * typical, first, max(1, int(typical))))
-        believed = believed.to(claimed.dtype)
-        return claimed if torch.equal(believed, claimed) else believed
+            self.claims.put(clients[new], now[new].astype(np.int64))
+        first, typical = self.claims.of(clients), self.claims.median
+        believed = np.where(first <= self.limits.count * typical, first, max(1, int(typical)))
+        return claimed if np.array_equal(believed, now) else torch.from_numpy(believed).to(claimed.dtype)
 
     def candidates(self, t: int, reachable: IntArray) -> IntArray:
         """Return the reachable clients that may be invited in round `t`, ascending."""
@@ -163,16 +163,16 @@ def update_norms(states: Tensor, start: Tensor, places: Tensor | None = None) ->
     start: s, `[d]` or `[k, d]`. places: the numbers of a model that count; all if None.
     """
     start = start.to(states.device)
-    squares = torch.zeros(len(states), dtype=torch.float64, device=states.device)
-    for part, before in _blocks(states, start, places):
-        squares += torch.linalg.vector_norm(part - before, dim=1).double().square()
-    squares = squares.cpu()
-    for row in torch.nonzero(~torch.isfinite(squares)).flatten().tolist():
+    parts = [
+        torch.linalg.vector_norm(part - before, dim=1).double().square()
+        for part, before in _blocks(states, start, places)
+    ]
+    squares: FloatArray = reduce(torch.add, parts).cpu().numpy()
+    for row in np.flatnonzero(~np.isfinite(squares)).tolist():
         mine = start if start.dim() == 1 else start[row]
         for part, before in _blocks(states[row][None].double(), mine.double(), places, whole=True):
             squares[row] = (part[0] - before).square().sum()
-    norms: FloatArray = squares.sqrt().numpy()
-    return norms
+    return np.sqrt(squares)
 
 
 def _blocks(

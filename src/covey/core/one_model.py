@@ -175,8 +175,8 @@ class OneModel:
                 f"The selector {name} chose client {strangers.min()}, which is none of the round's {len(candidates)} "
                 "candidates."
             )
-        clients = np.unique(numbers.astype(np.int64))
-        if len(clients) < len(numbers):
+        clients: IntArray = np.sort(numbers.astype(np.int64))
+        if (clients[1:] == clients[:-1]).any():
             raise Refusal(f"The selector {name} chose a client more than once: {_shown(chosen)}.")
         require(
             len(clients) <= most, f"The selector {name} chose {len(clients)} clients for a cohort of at most {most}."

@@ -189,27 +189,29 @@ def checked(replies: Replies) -> Replies:
     """
     if replies.withheld_replies is not None:
         replies = replace(replies, withheld_replies=checked(replies.withheld_replies))
-    states = finite_rows(replies.states).tolist()
-    losses = (torch.isfinite(replies.losses) | (replies.losses == UNTOLD)).tolist()
-    samples = replies.samples.tolist()
-    keep, faults = [], list(replies.faults)
-    for position, client in enumerate(replies.clients.tolist()):
-        if not losses[position]:
-            faults.append(Fault(client, "its loss became NaN or infinite", unsound=True))
-        elif not states[position]:
-            faults.append(Fault(client, "its model holds NaN or infinite values", unsound=True))
-        elif samples[position] <= 0:
-            faults.append(Fault(client, f"it reported {samples[position]} samples"))
-        else:
-            keep.append(position)
-    if len(keep) < len(replies):
-        replies = replies.take(np.array(keep, dtype=np.int64))
+    finite = finite_rows(replies.states).numpy()
+    losses, samples = replies.losses.numpy(), replies.samples.numpy()
+    told = np.isfinite(losses) | (losses == UNTOLD)
+    good = finite & told & (samples > 0)
+    faults = list(replies.faults)
+    if not good.all():
+        for position in np.flatnonzero(~good).tolist():
+            client = int(replies.clients[position])
+            if not told[position]:
+                faults.append(Fault(client, "its loss became NaN or infinite", unsound=True))
+            elif not finite[position]:
+                faults.append(Fault(client, "its model holds NaN or infinite values", unsound=True))
+            else:
+                faults.append(Fault(client, f"it reported {samples[position]} samples"))
+        replies = replies.take(np.flatnonzero(good))
     known = {(fault.client, fault.measurement) for fault in faults}
     for probe in replies.probes:
         for position in np.setdiff1d(np.arange(len(replies)), replies.observed(probe)).tolist():
             client = int(replies.clients[position])
             if (client, probe) not in known:
                 faults.append(Fault(client, f"its {probe} holds NaN or infinite values", probe))
+    if not faults:
+        return replies
     return replace(replies, faults=tuple(sorted(faults, key=lambda fault: (fault.client, fault.measurement or ""))))
 
 
@@ -237,7 +239,13 @@ def stack_replies(order: Order, replies: Sequence[Reply], faults: tuple[Fault, .
 
 
 def replies_from_stack(
-    order: Order, states: Tensor, samples: IntArray, losses: NDArray[np.float64], measured: Measurements, kept: Kept
+    order: Order,
+    states: Tensor,
+    samples: IntArray,
+    losses: NDArray[np.float64],
+    measured: Measurements,
+    kept: Kept,
+    timing: Timing,
 ) -> Replies:
     """Return the replies of all clients of an order, from stacks; states are copied only if some are withheld."""
     clients = order.clients
@@ -260,6 +268,7 @@ def replies_from_stack(
         losses=torch.from_numpy(losses),
         probes=measured,
         kept=kept,
+        timing=timing,
     )
     models = states[torch.from_numpy(np.flatnonzero(~withheld)).to(states.device)] if withheld.any() else states
     return _assembled(order, rows, models, withheld, alike)
@@ -293,9 +302,10 @@ def _assembled(
 
     `sizes` gives replies with the number of clients that send one of the same size.
     """
-    rows = replace(rows, traffic=_traffic(order, sizes))
+    traffic = _traffic(order, sizes)
     if not withheld.any():
-        return replace(rows, states=models)
+        return replace(rows, states=models, traffic=traffic)
+    rows = replace(rows, traffic=traffic)
     sending, keeping = np.flatnonzero(~withheld), np.flatnonzero(withheld)
     others = replace(rows, faults=(), traffic=Traffic(), kept={}).take(keeping)
     return replace(rows.take(sending), states=models, withheld=rows.clients[keeping], withheld_replies=others)
@@ -374,6 +384,6 @@ def finite_rows(states: Tensor) -> Tensor:
     A finite sum proves it in one pass that writes nothing. A sum that is not may have overflown, so its row is read.
     """
     finite = torch.isfinite(states.sum(dim=1)).cpu()
-    for row in torch.nonzero(~finite).flatten().tolist():
+    for row in np.flatnonzero(~finite.numpy()).tolist():
         finite[row] = torch.isfinite(states[row]).all()
     return finite

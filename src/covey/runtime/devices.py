@@ -72,10 +72,9 @@ class OnDevices(Runtime):
         """Return the replies with their seconds, and a fault for each that did not arrive."""
         waited = float(fate.seconds.max(initial=0.0))
         taken = dict(zip(order.clients.tolist(), fate.seconds.tolist(), strict=True))
-        return replace(
-            replies.timed(taken, min(waited, self.devices.deadline or waited)),
-            faults=(*replies.faults, *(Fault(client, reason) for client, reason in fate.lost.items())),
-        )
+        timed = replies.timed(taken, min(waited, self.devices.deadline or waited))
+        lost = (Fault(client, reason) for client, reason in fate.lost.items())
+        return replace(timed, faults=(*replies.faults, *lost)) if fate.lost else timed
 
     @property
     def live(self) -> bool:  # type: ignore[override]

@@ -109,6 +109,8 @@ def pack(segments: list[Segment], lanes: int) -> list[Visit]:
 def without_giants(segments: list[Segment]) -> list[list[Segment]]:
     """Split off segments more than eight times as long as the median, so the rest need not wait for them."""
     steps = np.array([one.steps for one in segments])
+    if steps.max() <= 8 * steps.min():
+        return [segments]
     giant = steps > 8 * np.median(steps)
     parts = [[one for one, big in zip(segments, giant, strict=True) if bool(big) is wanted] for wanted in (False, True)]
     return [part for part in parts if part]

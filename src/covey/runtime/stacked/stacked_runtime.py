@@ -9,7 +9,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -168,8 +167,8 @@ def _replies(runtime: StackedRuntime, order: Order, tables: ClientTables, traine
             measured[TRAINER] = {name: rows.clone() for name, rows in packing.flat(trained.reply.cpu()).items()}
         if trained.kept is not None:
             kept[TRAINER] = {client: {KEPT: row} for client, row in zip(clients.tolist(), trained.kept, strict=True)}
-    replies = replies_from_stack(order, states, runtime.federation.sizes[clients], losses, measured, kept)
-    return replace(replies, timing=Timing(probe_seconds=seconds))
+    sizes, timing = runtime.federation.sizes[clients], Timing(probe_seconds=seconds)
+    return replies_from_stack(order, states, sizes, losses, measured, kept, timing)
 
 
 def _measured(
