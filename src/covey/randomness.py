@@ -8,10 +8,10 @@ system.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,21 +42,27 @@ def key(*parts: int | str) -> int:
     """Return a 64-bit key for a place in a run, such as `key(seed, round, client, "batches")`."""
     state = 0
     for part in parts:
-        value = _word(part) if isinstance(part, str) else int(part) & _MASK
-        state = _mix((state + _mix((value + _GOLDEN) & _MASK) + _GOLDEN) & _MASK)
+        state = _mix((state + _mixed(part) + _GOLDEN) & _MASK)
     return state
+
+
+def _mixed(part: int | str) -> int:
+    value = _word(part) if isinstance(part, str) else int(part) & _MASK
+    return _mix((value + _GOLDEN) & _MASK)
 
 
 def keys(*parts: int | str | NDArray[Any]) -> NDArray[np.uint64]:
     """Return `key` for many places at once; parts are whole numbers, words, or arrays of whole numbers `[places]`."""
     golden = np.uint64(_GOLDEN)
-    state = np.zeros(1, dtype=np.uint64)
-    for part in parts:
+    # What comes before the first array is one key: as numbers it is fast.
+    first = next((at for at, part in enumerate(parts) if isinstance(part, np.ndarray)), len(parts))
+    state = np.array([key(*cast(Sequence[int | str], parts[:first]))], dtype=np.uint64)
+    for part in parts[first:]:
         if isinstance(part, np.ndarray):
-            value = part.astype(np.uint64)
+            mixed = _mix_many(part.astype(np.uint64) + golden)
         else:
-            value = np.array([_word(part) if isinstance(part, str) else int(part) & _MASK], dtype=np.uint64)
-        state = _mix_many(state + _mix_many(value + golden) + golden)
+            mixed = np.array([_mixed(part)], dtype=np.uint64)
+        state = _mix_many(state + mixed + golden)
     return state
 
 

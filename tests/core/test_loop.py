@@ -153,14 +153,14 @@ def test_all_runs_in_lockstep_are_asked_at_once_whether_to_stop(tmp_path):
 
         def stop(asked: list[bool] = asked) -> bool:
             asked.append(True)
-            return len(asked) >= 9
+            return len(asked) >= 6
 
         settings = {**SMALL, "rounds": 5, "runtime": "stacked", "device": "cpu"}
         pending = [(Config.of({**settings, "seed": seed}), tmp_path / f"{runs}-{seed}") for seed in range(runs)]
         made = run_together(pending, stop=stop)
         looks.append(len(asked))
         assert {len(one.metrics) for one in made} == {3}
-    assert looks == [9, 9]
+    assert looks == [6, 6]
 
 
 def test_what_a_selector_returns_is_written_out_only_to_refuse_it():

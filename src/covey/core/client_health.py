@@ -31,6 +31,8 @@ class Health:
         Surveys do not forgive: a client may answer questions well and fail whenever it trains.
         """
         lost = set(failed)
+        if not lost and not self.failures and not self.until:
+            return
         for client in invited:
             if client not in lost:
                 if forgiving:

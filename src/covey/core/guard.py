@@ -181,6 +181,9 @@ def _blocks(
     """Return the columns that count of states and of what they started from, a block (or all) at a time."""
     block = _BLOCK_ON_GPU if states.is_cuda else _BLOCK
     block = max(1, states.shape[1]) if whole else block
+    if places is None and states.shape[1] <= block:
+        yield states, start
+        return
     if places is None:
         yield from zip(torch.split(states, block, dim=1), torch.split(start, block, dim=-1), strict=True)
         return

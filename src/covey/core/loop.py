@@ -220,8 +220,8 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
             answers = _answers([(runs[number].runtime, waiting[number]) for number in numbers], write_ended)
             share = (time.perf_counter() - begin) / len(numbers)
             write_ended()
-            # One look for all runs: each looks into the folders of all.
-            stopping = stop()
+            # One look for all runs, where a round may end: each looks into the folders of all.
+            stopping = stop() if first <= Precedence.SCORING else stopping
             for number, answer in zip(numbers, answers, strict=True):
                 try:
                     joint = isinstance(waiting[number], Joint)

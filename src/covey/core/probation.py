@@ -16,8 +16,9 @@ LEAP = 100.0
 
 def leaps(before: Tensor, after: Tensor) -> bool:
     """True if the step from one model to the next is so large that clients may not be able to train from it."""
-    now, then = (torch.linalg.vector_norm(model, dtype=torch.float64) for model in (after, before))
-    return bool((now > LEAP * then) & (then > 0))
+    norms = [torch.linalg.vector_norm(model, dtype=torch.float64) for model in (after, before)]
+    now, then = torch.stack(norms).tolist()
+    return bool(now > LEAP * then > 0)
 
 
 @dataclass

@@ -383,7 +383,7 @@ def finite_rows(states: Tensor) -> Tensor:
 
     A finite sum proves it in one pass that writes nothing. A sum that is not may have overflown, so its row is read.
     """
-    finite = torch.isfinite(states.sum(dim=1)).cpu()
-    for row in np.flatnonzero(~finite.numpy()).tolist():
+    finite = np.isfinite(states.sum(dim=1).cpu().numpy())
+    for row in np.flatnonzero(~finite).tolist():
         finite[row] = torch.isfinite(states[row]).all()
-    return finite
+    return torch.from_numpy(finite)

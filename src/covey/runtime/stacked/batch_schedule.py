@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from covey import randomness
@@ -92,7 +93,7 @@ def schedule(
     requests = np.array([one.request for one in segments])[visit_of]
     clients = of_visits([one.client for one in segments])
     for request in np.unique(requests).tolist():
-        mine = torch.from_numpy(np.flatnonzero(requests == request)).to(device)
+        mine = _rows_of(requests == request, device)
         table = tables[request].on(device)
         places = table.start[tables[request].rows(clients[mine])][:, None] + within[mine]
         sample[mine], label[mine] = table.sample[places], table.label[places]
@@ -102,11 +103,15 @@ def schedule(
     rates = torch.tensor(_rates(segments), dtype=dtype)
     masks = randomness.bits(keys("dropout"), per_epoch)
 
-    # Rows and batches within them → (step, lane).
-    row_of, batch_of, step_of, lane_of = _places(visits, visit_of, epoch_of, device)
+    # If each lane has a client of its own and all take as many batches, rows and batches are lanes and steps in order.
+    even = len(visits) == lanes and all(one.steps == steps == one.work.epochs * per_epoch for one in segments)
+    placed = None if even else _places(visits, visit_of, epoch_of, device)
 
     def spread(values: Tensor) -> Tensor:
         """`[rows, per_epoch, ...]` → `[steps, lanes, ...]`, zero where a lane is idle."""
+        if placed is None:
+            return values.reshape(lanes, steps, *values.shape[2:]).transpose(0, 1).contiguous()
+        row_of, batch_of, step_of, lane_of = placed
         result = values.new_zeros(steps, lanes, *values.shape[2:])
         result[step_of, lane_of] = values[row_of, batch_of]
         return result
@@ -157,6 +162,13 @@ def _rates(segments: list[Segment]) -> list[float]:
         for number, one in of_request.items()
     }
     return [rate for one in segments for rate in known[one.request]]
+
+
+def _rows_of(wanted: NDArray[np.bool_], device: torch.device) -> Tensor | slice:
+    """Return the rows that are wanted: a slice, which takes least time, if they follow each other."""
+    rows = np.flatnonzero(wanted)
+    first, count = int(rows[0]), len(rows)
+    return slice(first, first + count) if rows[-1] == first + count - 1 else torch.from_numpy(rows).to(device)
 
 
 def _numbers(counts: IntArray) -> IntArray:

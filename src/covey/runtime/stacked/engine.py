@@ -109,11 +109,14 @@ class Engine:
             sizes = request.tables.sizes[order.clients].tolist()
             traced = any(probe.wants_steps() for probe in order.probes)
             trainer = None if order.trainer is None else order.trainer.ref
+            shape = None
             for position, client in enumerate(order.clients.tolist()):
                 place = number, position, client, sizes[position]
                 work = order.work, order.round, keys[position], order.holdout
                 one = Segment.of(*place, *work, traced=traced, trainer=trainer)
-                groups.setdefault(one.shape, []).append(one)
+                # Clients of an order differ in shape only where a batch is all that they hold.
+                shape = shape if shape and order.work.batch else one.shape
+                groups.setdefault(shape, []).append(one)
         for shape, segments in groups.items():
             for part in without_giants(segments):
                 self._launch(shape, part, requests, results, meanwhile or _nothing)
