@@ -15,12 +15,12 @@ from tests.conftest import SMALL
 
 
 def scheduled(segments: list[Segment], lanes: int) -> Schedule:
-    """Return the schedule of clients of one request; each holds 20 samples."""
+    """Return the schedule of clients of one or two requests; each holds 20 samples."""
     settings = {**SMALL, "environment": {"name": "iid", "samples": 20}, "runtime": "stacked", "device": "cpu"}
     experiment = covey.Experiment.of(covey.Config.of(settings))
     assert isinstance(experiment.runtime, OnDevices)
     assert isinstance(experiment.runtime.runtime, StackedRuntime)
-    tables, visits = [experiment.runtime.runtime._tables], pack(segments, lanes)
+    tables, visits = [experiment.runtime.runtime._tables] * 2, pack(segments, lanes)
     steps = max(visit.end for visit in visits)
     return schedule(visits, tables, lanes, segments[0].work.batch, torch.float32, torch.device("cpu"), steps)
 
@@ -42,7 +42,7 @@ def test_as_many_steps_of_other_epochs_are_told_apart() -> None:
     work = Local(epochs=2, batch=8)
     segments = [
         Segment.of(0, 0, 0, 20, work, 1, 7),
-        Segment.of(0, 1, 1, 20, replace(work, epochs=3), 1, 8, holdout=2),
+        Segment.of(1, 0, 1, 20, replace(work, epochs=3), 1, 8, holdout=2),
     ]
     assert [one.steps for one in segments] == [6, 6]
     assert scheduled(segments, 2).count.T.tolist() == [[8, 8, 4, 8, 8, 4], [8, 2, 8, 2, 8, 2]]
