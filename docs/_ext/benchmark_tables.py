@@ -205,7 +205,7 @@ def _millions(rate: float) -> str:
 def host() -> str:
     """Return the host's part of a round before and now."""
     stored = json.loads((ROOT / "results" / "host.json").read_text(encoding="utf-8"))
-    parts = ("host", "selection", "clients", "aggregation", "evaluation", "records")
+    parts = ("host", "selection", "clients", "aggregation", "evaluation", "records", "meanwhile")
     rows = [
         [f"{name.split('-')[0]}, {_runs(name)}", version, *(f"{found[part]:.2f}" for part in parts)]
         for name, versions in stored["rows"].items()

@@ -1,6 +1,5 @@
 """Checkpoints: a method's whole state in one safetensors file, without pickle."""
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,11 +56,16 @@ def copied_to_host(state: State) -> State:
 
 
 def _copied(value: Any) -> Any:
+    # The most frequent kinds first: a list may hold hundreds of numbers.
+    if isinstance(value, (float, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_copied(item) for item in value]
     if isinstance(value, Mapping):
         return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    return copy.deepcopy(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def has_checkpoint(folder: Path) -> bool:

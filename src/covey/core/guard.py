@@ -5,7 +5,7 @@ and without.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from statistics import median
 from typing import Any
@@ -146,7 +146,7 @@ class Guard:
 
     def saved(self, work: Local) -> State:
         """Return the guard's part of a method's state, with the local work that its norms belong to."""
-        return {"guard": {**self.state_dict(), "work": asdict(work)}} if self.limits.on else {}
+        return {"guard": {**self.state_dict(), "work": dict(vars(work))}} if self.limits.on else {}
 
     def recall(self, state: State, work: Local) -> None:
         """Restore the guard's part of a method's state; of earlier versions there may be none."""
