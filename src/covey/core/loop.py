@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from covey.arrays import IntArray, State
 from covey.core.checkpoint import copied_to_host
+from covey.core.garbage import old_objects_spared
 from covey.core.interfaces import JointWork, Method, Runtime
 from covey.core.messages import Order
 from covey.core.replies import Replies, checked
@@ -211,7 +213,10 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
             work()
 
     loops = [round_loop(run, lambda: stopping, postponed if run.runtime.overlaps else None) for run in runs]
-    try:
+    overlaps = any(run.runtime.overlaps for run in runs)
+    with ExitStack() as stack:
+        # Whatever ends the runs.
+        stack.callback(write_ended)
         waiting = {number: request for number, loop in enumerate(loops) if (request := next(loop, None)) is not None}
         while waiting:
             first = min(map(_precedence, waiting.values()))
@@ -220,6 +225,10 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
             answers = _answers([(runs[number].runtime, waiting[number]) for number in numbers], write_ended)
             share = (time.perf_counter() - begin) / len(numbers)
             write_ended()
+            if overlaps and first is Precedence.TRAINING:
+                # The step is compiled by now.
+                overlaps = False
+                stack.enter_context(old_objects_spared())
             # One look for all runs, where a round may end: each looks into the folders of all.
             stopping = stop() if first <= Precedence.SCORING else stopping
             for number, answer in zip(numbers, answers, strict=True):
@@ -228,8 +237,6 @@ def run_in_lockstep(runs: Sequence[LoopRun], stop: Callable[[], bool] = lambda: 
                     waiting[number] = loops[number].send(share if joint else _with_wall_seconds(answer, share))
                 except StopIteration:
                     del waiting[number]
-    finally:
-        write_ended()
 
 
 def _with_wall_seconds(answer: Answer, seconds: float) -> Answer:
