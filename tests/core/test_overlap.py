@@ -18,11 +18,11 @@ from covey.job.lockstep_runs import run_together
 from covey.registries import selectors
 from covey.runtime.devices import OnDevices
 from covey.runtime.stacked.engine import Engine, LaunchKind, _terms
-from covey.runtime.stacked.lane_schedule import Segment
 from covey.runtime.stacked.launcher import Launcher
 from covey.runtime.stacked.stacked_runtime import StackedRuntime
 from covey.selection import Uniform
 from tests.conftest import SMALL, without_timings
+from tests.runtime.stacked.segments import segment
 
 GIVEN: dict[str, Any] = {**SMALL, "cohort": 3, "rounds": 6, "runtime": "stacked", "device": "cpu", "evaluate_every": 2}
 
@@ -192,7 +192,7 @@ def test_rounds_are_written_before_a_step_is_compiled_which_takes_minutes() -> N
     assert isinstance(experiment.runtime, OnDevices)
     assert isinstance(experiment.runtime.runtime, StackedRuntime)
     engine, calls = experiment.runtime.runtime.engine, []
-    clients = [Segment.of(0, place, place, 20, experiment.config.local, 1, 0) for place in range(3)]
+    clients = [segment(0, place, place, 20, experiment.config.local, 1, 0) for place in range(3)]
     shape, kind = clients[0].shape, LaunchKind(clients[0].shape, _terms(clients))
     # As on a GPU, where launchers are compiled.
     engine.device = torch.device("cuda")

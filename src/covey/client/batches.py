@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey import randomness
+from covey.client.holdout import Count
 from covey.config.sections import Local
 from covey.data.dataset import Samples
 
 
-def steps_of(samples: int, work: Local) -> int:
+def steps_of(samples: Count, work: Local) -> Count:
     """Return the number of batches in an epoch over so many samples."""
     return -(-samples // (work.batch or samples))
 

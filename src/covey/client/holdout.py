@@ -1,12 +1,18 @@
 """Validation samples: every `holdout`-th sample of a client is kept out of its training."""
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
+from covey.arrays import IntArray
 from covey.data.dataset import Samples
 
+Count = TypeVar("Count", int, IntArray)
+"""A number, or one for each client."""
 
-def trained_on(count: int, holdout: int) -> int:
+
+def trained_on(count: Count, holdout: int) -> Count:
     """Return the number of training samples among `count`; all of them if `holdout` is 0."""
     return count - count // holdout if holdout else count
 

@@ -3,13 +3,14 @@
 import pytest
 
 from covey.config.sections import Local
-from covey.runtime.stacked.lane_schedule import COMPILING, Segment, pack, suitable_lanes, without_giants
+from covey.runtime.stacked.lane_schedule import COMPILING, pack, suitable_lanes, without_giants
+from tests.runtime.stacked.segments import segment
 
 
 def test_unequal_clients_cost_their_own_steps_not_those_of_the_largest():
     work = Local(epochs=1, batch=10)
     sizes = [1000, 300, 200, 150, 100, 100, 50, 50, 30, 20]
-    segments = [Segment.of(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
+    segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate(sizes)]
     lanes = suitable_lanes(segments, 100).lanes
     visits = pack(segments, lanes)
     computed = lanes * max(visit.end for visit in visits)
@@ -23,14 +24,14 @@ def test_unequal_clients_cost_their_own_steps_not_those_of_the_largest():
 
 def test_others_do_not_wait_for_a_giant():
     work = Local(epochs=1, batch=1)
-    segments = [Segment.of(0, place, place, size, work, 1, 0) for place, size in enumerate([10, 12, 11, 500])]
+    segments = [segment(0, place, place, size, work, 1, 0) for place, size in enumerate([10, 12, 11, 500])]
     assert [[one.samples for one in part] for part in without_giants(segments)] == [[10, 12, 11], [500]]
     assert len(without_giants(segments[:3])) == 1
 
 
 def of_steps(*steps):
     work = Local(epochs=1, batch=1)
-    return [Segment.of(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
+    return [segment(0, at, at, count, work, 1, at) for at, count in enumerate(steps)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from covey import randomness
+from covey.client.batches import steps_of
+from covey.client.holdout import trained_on
 from covey.client.learner import Learner, Precision
 from covey.core.trainer import Packing
 from covey.data.dataset import Dataset
@@ -106,17 +108,18 @@ class Engine:
         for number, request in enumerate(requests):
             order = request.order
             keys = randomness.keys(request.seed, order.round, order.clients).tolist()
-            sizes = request.tables.sizes[order.clients].tolist()
+            samples = trained_on(request.tables.sizes[order.clients], order.holdout)
+            steps = order.work.epochs * steps_of(samples, order.work)
+            about = zip(order.clients.tolist(), samples.tolist(), steps.tolist(), keys, strict=True)
             traced = any(probe.wants_steps() for probe in order.probes)
             trainer = None if order.trainer is None else order.trainer.ref
-            shape = None
-            for position, client in enumerate(order.clients.tolist()):
-                place = number, position, client, sizes[position]
-                work = order.work, order.round, keys[position], order.holdout
-                one = Segment.of(*place, *work, traced=traced, trainer=trainer)
-                # Clients of an order differ in shape only where a batch is all that they hold.
-                shape = shape if shape and order.work.batch else one.shape
-                groups.setdefault(shape, []).append(one)
+            segments = [
+                Segment(number, position, *one, order.work, order.round, order.holdout, traced, trainer)
+                for position, one in enumerate(about)
+            ]
+            # Clients of an order differ in shape only where a batch is all that they hold.
+            for some in [segments] if order.work.batch and segments else [[one] for one in segments]:
+                groups.setdefault(some[0].shape, []).extend(some)
         for shape, segments in groups.items():
             for part in without_giants(segments):
                 self._launch(shape, part, requests, results, meanwhile or _nothing)
@@ -260,7 +263,9 @@ def _nothing() -> None:
 
 def _terms(segments: list[Segment], head: str = "") -> StepTerms:
     """Return the terms that any of these clients needs; `head` is the parameter that is traced if one is."""
-    works = [one.work for one in segments]
+    # Clients of one request have the same work.
+    of_request = {one.request: one for one in segments}
+    works = [one.work for one in of_request.values()]
     return StepTerms(
         momentum=any(work.momentum for work in works),
         weight_decay=any(work.weight_decay for work in works),
@@ -270,6 +275,6 @@ def _terms(segments: list[Segment], head: str = "") -> StepTerms:
         clip=any(work.clip for work in works),
         crop=works[0].crop,
         flip=works[0].flip,
-        traced=head if any(one.traced for one in segments) else "",
+        traced=head if any(one.traced for one in of_request.values()) else "",
         trainer=segments[0].trainer,
     )

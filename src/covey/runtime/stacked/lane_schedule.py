@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.client.batches import steps_of
-from covey.client.holdout import trained_on
 from covey.config.sections import Local
 from covey.core.trainer import TrainerRef
 
@@ -53,26 +51,6 @@ class Segment(NamedTuple):
     """True if a probe uses its steps."""
     trainer: TrainerRef | None = None
     """How the client trains, if not plainly."""
-
-    @classmethod
-    def of(
-        cls,
-        request: int,
-        position: int,
-        client: int,
-        held: int,
-        work: Local,
-        t: int,
-        key: int,
-        holdout: int = 0,
-        *,
-        traced: bool = False,
-        trainer: TrainerRef | None = None,
-    ) -> "Segment":
-        """Return the segment of a client that holds `held` samples."""
-        samples = trained_on(held, holdout)
-        steps = work.epochs * steps_of(samples, work)
-        return cls(request, position, client, samples, steps, key, work, t, holdout, traced, trainer)
 
     @property
     def shape(self) -> LaunchShape:

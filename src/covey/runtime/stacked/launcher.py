@@ -199,9 +199,9 @@ class Launcher:
                     history[name].index_fill_(0, lanes, 0.0)
         for slot in layout.buffers:
             stack.buffers[slot.name][place] = slot.of(starts.rows).index_select(0, start)
-        works = [one.work for one in segments]
-        settings = [[work.momentum, work.weight_decay, work.proximal, work.clip] for work in works]
-        stack.settings[place] = self._tensor(settings, self.engine.dtype)
+        works = {one.request: one.work for one in segments}
+        settings = {of: [work.momentum, work.weight_decay, work.proximal, work.clip] for of, work in works.items()}
+        stack.settings[place] = self._tensor([settings[one.request] for one in segments], self.engine.dtype)
         stack.taken.index_fill_(0, lanes, 0)
         stack.loss.index_fill_(0, lanes, 0.0)
 
