@@ -17,7 +17,7 @@ from covey.core.guard import Guard
 from covey.core.interfaces import Aggregator, JointWork, Selector, Setting, begin_part
 from covey.core.messages import Order
 from covey.core.probation import leaps
-from covey.core.replies import Replies
+from covey.core.replies import Replies, is_finite
 from covey.core.server_chain import ChainState, ServerChain
 from covey.core.trainer import Trainer
 from covey.core.trainer_state import TrainerChoice
@@ -135,10 +135,10 @@ class OneModel:
         before, state = self.model.to(found.device), self.chain.state
         trainer = self.trainer if len(replies) else None
         learned = None if trainer is None else trainer.part.state_dict()
-        sound = bool(torch.isfinite(found).all())
+        sound = is_finite(found)
         if trainer is not None and sound:
             found = self._sound(trainer.part.finish(t, before, found, replies))
-            sound = bool(torch.isfinite(found).all())
+            sound = is_finite(found)
         after = self.chain.step(before, found) if sound else None
         self._model_kept = after is None
         self._before, self._chain_before, self._trainer_before = None, ChainState(), None

@@ -387,3 +387,8 @@ def finite_rows(states: Tensor) -> Tensor:
     for row in np.flatnonzero(~finite).tolist():
         finite[row] = torch.isfinite(states[row]).all()
     return torch.from_numpy(finite)
+
+
+def is_finite(model: Tensor) -> bool:
+    """True if a model `[d]` holds only finite values."""
+    return bool(finite_rows(model[None])[0])

@@ -11,7 +11,7 @@ from covey.arrays import State
 from covey.config.server_sections import Averaging, ServerStep
 from covey.core.loss_brake import LossBrake
 from covey.core.model_average import ModelAverage
-from covey.core.replies import finite_rows
+from covey.core.replies import is_finite
 from covey.core.server_optimizer import Moments, server_step
 from covey.errors import require
 from covey.model.layout import Layout
@@ -83,7 +83,7 @@ class ServerChain:
             found = torch.cat([after, found[size:]])
         average = self.average.with_model(self.state.average, found) if self.average else {}
         state = ChainState(moments, average)
-        if not all(_finite(one) for one in (*([found] if self.optimizer else []), *self._tensors(state))):
+        if not all(is_finite(one) for one in (*([found] if self.optimizer else []), *self._tensors(state))):
             return None
         self.state = state
         return found
@@ -133,7 +133,3 @@ def _copied(part: State) -> State:
         name: one.clone() if isinstance(one, Tensor) else _copied(one) if isinstance(one, dict) else one
         for name, one in part.items()
     }
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(finite_rows(tensor[None])[0])
