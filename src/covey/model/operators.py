@@ -85,7 +85,8 @@ def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor |
         return None
     if dimension is None:
         return tensor.expand(info.batch_size, *tensor.shape)
-    return tensor.movedim(dimension, 0).contiguous()
+    # Not moved from 0 to 0: the compiler would write twice what two operators read.
+    return (tensor if dimension == 0 else tensor.movedim(dimension, 0)).contiguous()
 
 
 def merged(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -114,5 +115,24 @@ def stack_rule(name: str, dimensions_of_a_stack: int) -> Callable[..., tuple[Ten
             return apart(info, operator(*merged(given))), 0
         result: Tensor = operator(*given)
         return result, 0
+
+    return rule
+
+
+def lanes_rule(name: str, tensors: int, outputs: int = 1) -> Callable[..., Any]:
+    """Return the rule under `vmap` of an operator on images, whose first inputs are so many tensors.
+
+    The first has four dimensions, and two more in a `vmap` within a `vmap`.
+    """
+
+    def rule(info: Any, dimensions: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        operator = getattr(torch.ops.covey, name)
+        given = [stacked(info, *pair) for pair in zip(inputs[:tensors], dimensions[:tensors], strict=True)]
+        assert given[0] is not None
+        within = given[0].dim() == 6
+        found = operator(*(merged(given) if within else given), *inputs[tensors:])
+        if outputs == 1:
+            return (apart(info, found) if within else found), 0
+        return tuple(apart(info, one) for one in found) if within else found, (0,) * outputs
 
     return rule

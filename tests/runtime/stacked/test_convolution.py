@@ -23,8 +23,17 @@ from covey.runtime.stacked.convolution import StackConv2d, candidate_algorithms
     ],
 )
 def test_convolution_by_patches_is_convolution(channels, out, kernel, stride, padding, groups, algorithm):
-    layer = torch.nn.Conv2d(channels, out, kernel, stride, padding, groups=groups).double()
-    x = torch.randn(3, channels, 9, 11, dtype=torch.float64, requires_grad=True)
+    check(torch.nn.Conv2d(channels, out, kernel, stride, padding, groups=groups).double(), algorithm)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("padding", [0, (2, 1), "same", "valid"])
+def test_convolution_by_tiles_is_convolution(padding):
+    check(torch.nn.Conv2d(8, 5, 4, padding=padding).double(), "tiles")
+
+
+def check(layer, algorithm):
+    x = torch.randn(3, layer.in_channels, 9, 11, dtype=torch.float64, requires_grad=True)
     expected = layer(x)
     patches = StackConv2d(layer, algorithm)(x)
     assert torch.allclose(patches, expected, atol=1e-12)

@@ -37,7 +37,7 @@ def test_a_step_with_fused_layers_is_that_of_the_local_runtime(tmp_path, monkeyp
     monkeypatch.delenv(SETTING, raising=False)
     monkeypatch.setattr(
         "covey.runtime.stacked.graph_capture.candidate_algorithms",
-        lambda module, kernels, exact, fused: [dict.fromkeys(fused, "fused")],
+        lambda module, kernels, exact, fused, tiled: [dict.fromkeys(fused, "fused")],
     )
     # Few images: among many, rounding may change which of two nearly equal values a pool takes.
     dataset = {"name": "synthetic", "shape": (3, 32, 32), "train": 24, "test": 20}

@@ -107,7 +107,7 @@ def tuned(launcher, graphs, monkeypatch, spoiled, cached=None, choices=CHOICES):
     monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signature", lambda engine, batch, terms: str)
     for name, value in {
         "convolutions": lambda module: {"a": None},
-        "candidate_algorithms": lambda module, kernels, exact, fused: choices,
+        "candidate_algorithms": lambda module, kernels, exact, fused, tiled: choices,
         "read_cache": lambda kind: {} if cached is None else {"6": cached},
         "write_cache": lambda kind, known: written.append(known),
     }.items():

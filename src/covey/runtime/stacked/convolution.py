@@ -1,8 +1,9 @@
 """Convolutions of a stack. Every lane has its own filters, so cuDNN's fast paths for shared filters do not apply.
 
 There are three kinds of algorithms: one grouped convolution over all lanes (which is how vmap batches a convolution),
-im2col (patches of the images as a matrix, and one batched matrix product), and a Triton kernel that never writes
-patches to memory. Which is fastest depends on channels, kernel size and image, so whole steps are timed (`autotune`).
+im2col (patches of the images as a matrix, and one batched matrix product), and Triton kernels that never write patches
+to memory, some for few channels and some for many. Which is fastest depends on channels, kernel size and image, so
+whole steps are timed (`autotune`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from covey.runtime.stacked.image_convolution import image_convolution
 from covey.runtime.stacked.pooled_convolution import pooled_convolution
+from covey.runtime.stacked.tiled_convolution import tiled_convolution
 
-ConvAlgorithm = Literal["grouped", "slices", "windows", "kernel", "fused"]
-"""One grouped convolution; im2col from shifted slices of the images; im2col from windows of a view; the Triton kernel;
-the pool and the ReLU after the convolution too, in one operator (`layer_fusion`).
+ConvAlgorithm = Literal["grouped", "slices", "windows", "kernel", "fused", "tiles"]
+"""One grouped convolution; im2col from shifted slices of the images; im2col from windows of a view; the Triton kernel
+for few channels; the pool and the ReLU after the convolution too, in one operator (`layer_fusion`); the Triton kernels
+for many channels.
 
 Windows make the patches fastest, but their gradient for the image is a scatter: they are for the first layer, whose
 image needs no gradient. The gradient of slices is a sum of slices. Where every channel has a filter of its own
@@ -44,6 +47,9 @@ class StackConv2d(nn.Module):
         if self.algorithm == "kernel":
             x, weight, bias = _cast(x.device.type, x, self.weight, self.bias)
             return image_convolution(x, weight, bias, self.stride, self.padding)
+        if self.algorithm == "tiles":
+            x, weight, bias = _cast(x.device.type, x, self.weight, self.bias)
+            return tiled_convolution(x, weight, bias, self.stride, self.padding)
         if self.algorithm == "fused":
             x, weight, bias = _cast(x.device.type, x, self.weight, self.bias)
             return pooled_convolution(x, weight, bias, [int(pad) for pad in self.padding])
@@ -174,16 +180,22 @@ def replace_layers(module: nn.Module, make: Callable[[str, nn.Module], nn.Module
 
 
 def candidate_algorithms(
-    module: nn.Module, kernels: bool = False, exact: bool = False, fused: Sequence[str] = ()
+    module: nn.Module,
+    kernels: bool = False,
+    exact: bool = False,
+    fused: Sequence[str] = (),
+    tiled: Sequence[str] = (),
 ) -> list[dict[str, ConvAlgorithm]]:
     """Return the choices worth timing, each by layer name; `kernels` is True if the Triton kernel is available.
 
     `fused` are layers that may compute the pool and the ReLU after them too. If all can, they are timed beside the
     kernel alone: on an H200 they take less than half of the others' time, and compiling each takes ten seconds.
+    `tiled` are layers that the kernels for many channels take: one more choice. If all but the first are, it stands
+    beside im2col alone, for the same reason.
 
     The first layer takes the kernel or windows, the others any algorithm; or all are grouped. With many channels, only
-    im2col is tried: on VGG-11 the others take 5 and 10 times as long, and compiling each of them takes half a minute.
-    For `exact` float32 none is grouped: cuDNN's gradient of grouped 5 x 5 filters is off by 4e-4.
+    im2col and tiles are tried: on VGG-11 the others take 5 and 10 times as long, and compiling each of them takes half
+    a minute. For `exact` float32 none is grouped: cuDNN's gradient of grouped 5 x 5 filters is off by 4e-4.
     """
     layers = convolutions(module)
     names = list(layers)
@@ -192,8 +204,13 @@ def candidate_algorithms(
     )
     grouped: dict[str, ConvAlgorithm] = dict.fromkeys(names, "grouped")
     slices: dict[str, ConvAlgorithm] = dict.fromkeys(names, "slices")
+    together: dict[str, ConvAlgorithm] = dict.fromkeys(fused, "fused") if kernels else {}
+    tiles: dict[str, ConvAlgorithm] = dict.fromkeys(tiled, "tiles") if kernels else {}
+    added: list[dict[str, ConvAlgorithm]] = [{**slices, **first, **tiles, **together}] if tiles else []
     if has_many_channels(module):
-        return [{**slices, **first}]
+        return [*added, {**slices, **first}]
+    if tiles and set(names[1:]) <= tiles.keys():
+        return [*added, *([{**slices, **first, **together}] if together else []), {**slices, **first}]
     candidates = [{**slices, **first}, {**grouped, **first}] if len(names) > 1 else [{**slices, **first}]
     candidates = [one for one in candidates if not (exact and "grouped" in one.values())]
     # The kernel has a gradient for its images with stride 1 only; the first layer needs none.
@@ -202,10 +219,9 @@ def candidate_algorithms(
     }
     if kernels:
         candidates += [{**slices, **first, **own}] if own else []
-        together: dict[str, ConvAlgorithm] = dict.fromkeys(fused, "fused")
         if together.keys() == layers.keys():
             return [together, {**slices, **first, **own}]
-        return [{**slices, **first, **together}, *candidates] if together else candidates
+        return [*added, *([{**slices, **first, **together}] if together else []), *candidates]
     return candidates if exact else [*candidates, grouped]
 
 

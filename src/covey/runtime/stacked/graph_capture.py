@@ -9,6 +9,7 @@ from torch import Tensor
 from covey.core.progress import waiting_for
 from covey.errors import require
 from covey.model.cuda_graph import record_graph, warm_up
+from covey.runtime.stacked import tiled_check
 from covey.runtime.stacked.autotune import (
     TIMED_STEPS,
     fastest_graph,
@@ -125,9 +126,11 @@ class GraphSteps:
         """Record the step with the cached convolution algorithms, or else time all candidates and cache the fastest."""
         engine, count = self.engine, len(self.lanes.loss)
         exact, together = engine.precision == "fp32", self._fused()
-        candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=exact, fused=together)
-        # A choice made without fused layers says nothing about them.
-        kind, signature = "fused" if together else "ways", engine.signature(self._batch, self._terms)
+        tiled = self._tiled()
+        candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=exact, fused=together, tiled=tiled)
+        # A choice made without fused layers, or without tiles, says nothing about them.
+        kind = "tiles" if tiled else "fused" if together else "ways"
+        signature = engine.signature(self._batch, self._terms)
         known = nearest(read_cache(kind), signature, count)
         if known is not None and known[1] in candidates:
             # It worked when it was cached; the trainer may be another, or something on the machine may have changed.
@@ -152,6 +155,13 @@ class GraphSteps:
         given = engine.module, names, sample, compute, engine.device, self._batch
         return names if names and layers_agree(*given) else []
 
+    def _tiled(self) -> list[str]:
+        """Return the convolutions that the kernels for many channels may compute; they are checked once one is."""
+        engine = self.engine
+        if not tiled_check.wanted() or not engine.has_kernels or engine.precision == "fp32":
+            return []
+        return tiled_check.tileable(engine.module)
+
     def _wins(self, algorithms: dict[str, ConvAlgorithm]) -> bool:
         """True if all layers are fused, and faster than their convolutions alone: nothing else needs compiling."""
         if set(algorithms.values()) != {"fused"}:
@@ -161,7 +171,12 @@ class GraphSteps:
         return fused_layers_win(engine.module, list(algorithms), sample, *shape, compute, engine.device)
 
     def _record_with(self, algorithms: dict[str, ConvAlgorithm]) -> StepGraph:
-        return self._record(self.engine.make_step(self._terms, algorithms))
+        engine, tiled = self.engine, [name for name, one in algorithms.items() if one == "tiles"]
+        sample, compute = engine.data.x.shape[1:], COMPUTE_DTYPES[engine.precision]
+        given = engine.module, tiled, sample, compute, engine.device, self._batch
+        if tiled and not layers_agree(*given, error_of=tiled_check.worst_error):
+            raise RuntimeError("The kernels for many channels err on this device.")
+        return self._record(engine.make_step(self._terms, algorithms))
 
     def _record(self, step: Step) -> StepGraph:
         """Record a step as a CUDA graph, and refuse one whose lanes disagree. The counter is 0 afterwards."""

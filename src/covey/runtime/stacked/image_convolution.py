@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.model.operators import apart, define, merged, stacked
+from covey.model.operators import define, lanes_rule
 from covey.runtime.stacked.convolution_kernels import forward_by_triton, gradients_by_triton
 from covey.runtime.stacked.convolution_tiles import output_size
 from covey.runtime.stacked.triton_support import available
@@ -32,13 +32,17 @@ def image_convolution(
 
     Without `vmap`, all three may have a first dimension `lanes`. The gradient of the images needs stride 1.
     """
-    kernel_h, kernel_w = weight.shape[-2:]
-    if padding == "same":
-        above, left = (kernel_h - 1) // 2, (kernel_w - 1) // 2
-        x = F.pad(x, (left, kernel_w - 1 - left, above, kernel_h - 1 - above))
-    pads = [0, 0] if isinstance(padding, str) else [int(pad) for pad in padding]
+    x, pads = with_numbers(x, weight.shape[-2:], padding)
     result: Tensor = torch.ops.covey.image_convolution(x, weight, bias, [int(step) for step in stride], pads)
     return result
+
+
+def with_numbers(x: Tensor, kernel: Sequence[int], padding: Sequence[int] | str) -> tuple[Tensor, list[int]]:
+    """Return images and their padding in pixels: that of "same", which may be uneven, is added to the images."""
+    if padding == "same":
+        above, left = (kernel[0] - 1) // 2, (kernel[1] - 1) // 2
+        x = F.pad(x, (left, kernel[1] - 1 - left, above, kernel[0] - 1 - above))
+    return x, [0, 0] if isinstance(padding, str) else [int(pad) for pad in padding]
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
@@ -99,26 +103,6 @@ def _gradients_shape(
     return of_kernels, gradient.new_empty(*lanes, filters if with_bias else 0)
 
 
-def _convolve_lanes(info: Any, dimensions: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-    tensors = [stacked(info, *pair) for pair in zip(inputs[:3], dimensions[:3], strict=True)]
-    assert tensors[0] is not None
-    if tensors[0].dim() == 6:
-        return apart(info, torch.ops.covey.image_convolution(*merged(tensors), *inputs[3:])), 0
-    result: Tensor = torch.ops.covey.image_convolution(*tensors, *inputs[3:])
-    return result, 0
-
-
-def _gradients_of_lanes(
-    info: Any, dimensions: tuple[int | None, ...], *inputs: Any
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    tensors = [stacked(info, *pair) for pair in zip(inputs[:2], dimensions[:2], strict=True)]
-    assert tensors[0] is not None
-    if tensors[0].dim() == 6:
-        weight, bias = torch.ops.covey.image_convolution_gradients(*merged(tensors), *inputs[2:])
-        return (apart(info, weight), apart(info, bias)), (0, 0)
-    return torch.ops.covey.image_convolution_gradients(*tensors, *inputs[2:]), (0, 0)
-
-
 def _differentiate(
     inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
@@ -147,7 +131,7 @@ define(
     "image_convolution(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding) -> Tensor",
     _convolve,
     _convolve_shape,
-    _convolve_lanes,
+    lanes_rule("image_convolution", tensors=3),
     _differentiate,
 )
 define(
@@ -155,5 +139,5 @@ define(
     " -> (Tensor, Tensor)",
     _gradients,
     _gradients_shape,
-    _gradients_of_lanes,
+    lanes_rule("image_convolution_gradients", tensors=2, outputs=2),
 )

@@ -1,7 +1,7 @@
 """A check of the fused layers on the device at hand: their kernels against PyTorch in float64, on made-up numbers."""
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from covey.runtime.stacked.convolution import convolutions
 from covey.runtime.stacked.pooled_convolution_kernels import DEAD
 
-_LANES, _SAMPLES, _MOST_SAMPLES = 3, 5, 64
+LANES, SAMPLES, _MOST_SAMPLES = 3, 5, 64
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-3, torch.float16: 3e-3, torch.bfloat16: 1e-2}
 """Largest error, relative to the largest value; float32 may multiply in tf32."""
@@ -36,16 +36,19 @@ def layers_agree(
     sample: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
-    batch: int = _SAMPLES,
+    batch: int = SAMPLES,
+    error_of: Callable[..., float] | None = None,
 ) -> bool:
     """True if each of these convolutions, with its pool and ReLU, is right for samples `[c, h, w]`.
 
-    With the batch of the steps that follow, a small one, these use the kernels that are compiled for the check.
+    `error_of` is `worst_error`, or that of another operator. With the batch of the steps that follow, a small one,
+    these use the kernels that are compiled for the check.
     """
     layers, shapes = convolutions(module), image_shapes(module, names, sample, device)
     samples = min(batch, _MOST_SAMPLES)
     try:
-        errors = (worst_error(layers[name], shapes[name], dtype, device, samples) for name in names)
+        error_of = error_of or worst_error
+        errors = (error_of(layers[name], shapes[name], dtype, device, samples) for name in names)
         return all(error <= TOLERANCES[dtype] for error in errors)
     except torch.OutOfMemoryError:
         raise
@@ -55,7 +58,7 @@ def layers_agree(
 
 
 def worst_error(
-    layer: nn.Conv2d, image: Sequence[int], dtype: torch.dtype, device: torch.device, samples: int = _SAMPLES
+    layer: nn.Conv2d, image: Sequence[int], dtype: torch.dtype, device: torch.device, samples: int = SAMPLES
 ) -> float:
     """Return the largest error of output and gradients, each relative to its largest value, for images `[i, h, w]`."""
     generator = torch.Generator().manual_seed(0)
@@ -64,8 +67,8 @@ def worst_error(
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     padding = [int(pad) for pad in layer.padding]
-    x, weight = drawn(_LANES, samples, *image), drawn(_LANES, *layer.weight.shape)
-    bias = None if layer.bias is None else drawn(_LANES, *layer.bias.shape)
+    x, weight = drawn(LANES, samples, *image), drawn(LANES, *layer.weight.shape)
+    bias = None if layer.bias is None else drawn(LANES, *layer.bias.shape)
     y, chosen = torch.ops.covey.pooled_convolution(x, weight, bias, padding)
     upstream = drawn(*y.shape)
     of_filters, of_biases = torch.ops.covey.pooled_convolution_filters(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.model.operators import apart, define, merged, stacked
+from covey.model.operators import define, lanes_rule
 from covey.runtime.stacked.image_convolution import image_convolution, image_gradient
 from covey.runtime.stacked.pooled_convolution_kernels import DEAD, filter_gradients_by_triton, forward_by_triton
 from covey.runtime.stacked.pooled_convolution_tiles import fits, pooled_size
@@ -108,22 +108,6 @@ def _images_shape(
     return gradient.new_empty(*gradient.shape[:-3], weight.shape[-3], *size)
 
 
-def _rule(name: str, tensors: int, outputs: int) -> Any:
-    """Return the rule under `vmap` of an operator whose first inputs are so many tensors."""
-
-    def rule(info: Any, dimensions: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        operator = getattr(torch.ops.covey, name)
-        given = [stacked(info, *pair) for pair in zip(inputs[:tensors], dimensions[:tensors], strict=True)]
-        assert given[0] is not None
-        within = given[0].dim() == 6
-        found = operator(*(merged(given) if within else given), *inputs[tensors:])
-        if outputs == 1:
-            return (apart(info, found) if within else found), 0
-        return tuple(apart(info, one) for one in found) if within else found, (0,) * outputs
-
-    return rule
-
-
 def _differentiate(
     inputs: Sequence[Any], gradient: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
@@ -143,7 +127,7 @@ define(
     "pooled_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding) -> (Tensor, Tensor)",
     _pooled,
     _pooled_shape,
-    _rule("pooled_convolution", tensors=3, outputs=2),
+    lanes_rule("pooled_convolution", tensors=3, outputs=2),
     _differentiate,
     keeps_output=True,
 )
@@ -152,11 +136,11 @@ define(
     " -> (Tensor, Tensor)",
     _filters,
     _filters_shape,
-    _rule("pooled_convolution_filters", tensors=3, outputs=2),
+    lanes_rule("pooled_convolution_filters", tensors=3, outputs=2),
 )
 define(
     "pooled_convolution_images(Tensor gradient, Tensor chosen, Tensor weight, int[] size, int[] padding) -> Tensor",
     _images,
     _images_shape,
-    _rule("pooled_convolution_images", tensors=3, outputs=1),
+    lanes_rule("pooled_convolution_images", tensors=3, outputs=1),
 )
