@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -38,14 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from benchmarks.name_list import names_of
-from covey.client.learner import Precision
-from covey.data.dataset import Dataset
-from covey.model import build_model
-from covey.model.cuda_graph import record_graph, warm_up
+from benchmarks.timed_steps import MadeUpStep, microseconds, replayed, spent_in
 from covey.runtime.stacked.convolution import ConvAlgorithm
-from covey.runtime.stacked.engine import Engine
-from covey.runtime.stacked.graph_capture import GraphSteps
-from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, StepTerms
+from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, StepTerms
 from covey.runtime.stacked.pooled_check import TOLERANCES, worst_error
 from covey.runtime.stacked.pooled_convolution_tiles import TUNED, Tuning
 
@@ -236,32 +230,10 @@ class Bench:
     def _microseconds(self, call: Callable[[], Any]) -> float:
         """Return the microseconds of a call on the device; infinite if it fails."""
         try:
-            if not self.on_gpu:
-                return timed_on_host(call)
-            warm_up(call, self.device, times=2)
-
-            def often() -> None:
-                for _ in range(5):
-                    call()
-
-            return self._replayed(record_graph(often).replay) / 5
+            return microseconds(call, self.device)
         except Exception as error:
             self.say(f"  does not run: {str(error).splitlines()[0][:120]}")
             return float("inf")
-
-    def _replayed(self, replay: Callable[[], None], times: int = 12) -> float:
-        """Return the median microseconds of a replay."""
-        if not self.on_gpu:
-            return timed_on_host(replay)
-        for _ in range(2):
-            replay()
-        events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]  # type: ignore[no-untyped-call]
-        events[0].record()
-        for event in events[1:]:
-            replay()
-            event.record()
-        torch.cuda.synchronize()
-        return 1000 * float(median(one.elapsed_time(other) for one, other in pairwise(events)))
 
     def steps(self) -> None:
         """Time whole steps of W2, and compare the parameters after one."""
@@ -276,7 +248,7 @@ class Bench:
                     self.say(f"  {lanes} lanes, {way}: fails: {str(error).splitlines()[0][:160]}")
                     continue
                 ready = time.monotonic() - at
-                micro = self._replayed(replay, 20)
+                micro = replayed(replay, self.device, 20)
                 first = after if first is None else first
                 apart = float((after - first).norm() / first.norm())
                 rate = lanes * self.batch / micro
@@ -290,46 +262,12 @@ class Bench:
 
     def _step(self, lanes: int, way: str) -> tuple[Callable[[], None], Tensor]:
         """Return a replay of W2's step, checked as the runtime checks it, and the change of all parameters by one."""
-        generator = torch.Generator().manual_seed(0)
-        module = build_model("tutorial-cnn", {}, (3, 32, 32), 10, 0)
-        whole = (64 if self.given.toy else 50_000, 3, 32, 32)
-        x, y = torch.randint(0, 256, whole, dtype=torch.uint8, generator=generator), torch.arange(whole[0]) % 10
-        classes, mean, deviation = tuple("0123456789"), (128.0,) * 3, (48.0,) * 3
-        dataset = Dataset("synthetic", x, y, x[:10], y[:10], classes, mean, deviation)
-        precision: Precision = "bf16" if self.on_gpu else "fp32"
-        engine = Engine(module, dataset, precision, self.device)
-        engine._set_arithmetic()
         terms = StepTerms(momentum=True, weight_decay=True, proximal=False, crop=4, flip=True)
-        state = Lanes.of(
-            engine.layout, lanes, terms, engine.dtype, COMPUTE_DTYPES[precision], self.device, len(classes)
-        )
-        buffers = {name: value.to(self.device) for name, value in schedule_of(lanes, self.batch, len(x), y).items()}
-        begin = {name: value.detach().to(self.device) for name, value in module.named_parameters()}
-        for name, value in begin.items():
-            state.parameters[name].copy_(value.expand_as(state.parameters[name]))
-            state.working[name].copy_(state.parameters[name])
-        state.settings[:, 0], state.settings[:, 1] = 0.9, 1e-4
-        kept = [value.clone() for value in state.tensors()]
-        if self.on_gpu:
-            graphs = GraphSteps(engine, state, terms, self.batch)
-            graphs.buffers = buffers
-            recorded = graphs._record_with(WAYS[way])
-
-            def replay() -> None:
-                graphs.counter.zero_()
-                recorded.replay()
-
-        else:
-            step = engine.make_step(terms, WAYS[way])
-
-            def replay() -> None:
-                step(state, engine.data.x, **{name: value[0] for name, value in buffers.items()})
-
-        for place, value in zip(state.tensors(), kept, strict=True):
-            place.copy_(value)
-        replay()
-        changes = [(state.parameters[name] - value).reshape(lanes, -1) for name, value in begin.items()]
-        return replay, torch.cat(changes, dim=1).clone()
+        images = 64 if self.given.toy else 50_000
+        given = lanes, self.batch, images, terms, WAYS[way], self.device
+        step = MadeUpStep("tutorial-cnn", (3, 32, 32), *given)
+        replay = step.recorded()
+        return replay, step.change(replay).clone()
 
     def profile(self) -> None:
         """Print where the device's time goes in a step."""
@@ -339,46 +277,15 @@ class Bench:
             replay = self.graphs.get((lanes, way))
             if replay is None:
                 continue
-            kinds = [torch.profiler.ProfilerActivity.CUDA if self.on_gpu else torch.profiler.ProfilerActivity.CPU]
-            times = 5 if self.on_gpu else 1
-            with torch.profiler.profile(activities=kinds) as profiler:
-                for _ in range(times):
-                    replay()
-                if self.on_gpu:
-                    torch.cuda.synchronize()
-            spent = [
-                (one.self_device_time_total if self.on_gpu else one.self_cpu_time_total, one.count, one.key)
-                for one in profiler.key_averages()
-            ]
-            self.say(f"  {lanes} lanes, {way}: {sum(one[0] for one in spent) / times:.0f} µs a step, of which")
-            for micro, count, name in sorted(spent, reverse=True)[:22]:
-                rows.append({"way": way, "kernel": name, "us": micro / times, "calls": count / times})
-                self.say(f"    {micro / times:8.1f} µs in {count / times:4.1f} calls: {name[:90]}")
+            spent = spent_in(replay, self.device)
+            self.say(f"  {lanes} lanes, {way}: {sum(one[0] for one in spent):.0f} µs a step, of which")
+            for micro, count, name in spent[:22]:
+                rows.append({"way": way, "kernel": name, "us": micro, "calls": count})
+                self.say(f"    {micro:8.1f} µs in {count:4.1f} calls: {name[:90]}")
         self.found["profile"] = rows
 
     def _name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
-
-
-def schedule_of(lanes: int, batch: int, images: int, labels: Tensor) -> dict[str, Tensor]:
-    """Return a schedule's first row, `[1, lanes, ...]`; the first lane's last batch is not full, the last lane idle."""
-    generator = torch.Generator().manual_seed(1)
-    sample = torch.randint(0, images, (1, lanes, batch), generator=generator)
-    weight = torch.full((1, lanes, batch), 1 / batch)
-    weight[0, 0] = 0.0
-    weight[0, 0, : batch // 2] = 2 / batch
-    rate = torch.full((1, lanes), 0.05)
-    rate[0, -1] = 0.0
-    return {
-        "sample": sample.int(),
-        "label": labels[sample],
-        "weight": weight,
-        "count": torch.full((1, lanes), float(batch)),
-        "rate": rate,
-        "key": torch.zeros(1, lanes, dtype=torch.int64),
-        "crops": torch.randint(0, 9, (1, lanes, batch, 2), generator=generator).int(),
-        "flips": torch.rand(1, lanes, batch, generator=generator) < 0.5,
-    }
 
 
 @contextmanager
@@ -396,13 +303,6 @@ def described(one: tuple[float, str, Tuning]) -> str:
     micro, _, tuning = one
     cut = f"{tuning.runs}/{tuning.bytes // 1024}k/w{tuning.warps}/p{tuning.programs}/s{tuning.span}/e{tuning.elements}"
     return f"{micro:.0f} µs ({cut})"
-
-
-def timed_on_host(call: Callable[[], Any]) -> float:
-    """Return the microseconds of one call."""
-    begin = time.perf_counter()
-    call()
-    return 1e6 * (time.perf_counter() - begin)
 
 
 def main() -> int:

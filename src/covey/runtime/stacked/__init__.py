@@ -18,6 +18,7 @@ Modules, from the outside in: `stacked_runtime` turns orders into replies; `engi
 `lane_schedule` packs clients into lanes, and `batch_schedule` draws their batches; `launcher` fills, advances and
 empties lanes; `graph_capture` records a step as a CUDA graph, `lane_check` checks it, and `autotune` times candidates
 and caches the fastest; `kept_step` keeps compiled steps under a `step_key`; `lane_step` is the step itself;
-`stack_module`, `convolution`, `batch_norm` and their kernels are the layers, and `layer_fusion` those that are computed
-together; `device_data` holds samples on the device; `stack_scores` evaluates.
+`stack_module`, `convolution`, `batch_norm` and their kernels are the layers, `tiled_convolution` those with many
+channels, and `layer_fusion` those that are computed together; `device_data` holds samples on the device;
+`stack_scores` evaluates.
 """
