@@ -21,8 +21,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from covey.runtime.stacked.convolution import ConvAlgorithm, patches_convolution
 from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, StepTerms
 from covey.runtime.stacked.pooled_check import TOLERANCES
 from covey.runtime.stacked.tiled_check import worst_error
-from covey.runtime.stacked.tiled_convolution_plan import TUNED, Tiling
+from covey.runtime.stacked.tiled_convolution_plan import Tiling, tuned
 from covey.runtime.stacked.triton_support import available
 
 PARTS = ("check", "layers", "steps")
@@ -202,7 +202,7 @@ class Bench:
                     about = {"case": name, "lanes": lanes, "kernel": kernel}
                     timed = []
                     for given in self._tilings(kernel):
-                        with tuned({kernel: given}):
+                        with tuned(**{kernel: Tiling(*given)}):
                             timed.append((self._microseconds(call), given))
                     timed.sort()
                     rows += [{**about, "us": micro, **asdict(Tiling(*given))} for micro, given in timed]
@@ -325,7 +325,7 @@ class Bench:
         for name, kernel, given in jobs[number::HELPERS]:
             # Lanes do not matter to the compiler.
             call = self._calls(CASES[name], 1)[0][kernel]
-            with tuned({kernel: given}), suppress(Exception):
+            with tuned(**{kernel: Tiling(*given)}), suppress(Exception):
                 call()
 
     def _step(self, lanes: int) -> None:
@@ -337,9 +337,9 @@ class Bench:
         replay = step.recorded()
         norm = float(step.change(replay).norm())
         print("ready", flush=True)
-        best: Mapping[str, Any] = json.loads(sys.stdin.readline() or "{}")
+        best = {kernel: Tiling(*given) for kernel, given in json.loads(sys.stdin.readline() or "{}").items()}
         before = replayed(replay, self.device, 20)
-        with tuned(best):
+        with tuned(**best):
             replay = step.recorded()
             after = replayed(replay, self.device, 20)
         print(
@@ -348,17 +348,6 @@ class Bench:
 
     def _name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
-
-
-@contextmanager
-def tuned(tilings: Mapping[str, Any]) -> Iterator[None]:
-    """Have the work of kernels cut up in another way."""
-    before = dict(TUNED)
-    TUNED.update({kernel: Tiling(*given) for kernel, given in tilings.items()})
-    try:
-        yield
-    finally:
-        TUNED.update(before)
 
 
 def main() -> int:

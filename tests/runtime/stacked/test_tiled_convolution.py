@@ -1,8 +1,6 @@
 """The operator for convolutions with many channels: the same as PyTorch's, under vmap, grad and compile."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from covey.runtime.stacked import tiled_convolution_kernels
 from covey.runtime.stacked.tiled_convolution import tiled_convolution
 from covey.runtime.stacked.tiled_convolution_kernels import filters_by_triton, images_by_triton, output_by_triton
-from covey.runtime.stacked.tiled_convolution_plan import TUNED, fits, image_plan, output_plan
+from covey.runtime.stacked.tiled_convolution_plan import TUNED, Tiling, fits, image_plan, output_plan, tuned
 from covey.runtime.stacked.triton_support import available
 from tests.runtime.stacked.triton_interpreter import multiply_bf16, needs_interpreter, run_interpreted
 
@@ -182,6 +180,14 @@ def test_tiles_are_as_large_as_the_work_and_no_larger() -> None:
     assert (small.tile_pixels, small.tile_filters, small.tile_elements) == (16, 16, 16)
 
 
+def test_tilings_are_put_back() -> None:
+    before = dict(TUNED)
+    with tuned(forward=Tiling(pixels=64), filters=Tiling(programs=8)):
+        assert TUNED["forward"].pixels == 64 and TUNED["filters"].programs == 8
+        assert TUNED["images"] == before["images"]
+    assert before == TUNED
+
+
 def test_offsets_within_a_lane_have_32_bits() -> None:
     assert fits((10, 30, 30, 32), 64, (3, 3), (0, 0))
     assert not fits((1 << 17, 30, 30, 32), 64, (3, 3), (0, 0))
@@ -195,17 +201,6 @@ def test_double_precision_is_left_to_torch() -> None:
 @needs_interpreter
 def test_triton_kernels_agree_with_torch() -> None:
     run_interpreted("tests.runtime.stacked.test_tiled_convolution")
-
-
-@contextmanager
-def cut_up(**changes: int) -> Iterator[None]:
-    """Have all kernels' work cut up in another way."""
-    before = dict(TUNED)
-    TUNED.update({name: replace(one, **changes) for name, one in before.items()})
-    try:
-        yield
-    finally:
-        TUNED.update(before)
 
 
 def check_triton(case: Case, dtype: torch.dtype) -> None:
@@ -278,7 +273,7 @@ if __name__ == "__main__":
     multiply_bf16()
     for case in TRITON_CASES[:4]:
         check_triton(case, torch.bfloat16)
-    with cut_up(pixels=16, filters=16, elements=16):
+    with tuned(**dict.fromkeys(TUNED, Tiling(pixels=16, filters=16, elements=16))):
         check_triton(TRITON_CASES[6], torch.bfloat16)
     # Tensor cores' tiles, which full precision does not take.
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -6,6 +6,7 @@ COVEY_TILES=0 it does not try.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from covey.runtime.stacked.convolution import convolutions
 from covey.runtime.stacked.pooled_check import LANES, SAMPLES
 from covey.runtime.stacked.tiled_convolution import tiled_convolution
+from covey.runtime.stacked.tiled_convolution_plan import TUNED, tuned
 
 SETTING = "COVEY_TILES"
 """Environment variable: with 0, no GPU tries the kernels for many channels."""
@@ -53,9 +55,12 @@ def worst_error(
     exact = [one.detach().double().requires_grad_() for one in given]
     lanes = ((one[0], dict(zip(("weight", "bias"), one[1:], strict=False))) for one in zip(*exact, strict=True))
     expected = torch.stack([functional_call(layer, parameters, (images,)) for images, parameters in lanes])
-    found = [y, *torch.autograd.grad(y, given, upstream)]
-    wanted = [expected, *torch.autograd.grad(expected, exact, upstream.double())]
-    pairs = zip(found, wanted, strict=True)
+    right = [expected, *torch.autograd.grad(expected, exact, upstream.double())]
+    found = [y, *torch.autograd.grad(y, given, upstream, retain_graph=True)]
+    with tuned(filters=replace(TUNED["filters"], programs=0)):
+        # All pixels in one part, as with many lanes: that is another kernel.
+        found += torch.autograd.grad(y, weight, upstream)
+    pairs = zip(found, [*right, right[2]], strict=True)
     errors = torch.stack([((one.double() - other).abs().max() / other.abs().max()).detach() for one, other in pairs])
     # What is not a number is wrong.
     return float(errors.nan_to_num(torch.inf).max())

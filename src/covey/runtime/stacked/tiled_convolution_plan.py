@@ -11,7 +11,8 @@ is the same product with input and output exchanged and the filters turned. That
 transposed, times the output's gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ class Tiling:
     stages: int = 3
     """Tiles that are read ahead."""
     programs: int = 4
-    """Programs for each multiprocessor; pixels are summed in so many parts. For the gradient of the filters."""
+    """Programs for each multiprocessor, of the gradient of the filters: with few lanes, pixels are summed in parts."""
 
 
 TUNED = {
@@ -44,6 +45,17 @@ TUNED = {
     "filters": Tiling(pixels=64, elements=128),
 }
 """By kernel: output, gradient of the images, gradient of the filters."""
+
+
+@contextmanager
+def tuned(**tilings: Tiling) -> Iterator[None]:
+    """Have the work of kernels cut up in another way."""
+    before = dict(TUNED)
+    TUNED.update(tilings)
+    try:
+        yield
+    finally:
+        TUNED.update(before)
 
 
 @dataclass(frozen=True)
