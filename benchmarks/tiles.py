@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -323,10 +323,11 @@ class Bench:
         """Compile a share of the kernels that `layers` times, for Triton to find in its cache."""
         jobs = [(name, kernel, given) for name in self.given.cases for kernel in TILINGS for given in TILINGS[kernel]]
         for name, kernel, given in jobs[number::HELPERS]:
-            # Lanes do not matter to the compiler.
             call = self._calls(CASES[name], 1)[0][kernel]
-            with tuned(**{kernel: Tiling(*given)}), suppress(Exception):
-                call()
+            # With few lanes pixels are summed in parts, which is another kernel.
+            for tiling in {Tiling(*given), replace(Tiling(*given), programs=0)}:
+                with tuned(**{kernel: tiling}), suppress(Exception):
+                    call()
 
     def _step(self, lanes: int) -> None:
         """Compile a step, wait for the fastest tilings, and time it with the kernels as they are and with those."""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.tiles import CHECKED
 
+from benchmarks.tiles import CHECKED
 from covey import Config
 from covey.config.sections import Local
 from covey.core.build import build_federation
