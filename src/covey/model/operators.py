@@ -85,8 +85,21 @@ def stacked(info: Any, tensor: Tensor | None, dimension: int | None) -> Tensor |
         return None
     if dimension is None:
         return tensor.expand(info.batch_size, *tensor.shape)
-    # Not moved from 0 to 0: the compiler would write twice what two operators read.
-    return (tensor if dimension == 0 else tensor.movedim(dimension, 0)).contiguous()
+    return _written_once((tensor if dimension == 0 else tensor.movedim(dimension, 0)).contiguous())
+
+
+def _written_once(tensor: Tensor) -> Tensor:
+    """Return the tensor, as a view that has PyTorch's compiler keep what it is a view of.
+
+    Otherwise the compiler writes an operator's input anew for every operator that reads it: often twice, as the
+    backward pass reads most of them again.
+    """
+    functorch = torch._C._functorch
+    if torch._guards.TracingContext.try_get() is None:
+        return tensor
+    if functorch.is_batchedtensor(tensor) or functorch.is_gradtrackingtensor(tensor):
+        return tensor
+    return tensor.as_strided(tensor.shape, tensor.stride())
 
 
 def merged(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
