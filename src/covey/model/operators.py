@@ -21,7 +21,7 @@ def define(
     schema: str,
     compute: Callable[..., Any],
     shape: Callable[..., Any],
-    lanes: Callable[..., Any],
+    lanes: Callable[..., Any] | None = None,
     differentiate: Differentiate | None = None,
     *,
     keeps_output: bool = False,
@@ -29,13 +29,14 @@ def define(
     """Define the operator `covey::name(...)` of a schema.
 
     `compute` is the operator itself; `shape` returns empty tensors of the output's shape; `lanes` is the operator under
-    `vmap`, as `torch.library.register_vmap` takes it; `differentiate` is its backward pass.
+    `vmap`, as `torch.library.register_vmap` takes it, if it is used there; `differentiate` is its backward pass.
     """
     name = schema.split("(", maxsplit=1)[0]
     _library.define(schema)
     _library.impl(name, compute, "CompositeExplicitAutograd")
     _registry.register_fake(f"covey::{name}", shape, lib=_library)
-    _registry.register_vmap(f"covey::{name}", lanes, lib=_library)
+    if lanes is not None:
+        _registry.register_vmap(f"covey::{name}", lanes, lib=_library)
     if differentiate is not None:
         _library.impl(name, _with_gradient(name, differentiate, keeps_output), "Autograd", with_keyset=True)
 

@@ -98,7 +98,7 @@ def tuned(launcher, graphs, monkeypatch, spoiled, cached=None, choices=CHOICES):
     """Have `launcher` choose between convolution algorithms, of which those in `spoiled` err; return what is cached."""
     written, make_step = [], launcher.engine.make_step
 
-    def make_step_with(terms, algorithms):
+    def make_step_with(terms, algorithms, updated=()):
         graphs.spoil = spoil_weight if algorithms in spoiled else nothing
         return make_step(terms, algorithms if isinstance(make_step, FunctionType) else {})
 
@@ -150,7 +150,7 @@ def test_a_cached_algorithm_that_does_not_compile_now_is_timed_anew(monkeypatch)
     graphs = FakeGraphs(launcher, monkeypatch)
     make_step, tried = launcher.engine.make_step, []
 
-    def without_first(terms, algorithms):
+    def without_first(terms, algorithms, updated=()):
         tried.append(algorithms)
         if algorithms == CHOICES[0]:
             raise RuntimeError("no rule for it")
@@ -169,6 +169,85 @@ def test_the_check_is_skipped_where_memory_is_too_short_for_it(monkeypatch):
     monkeypatch.setattr("covey.runtime.stacked.graph_capture.check_lanes", too_much)
     graphs.steps.captured()
     assert graphs.steps.recorded is not None
+
+
+UPDATED = ["layers.hidden0"]
+KEY = f"6 {UPDATED}"
+
+
+def with_updates(launcher, graphs, monkeypatch, seconds, known=None, right=True, spoil=nothing):
+    """Have a step with a split layer take `seconds` where others take 1; return what was made and what is cached."""
+    made, written, last = [], [], [False]
+    make_step = launcher.engine.make_step
+
+    def make_step_with(terms, algorithms, updated=()):
+        made.append(list(updated))
+        step = make_step(terms, {}, updated)
+
+        def noted(*given, **row):
+            last[:] = [bool(updated)]
+            step(*given, **row)
+            if updated:
+                spoil(launcher.lanes)
+
+        return noted
+
+    def replay_seconds(graph, repeats):
+        graphs.steps.counter.zero_()
+        assert bool((graphs.steps.buffers["rate"] > 0).all()), "no lane is idle in steps that are timed"
+        graph.replay()
+        return seconds if last[0] else 1.0
+
+    monkeypatch.setattr(launcher.engine, "make_step", make_step_with)
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", True)
+    monkeypatch.setattr("covey.runtime.stacked.engine.Engine.signature", lambda engine, batch, terms: str)
+    monkeypatch.setattr("covey.runtime.stacked.autotune.replay_seconds", replay_seconds)
+    for name, value in {
+        "movable_layers": lambda engine, terms: UPDATED,
+        "updates_agree": lambda engine, names, terms, batch: right,
+        "read_cache": lambda kind: {KEY: known} if kind == "updates" and known is not None else {},
+        "write_cache": lambda kind, found: written.append((kind, found)),
+    }.items():
+        monkeypatch.setattr(f"covey.runtime.stacked.graph_capture.{name}", value)
+    rates = graphs.steps.buffers["rate"]
+    rates[1:, 2] = 0.0
+    before = rates.clone()
+    graphs.steps.captured()
+    assert torch.equal(rates, before) and int(graphs.steps.counter) == 0
+    return made, written
+
+
+@pytest.mark.parametrize(("seconds", "faster"), [(0.5, True), (2.0, False)])
+def test_layers_are_moved_by_one_operator_where_that_is_faster(monkeypatch, seconds, faster):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    before = [value.clone() for value in launcher.lanes.tensors()]
+    assert with_updates(launcher, graphs, monkeypatch, seconds) == ([[], UPDATED], [("updates", {KEY: faster})])
+    assert all(map(torch.equal, before, launcher.lanes.tensors()))
+
+
+@pytest.mark.parametrize(("known", "made"), [(True, [UPDATED]), (False, [[]])])
+def test_a_cached_choice_of_layers_to_move_is_used_without_compiling_another_step(monkeypatch, known, made):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    assert with_updates(launcher, graphs, monkeypatch, 0.5, known=known) == (made, [])
+
+
+@pytest.mark.parametrize("known", [None, True])
+def test_an_operator_that_errs_on_the_device_is_not_used(monkeypatch, known):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    assert with_updates(launcher, graphs, monkeypatch, 0.5, known=known, right=False) == ([[]], [])
+
+
+@pytest.mark.parametrize("spoil", [spoil_weight, lambda lanes: lanes.parameters[WEIGHT].mul_(2.0)])
+def test_a_step_that_is_not_the_ordinary_one_is_not_used(monkeypatch, spoil):
+    launcher = trained()
+    graphs = FakeGraphs(launcher, monkeypatch)
+    assert with_updates(launcher, graphs, monkeypatch, 0.5, spoil=spoil) == (
+        [[], UPDATED],
+        [("updates", {KEY: False})],
+    )
 
 
 @pytest.mark.slow

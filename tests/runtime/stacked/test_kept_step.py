@@ -228,16 +228,22 @@ def test_it_is_off_without_the_variable(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "work", [{"momentum": 0.9, "weight_decay": 1e-3, "proximal": 0.1}, {"optimizer": "adam", "clip": 1.0}], ids=str
+    ("work", "updated"),
+    [
+        ({"momentum": 0.9, "weight_decay": 1e-3, "proximal": 0.1}, []),
+        ({"momentum": 0.9, "weight_decay": 1e-3, "proximal": 0.1}, ["layers.hidden0"]),
+        ({"optimizer": "adam", "clip": 1.0}, []),
+    ],
+    ids=str,
 )
-def test_an_engine_loads_the_step_that_another_has_compiled(folder, monkeypatch, work):
+def test_an_engine_loads_the_step_that_another_has_compiled(folder, monkeypatch, work, updated):
     monkeypatch.setattr(Engine, "_machine", "a machine")
     found = []
     for number in range(2):
         launcher = trained(**work)
         launcher.engine.compiles = True
         before = [value.clone() for value in held(launcher)]
-        launcher.steps.step = step = launcher.engine.make_step(launcher._terms, {})
+        launcher.steps.step = step = launcher.engine.make_step(launcher._terms, {}, updated)
         launcher.steps.advance(0, 2)
         assert not all(map(torch.equal, before, held(launcher)))
         found.append([value.clone() for value in held(launcher)])

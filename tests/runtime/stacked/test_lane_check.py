@@ -11,7 +11,7 @@ from covey.core.messages import Order
 from covey.model import build_model
 from covey.model.layout import Layout
 from covey.runtime import StackedRuntime
-from covey.runtime.stacked.lane_check import TRIALS, check_lanes
+from covey.runtime.stacked.lane_check import TRIALS, check_lanes, same_step
 from tests.conftest import SMALL
 
 WEIGHT, BIAS, HEAD = "layers.hidden0.weight", "layers.hidden0.bias", "layers.head.weight"
@@ -148,4 +148,21 @@ def test_lanes_are_left_as_they_were_where_the_step_fails():
 
     with pytest.raises(torch.OutOfMemoryError):
         check_lanes(launcher.lanes, launcher.steps.schedule, launcher.engine.module, fails)
+    assert all(map(torch.equal, before, held(launcher)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "same"),
+    [
+        (nothing, True),
+        (lambda lanes: lanes.parameters[WEIGHT].mul_(1 + 1e-6), True),
+        (lambda lanes: lanes.parameters[WEIGHT].mul_(1.5), False),
+        (lambda lanes: lanes.parameters[HEAD][1].add_(1.0), False),
+        (lambda lanes: lanes.parameters[BIAS].fill_(torch.nan), False),
+    ],
+)
+def test_two_ways_to_take_a_step_are_the_same_or_not(spoil, same):
+    launcher = trained(momentum=0.9)
+    before = [value.clone() for value in held(launcher)]
+    assert same_step(launcher.lanes, launcher.engine.module, step_of(launcher), step_of(launcher, spoil)) == same
     assert all(map(torch.equal, before, held(launcher)))

@@ -17,9 +17,9 @@ from covey.task.custom import Custom
 TERMS = StepTerms(momentum=False, weight_decay=False, proximal=False, crop=0, flip=False)
 
 
-def model(name="tutorial-cnn", algorithms=None, **options):
+def model(name="tutorial-cnn", algorithms=None, updated=(), **options):
     module = build_model(name, options, (3, 32, 32), 10, seed=0)
-    return stack_module(module, algorithms or {"conv1": "windows", "conv2": "slices"})
+    return stack_module(module, algorithms or {"conv1": "windows", "conv2": "slices"}, updated)
 
 
 def key(module=None, terms=TERMS, task=None, machine="one", precision="fp32"):
@@ -44,6 +44,7 @@ def test_equal_steps_have_equal_keys_whatever_their_parameters_are():
         {"terms": replace(TERMS, trainer=TrainerRef("scaffold"))},
         {"terms": replace(TERMS, trainer=TrainerRef("moon", (("mu", 2.0),)))},
         {"module": model(algorithms={"conv1": "windows", "conv2": "grouped"})},
+        {"module": model(updated=["fc1"])},
         {"module": model("mcmahan-cnn")},
     ],
     ids=str,

@@ -2,7 +2,7 @@
 
 The cache is one JSON file per kind of decision in `~/.cache/covey` (or `$XDG_CACHE_HOME/covey`): `ways.json` for
 convolution algorithms, `fused.json` for those where fused layers were tried too, `tiles.json` where kernels for many
-channels were, `lanes.json` for numbers of lanes.
+channels were, `updates.json` for linear layers moved by an operator of their own, `lanes.json` for numbers of lanes.
 Keys name the GPU, PyTorch's version, the model, the batch, the precision and the number of lanes.
 """
 

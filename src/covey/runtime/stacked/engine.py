@@ -1,7 +1,7 @@
 """The engine of the stacked runtime: cuts the clients of many requests into launches that fit the device."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -125,9 +125,14 @@ class Engine:
                 self._launch(shape, part, requests, results, meanwhile or _nothing)
         return results
 
-    def make_step(self, terms: StepTerms, algorithms: Mapping[str, ConvAlgorithm]) -> Step:
-        """Return the step with the given convolution algorithms, to be compiled at first use on a GPU."""
-        module = start_training(stack_module(self.module, algorithms).to(self.device, self.dtype))
+    def make_step(
+        self, terms: StepTerms, algorithms: Mapping[str, ConvAlgorithm], updated: Collection[str] = ()
+    ) -> Step:
+        """Return the step with the given convolution algorithms, to be compiled at first use on a GPU.
+
+        The linear layers in `updated` are moved by an operator of their own, without a gradient in memory.
+        """
+        module = start_training(stack_module(self.module, algorithms, updated).to(self.device, self.dtype))
         learner, compute = self.learner, COMPUTE_DTYPES[self.precision]
         cast_constants(module, compute)
         step = make_step(module, terms, learner.scale, learner.shift, self.dtype, compute, learner.task)

@@ -1,5 +1,7 @@
 """A step of all lanes recorded as a CUDA graph, checked, and replayed once for every step of the schedule."""
 
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,10 +22,11 @@ from covey.runtime.stacked.autotune import (
 )
 from covey.runtime.stacked.batch_schedule import Schedule
 from covey.runtime.stacked.convolution import ConvAlgorithm, candidate_algorithms, convolutions
-from covey.runtime.stacked.lane_check import LaneMismatch, check_lanes, mismatch_message
+from covey.runtime.stacked.lane_check import LaneMismatch, check_lanes, mismatch_message, same_step
 from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, Step, StepTerms
 from covey.runtime.stacked.layer_fusion import fusible, wanted
 from covey.runtime.stacked.layer_timing import fused_layers_win
+from covey.runtime.stacked.linear_update_check import movable_layers, updates_agree
 from covey.runtime.stacked.pooled_check import layers_agree
 
 if TYPE_CHECKING:
@@ -97,9 +100,21 @@ class GraphSteps:
         changed = self.lanes.changed_by_a_step()
         before = [value.clone() for value in changed]
         self.counter.zero_()
-        seconds = replay_seconds(captured, TIMED_STEPS)
+        with self._busy():
+            seconds = replay_seconds(captured, TIMED_STEPS)
         _restore(changed, before)
         return seconds
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Have lanes be busy in all steps, if they are in the first: an idle one may cost less, which says nothing."""
+        rates = self.buffers["rate"]
+        before = rates.clone()
+        rates.copy_(rates[:1].clone().expand_as(rates))
+        try:
+            yield
+        finally:
+            rates.copy_(before)
 
     def captured(self) -> StepGraph:
         """Return the recorded step, recorded now if there is none; lanes are left as they were."""
@@ -114,17 +129,60 @@ class GraphSteps:
         return self.recorded
 
     def _record_fastest(self) -> StepGraph:
-        """Record the step with the fastest convolution algorithms, which are searched for the first time only."""
+        """Record the step in the fastest way, which is searched for the first time only."""
         if self._step is not None:
             return self._record(self._step)
-        tunable = self.engine.for_speed and convolutions(self.engine.module)
-        found = self._tuned() if tunable else self._record_with({})
+        found = self._updated() if self.engine.for_speed else self._record_with({})
         self._step = found.step
         return found
 
-    def _tuned(self) -> StepGraph:
+    def _updated(self) -> StepGraph:
+        """Record the step with large linear layers moved by an operator of their own, if that is faster."""
+        engine, count = self.engine, len(self.lanes.loss)
+        updated = movable_layers(engine, self._terms)
+        plain = engine.signature(self._batch, self._terms)
+
+        def signature(lanes: int) -> str:
+            return f"{plain(lanes)} {updated}"
+
+        known = nearest(read_cache("updates"), signature, count) if updated else None
+        slower = known is not None and not known[1]
+        if not updated or slower or not updates_agree(engine, updated, self._terms, self._batch):
+            return self._tuned()[1]
+        if known is not None:
+            # It worked when it was cached; something on the machine may have changed.
+            try:
+                return self._tuned(updated)[1]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                pass
+        algorithms, ordinary = self._tuned()
+        with self._busy():
+            choice, found = fastest_graph([[], updated], lambda names: self._like(ordinary, algorithms, names))
+        write_cache("updates", {**read_cache("updates"), signature(count): bool(choice)})
+        return found
+
+    def _like(self, ordinary: StepGraph, algorithms: dict[str, ConvAlgorithm], updated: Collection[str]) -> StepGraph:
+        """Return the ordinary step, or record the one that moves layers by an operator; refuse one that differs."""
+        self.counter.zero_()
+        if not updated:
+            return ordinary
+        found = self._record_with(algorithms, updated)
+        steps = self._first_step(ordinary.graph), self._first_step(found.graph)
+        try:
+            same = same_step(self.lanes, self.engine.module, *steps)
+        except torch.OutOfMemoryError:
+            same = True
+        self.counter.zero_()
+        require(same, f"On this GPU a step that moves {', '.join(updated)} by one operator is another step.")
+        return found
+
+    def _tuned(self, updated: Collection[str] = ()) -> tuple[dict[str, ConvAlgorithm], StepGraph]:
         """Record the step with the cached convolution algorithms, or else time all candidates and cache the fastest."""
         engine, count = self.engine, len(self.lanes.loss)
+        if not convolutions(engine.module):
+            return {}, self._record_with({}, updated)
         exact, together = engine.precision == "fp32", self._fused()
         tiled = self._tiled()
         candidates = candidate_algorithms(engine.module, engine.has_kernels, exact=exact, fused=together, tiled=tiled)
@@ -135,15 +193,15 @@ class GraphSteps:
         if known is not None and known[1] in candidates:
             # It worked when it was cached; the trainer may be another, or something on the machine may have changed.
             try:
-                return self._record_with(known[1])
+                return known[1], self._record_with(known[1], updated)
             except torch.OutOfMemoryError:
                 raise
             except Exception:
                 # All are timed anew, which says why if none works.
                 pass
-        algorithms, found = fastest_graph(candidates, self._record_with, self._wins)
+        algorithms, found = fastest_graph(candidates, lambda one: self._record_with(one, updated), self._wins)
         write_cache(kind, {**read_cache(kind), signature(count): algorithms})
-        return found
+        return algorithms, found
 
     def _fused(self) -> list[str]:
         """Return the convolutions whose pool and ReLU may be fused with them."""
@@ -170,13 +228,13 @@ class GraphSteps:
         sample, compute = engine.data.x.shape[1:], COMPUTE_DTYPES[engine.precision]
         return fused_layers_win(engine.module, list(algorithms), sample, *shape, compute, engine.device)
 
-    def _record_with(self, algorithms: dict[str, ConvAlgorithm]) -> StepGraph:
+    def _record_with(self, algorithms: dict[str, ConvAlgorithm], updated: Collection[str] = ()) -> StepGraph:
         engine, tiled = self.engine, [name for name, one in algorithms.items() if one == "tiles"]
         sample, compute = engine.data.x.shape[1:], COMPUTE_DTYPES[engine.precision]
         given = engine.module, tiled, sample, compute, engine.device, self._batch
         if tiled and not layers_agree(*given, error_of=tiled_check.worst_error):
             raise RuntimeError("The kernels for many channels err on this device.")
-        return self._record(engine.make_step(self._terms, algorithms))
+        return self._record(engine.make_step(self._terms, algorithms, updated))
 
     def _record(self, step: Step) -> StepGraph:
         """Record a step as a CUDA graph, and refuse one whose lanes disagree. The counter is 0 afterwards."""
@@ -204,15 +262,19 @@ class GraphSteps:
 
     def _mismatch(self, graph: torch.cuda.CUDAGraph) -> LaneMismatch:
         """Return the lanes that disagree; none if memory is too short for the check."""
+        try:
+            return check_lanes(self.lanes, self.buffers, self.engine.module, self._first_step(graph))
+        except torch.OutOfMemoryError:
+            return LaneMismatch([], [])
+
+    def _first_step(self, graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
+        """Return a function that replays the first step of the schedule."""
 
         def first_step() -> None:
             self.counter.zero_()
             graph.replay()
 
-        try:
-            return check_lanes(self.lanes, self.buffers, self.engine.module, first_step)
-        except torch.OutOfMemoryError:
-            return LaneMismatch([], [])
+        return first_step
 
 
 def _restore(tensors: list[Tensor], values: list[Tensor]) -> None:

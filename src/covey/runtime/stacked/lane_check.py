@@ -28,6 +28,12 @@ NOISE = 3e-3
 LOSS = 0.2
 """Allowed relative difference of a lane's loss from that of the others."""
 
+STEP = 0.1
+"""Allowed difference of two ways to take a step, as a share of the step: both round, each in another place."""
+
+COMPARED = 16
+"""Lanes in which two ways are compared."""
+
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 """Environment variable: the percentage of a GPU's processors that MPS leaves to a process."""
 
@@ -69,6 +75,31 @@ def check_lanes(
     places = [place for place, differs in found.items() if bool(differs.any())]
     which = torch.stack(list(found.values())).any(dim=0)
     return LaneMismatch(torch.nonzero(which).flatten().tolist(), places)
+
+
+@torch.no_grad()
+def same_step(lanes: Lanes, module: nn.Module, one: Callable[[], None], other: Callable[[], None]) -> bool:
+    """True if two ways to take a step change the parameters by about the same, from the module's state.
+
+    The first lanes are compared. Lanes are left as they were.
+    """
+    touched = lanes.tensors()
+    before = [value.clone() for value in touched]
+    state = {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+    moved: list[dict[str, Tensor]] = []
+    try:
+        for step in (one, other):
+            _reset(lanes, state)
+            step()
+            values = lanes.parameters.items()
+            moved.append({name: value[:COMPARED] - state[name].to(value) for name, value in values})
+    finally:
+        for value, was in zip(touched, before, strict=True):
+            value.copy_(was)
+    size = torch.stack([change.norm() for change in moved[0].values()]).norm()
+    apart = torch.stack([(moved[1][name] - change).norm() for name, change in moved[0].items()]).norm()
+    # What is not a number is not the same.
+    return bool(apart <= STEP * size)
 
 
 def _reset(lanes: Lanes, state: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
 """One step of local training, by SGD, Adam or AdamW, for every lane of a stack at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,14 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_flatten
 
 from covey.client.batches import crop_and_flip
-from covey.client.optimizer import BETAS, EPSILON, NORM_EPSILON
 from covey.core.trainer import Batch, LocalClient, TrainerRef
 from covey.errors import Refusal
 from covey.model.dropout import dropout_layers
 from covey.model.layout import Layout
 from covey.runtime.stacked.batch_norm import SampleWeights
+from covey.runtime.stacked.lane_move import broad, move, move_weight
 from covey.runtime.stacked.lane_net import LaneNet, SplitModel
+from covey.runtime.stacked.split_linear import OutputGradients, split_layers
 from covey.runtime.stacked.trainer_lanes import TrainerLanes
 from covey.task.learning_task import Task
 
@@ -47,6 +48,11 @@ class StepTerms:
     """Name of the parameter whose gradient is kept at every step (`Lanes.gradient`); empty: none."""
     trainer: TrainerRef | None = None
     """How clients train, if not plainly."""
+
+    @property
+    def plain_sgd(self) -> bool:
+        """True if a parameter's step depends on its own gradient alone, and is SGD's."""
+        return not (self.adam or self.clip or self.trainer)
 
 
 @dataclass(eq=False)
@@ -148,18 +154,22 @@ def make_step(
     has weight 0, and an idle lane has rate 0.
     """
     drops = [f"{name}.key" for name in dropout_layers(module)]
+    layers = split_layers(module)
+    weights = {f"{name}.weight": name for name in layers}
+    assert terms.plain_sgd or not weights
 
     def loss_of(
-        parameters: Named, buffers: Named, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
-    ) -> tuple[Tensor, Named]:
-        """One lane: return the weighted mean loss of its batch, and its buffers afterwards."""
+        learned: Named, zeros: Named, held: Named, buffers: Named, x: Tensor, y: Tensor, weight: Tensor, key: Tensor
+    ) -> tuple[Tensor, tuple[Named, Named]]:
+        """One lane: return the weighted mean loss of its batch, its buffers afterwards, and inputs of split layers."""
         fresh = {name: buffer.clone() for name, buffer in buffers.items()}
-        with SampleWeights(module, weight):
-            logits = functional_call(module, (parameters, fresh, dict.fromkeys(drops, key)), (x,))
+        with SampleWeights(module, weight), OutputGradients(layers, zeros) as taken:
+            logits = functional_call(module, ({**learned, **held}, fresh, dict.fromkeys(drops, key)), (x,))
+            inputs = taken.inputs()
         losses = task.loss(logits.to(dtype), y)
-        return (losses * weight).sum(), fresh
+        return (losses * weight).sum(), (fresh, inputs)
 
-    differentiate = vmap(grad_and_value(loss_of, has_aux=True), randomness="error")
+    differentiate = vmap(grad_and_value(loss_of, argnums=(0, 1), has_aux=True), randomness="error")
     by_trainer = _trainer_step(module, terms, drops, dtype, task) if terms.trainer else None
 
     def step(
@@ -183,18 +193,25 @@ def make_step(
             x = torch.addcmul(shift, x.to(dtype), scale).to(compute)
         busy = rate > 0
         if by_trainer is None or lanes.trainer is None or epoch is None:
-            gradients, (loss, statistics) = differentiate(lanes.working, lanes.buffers, x, label, weight, key)
+            learned = {name: one for name, one in lanes.working.items() if name not in weights}
+            held = {name: lanes.working[name] for name in weights}
+            zeros = {layer: held[name].new_zeros(*weight.shape, held[name].shape[1]) for name, layer in weights.items()}
+            (gradients, by_output), (loss, (statistics, inputs)) = differentiate(
+                learned, zeros, held, lanes.buffers, x, label, weight, key
+            )
             first = gradients
         else:
             batch = Batch(x, label, weight, rate, epoch, key)
             gradients, carry, loss, statistics, first = by_trainer(lanes, batch)
             for place, one in zip(lanes.trainer.carried(), tree_flatten(carry)[0], strict=True):
-                place.copy_(torch.where(_broad(busy, place), one, place))
+                place.copy_(torch.where(broad(busy, place), one, place))
         if lanes.gradient is not None:
             lanes.gradient.copy_(first[terms.traced].flatten(1))
-        _move(lanes, gradients, rate, busy, terms)
+        move(lanes, gradients, rate, busy, terms, without=weights)
+        for name, layer in weights.items():
+            move_weight(lanes, name, by_output[layer], inputs[layer], rate, terms)
         for name, buffer in lanes.buffers.items():
-            buffer.copy_(torch.where(_broad(busy, buffer), statistics[name].to(dtype), buffer))
+            buffer.copy_(torch.where(broad(busy, buffer), statistics[name].to(dtype), buffer))
         lanes.loss.add_(loss.double() * count)
 
     return step
@@ -232,65 +249,3 @@ def _trainer_step(
         return found
 
     return step
-
-
-def _move(lanes: Lanes, gradients: Named, rate: Tensor, busy: Tensor, terms: StepTerms) -> None:
-    """Move the parameters of all lanes, given ∇loss, and the working copies."""
-    momentum, weight_decay, proximal, clip = lanes.settings.unbind(dim=1)
-
-    def of_loss(name: str) -> Tensor:
-        return gradients[name].to(lanes.parameters[name].dtype)
-
-    def pulled(name: str, gradient: Tensor) -> Tensor:
-        """Add the gradient of the proximal term."""
-        parameter = lanes.parameters[name]
-        return gradient + _broad(proximal, parameter) * (parameter - lanes.received[name])
-
-    def of_objective(name: str) -> Tensor:
-        return pulled(name, of_loss(name)) if terms.proximal else of_loss(name)
-
-    factors = _clip_factors([of_objective(name) for name in gradients], clip) if terms.clip else None
-    if terms.adam:
-        lanes.taken.add_(busy)
-    for name, parameter in lanes.parameters.items():
-        gradient = of_loss(name) if factors is None else _broad(factors, parameter) * of_objective(name)
-        if terms.weight_decay and not terms.decoupled:
-            gradient = gradient + _broad(weight_decay, parameter) * parameter
-        if terms.proximal and factors is None:
-            gradient = pulled(name, gradient)
-        if terms.adam:
-            gradient = _adam_direction(lanes, name, gradient, busy)
-        if terms.momentum:
-            gradient = _broad(momentum, parameter) * lanes.velocity[name] + gradient
-            lanes.velocity[name].copy_(gradient)
-        if terms.weight_decay and terms.decoupled:
-            parameter.mul_(1 - _broad(rate * weight_decay, parameter))
-        parameter.sub_(_broad(rate, parameter) * gradient)
-        if lanes.working[name].dtype != parameter.dtype:
-            lanes.working[name].copy_(parameter)
-
-
-def _clip_factors(gradients: Sequence[Tensor], most: Tensor) -> Tensor:
-    """Return the factors `[lanes]` that bring a lane's norm over all gradients down to `most`; 1 where `most` is 0."""
-    squares = torch.stack([gradient.reshape(len(most), -1).square().sum(dim=1) for gradient in gradients])
-    factors = (most / (squares.sum(dim=0).sqrt() + NORM_EPSILON)).clamp(max=1.0)
-    return torch.where(most > 0, factors, 1.0)
-
-
-def _adam_direction(lanes: Lanes, name: str, gradient: Tensor, busy: Tensor) -> Tensor:
-    """Return Adam's m̂ / (√ŝ + ε) of a parameter; change the moments of busy lanes."""
-    mean, square = lanes.first_moment[name], lanes.second_moment[name]
-    first = torch.lerp(mean, gradient, 1 - BETAS[0])
-    second = BETAS[1] * square + (1 - BETAS[1]) * gradient.square()
-    mean.copy_(torch.where(_broad(busy, mean), first, mean))
-    square.copy_(torch.where(_broad(busy, square), second, square))
-    # In float64: in float32, 1 - β₂ of the first step would have four digits.
-    steps = lanes.taken.clamp_min(1).double()
-    start, root = 1 - BETAS[0] ** steps, (1 - BETAS[1] ** steps).sqrt()
-    mean_now = first / _broad(start.to(gradient.dtype), gradient)
-    return mean_now / (second.sqrt() / _broad(root.to(gradient.dtype), gradient) + EPSILON)
-
-
-def _broad(values: Tensor, like: Tensor) -> Tensor:
-    """Reshape `[lanes]` to broadcast over `[lanes, ...]`."""
-    return values.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,7 +1,7 @@
 """A model with its layers replaced by those that stacks are trained with."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
@@ -13,11 +13,15 @@ from covey.model.recurrent_layers import for_stacks
 from covey.runtime.stacked.batch_norm import MaskedBatchNorm
 from covey.runtime.stacked.convolution import ConvAlgorithm, StackConv2d, convolutions, replace_layers
 from covey.runtime.stacked.layer_fusion import fuse
+from covey.runtime.stacked.split_linear import split
 
 
-def stack_module(module: nn.Module, algorithms: Mapping[str, ConvAlgorithm]) -> nn.Module:
+def stack_module(
+    module: nn.Module, algorithms: Mapping[str, ConvAlgorithm], updated: Collection[str] = ()
+) -> nn.Module:
     """Return a copy with masked batch norm and, for each convolution, the given algorithm (grouped by default).
 
+    Linear layers whose names are among `updated` are split (`split_linear`).
     Frozen layers are the same for all models: they stay as they are, and batch norm uses its running statistics.
     """
     copied = for_stacks(copy.deepcopy(module))
@@ -48,6 +52,7 @@ def stack_module(module: nn.Module, algorithms: Mapping[str, ConvAlgorithm]) -> 
     replace_layers(copied, stacked)
     if together := [name for name in layers if algorithms.get(name) == "fused"]:
         fuse(copied, together)
+    split(copied, updated)
     return copied
 
 
