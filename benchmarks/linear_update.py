@@ -159,8 +159,8 @@ class Bench(FusedBench):
             rate = lanes * self.batch / row["us"]
             differs = "unknown" if apart is None else f"{apart:.1e}"
             self.say(
-                f"  {name}, {lanes:3} lanes, {way:8}: {row['us']:8.0f} µs a step, {rate:6.3f} million samples/s; change "
-                f"of parameters {differs} from the ordinary one; ready in {row['ready']:.0f} s"
+                f"  {name}, {lanes:3} lanes, {way:8}: {row['us']:8.0f} µs a step, {rate:6.3f} million samples/s; "
+                f"change of parameters {differs} from the ordinary one; ready in {row['ready']:.0f} s"
             )
             for micro, kernel in row["kernels"][:6]:
                 self.say(f"    {micro:8.1f} µs: {kernel[:100]}")
