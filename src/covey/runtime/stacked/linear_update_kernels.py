@@ -35,7 +35,6 @@ TUNED = {"update": UpdateTuning()}
 class UpdatePlan:
     """Sizes of a layer and of its tiles."""
 
-    batch: int
     outputs: int
     inputs: int
     tile_outputs: int
@@ -58,7 +57,6 @@ class UpdatePlan:
         )
         in_full = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
         return cls(
-            batch=batch,
             outputs=outputs,
             inputs=inputs,
             tile_outputs=rows,
@@ -166,5 +164,5 @@ def update_by_triton(
             x.shape[1],
             plan=plan,
             num_warps=TUNED["update"].warps,
-            num_stages=1 if plan.batch <= plan.tile_samples else 3,
+            num_stages=1 if x.shape[1] <= plan.tile_samples else 3,
         )
