@@ -25,7 +25,7 @@ ALL = replace(PLAIN, momentum=True, weight_decay=True, proximal=True)
 @pytest.fixture
 def engine(monkeypatch):
     """An engine on a CPU, as if there were kernels."""
-    monkeypatch.delenv(SETTING, raising=False)
+    monkeypatch.setenv(SETTING, "1")
     dataset = build_federation(Config.of(SMALL)).dataset
     made = Engine(build_model("mlp", {"hidden": (1024,)}, (1, 8, 8), 10, 0), dataset, "bf16", torch.device("cpu"))
     made.has_kernels = True
@@ -54,9 +54,9 @@ def test_layers_stay_without_kernels_in_exact_precisions_and_where_a_variable_sa
         assert movable_layers(engine, PLAIN) == []
     engine.precision = "tf32"
     assert movable_layers(engine, PLAIN) == ["layers.hidden0"]
-    monkeypatch.setenv(SETTING, "0")
-    assert movable_layers(engine, PLAIN) == []
     monkeypatch.delenv(SETTING)
+    assert movable_layers(engine, PLAIN) == []
+    monkeypatch.setenv(SETTING, "1")
     engine.has_kernels = False
     assert movable_layers(engine, PLAIN) == []
 

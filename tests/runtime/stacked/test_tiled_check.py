@@ -79,12 +79,12 @@ def test_tiles_are_tried_where_they_are_right_unless_turned_off(monkeypatch: pyt
     steps = GraphSteps.__new__(GraphSteps)
     steps.engine, steps._batch, steps._terms = engine, 7, SimpleNamespace()  # type: ignore[assignment]
     made: list[dict[str, str]] = []
-    monkeypatch.setattr(Engine, "make_step", lambda engine, terms, algorithms: made.append(algorithms))
+    monkeypatch.setattr(Engine, "make_step", lambda engine, terms, algorithms, updated: made.append(algorithms))
     monkeypatch.setattr(GraphSteps, "_record", lambda steps, step: step)
     engine.has_kernels = True
-    monkeypatch.setenv(SETTING, "0")
+    monkeypatch.delenv(SETTING, raising=False)
     assert steps._tiled() == []
-    monkeypatch.delenv(SETTING)
+    monkeypatch.setenv(SETTING, "1")
     assert steps._tiled() == ["conv2"]
     algorithms: Any = {"conv1": "kernel", "conv2": "tiles"}
     steps._record_with(algorithms)
