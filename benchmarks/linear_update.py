@@ -36,17 +36,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from benchmarks.fused import Bench as FusedBench
-from benchmarks.fused import schedule_of
 from benchmarks.name_list import names_of
+from benchmarks.timed_steps import MadeUpStep, replayed, spent_in
 from benchmarks.workloads import WORKLOADS
-from covey.client.learner import Precision
-from covey.data.dataset import Dataset
-from covey.model import build_model
-from covey.model.layout import Layout
 from covey.runtime.stacked.convolution import ConvAlgorithm
-from covey.runtime.stacked.engine import Engine
-from covey.runtime.stacked.graph_capture import GraphSteps
-from covey.runtime.stacked.lane_step import COMPUTE_DTYPES, Lanes, StepTerms
+from covey.runtime.stacked.lane_step import StepTerms
 from covey.runtime.stacked.linear_update import update_weights
 from covey.runtime.stacked.linear_update_kernels import TUNED, UpdateTuning
 
@@ -57,11 +51,8 @@ HELPERS = 4
 STEPS = {"W1": [50, 500], "W3": [10, 100]}
 """Workload → numbers of lanes."""
 
-ALGORITHMS: dict[str, dict[str, ConvAlgorithm]] = {
-    "W1": {"conv1": "kernel", "conv2": "slices"},
-    "W3": {"conv1": "fused", "conv2": "slices"},
-}
-"""Algorithms of convolutions, the same with and without the operator."""
+FIRST: dict[str, ConvAlgorithm] = {"W1": "kernel", "W3": "fused"}
+"""Workload → algorithm of its first convolution; that of the second is an option."""
 
 LAYERS = {"W1": (12544, 128), "W3": (3136, 512)}
 """Workload → inputs and outputs of its first linear layer."""
@@ -135,7 +126,7 @@ class Bench(FusedBench):
         command = [sys.executable, __file__, "--device", self.given.device, *(["--toy"] if self.given.toy else [])]
         helpers = [
             subprocess.Popen(
-                [*command, "--step", name, str(lanes), way, "--out", str(folder)],
+                [*command, "--step", name, str(lanes), way, "--out", str(folder), "--conv2", self.given.conv2],
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -162,68 +153,27 @@ class Bench(FusedBench):
                 f"  {name}, {lanes:3} lanes, {way:8}: {row['us']:8.0f} µs a step, {rate:6.3f} million samples/s; "
                 f"change of parameters {differs} from the ordinary one; ready in {row['ready']:.0f} s"
             )
-            for micro, kernel in row["kernels"][:6]:
-                self.say(f"    {micro:8.1f} µs: {kernel[:100]}")
+            for micro, count, kernel in row["spent"][:8]:
+                self.say(f"    {micro:8.1f} µs in {count:4.1f} calls: {kernel[:90]}")
             self.write()
 
     def step(self) -> None:
         """Compile a step, say so, wait for leave, and time it."""
         name, lanes, way = self.given.step[0], int(self.given.step[1]), self.given.step[2]
-        replay, change = self._replay(name, lanes, way)
-        torch.save(change.cpu(), self.given.out / f"{name}-{lanes}-{way}.pt")
+        workload = WORKLOADS[name]
+        shape, images = ((3, 12, 12), 64) if self.given.toy else (workload.shape, 10_000)
+        terms = StepTerms(momentum=False, weight_decay=False, proximal=False, crop=0, flip=False)
+        updated = ["fc1"] if way == "update" else []
+        algorithms: dict[str, ConvAlgorithm] = {"conv1": FIRST[name], "conv2": self.given.conv2}
+        given = lanes, self.batch, images, terms, algorithms, self.device, updated
+        step = MadeUpStep(workload.model, shape, *given, busy=True)
+        replay = step.recorded()
+        torch.save(step.change(replay)[:2].cpu(), self.given.out / f"{name}-{lanes}-{way}.pt")
         print(json.dumps({"ready": time.monotonic() - self.begin}), flush=True)
         sys.stdin.readline()
-        microseconds = self._replayed(replay, 20)
+        micro = replayed(replay, self.device, 20)
         largest = self.on_gpu and lanes == max(STEPS[name])
-        print(json.dumps({"us": microseconds, "kernels": _kernels_of(replay) if largest else []}), flush=True)
-
-    def _replay(self, name: str, lanes: int, way: str) -> tuple[Callable[[], None], Tensor]:
-        """Return a replay of a workload's step, and the change of the first two lanes' parameters by one."""
-        workload = WORKLOADS[name]
-        shape = (3, 12, 12) if self.given.toy else workload.shape
-        module = build_model(workload.model, {}, shape, workload.classes, 0)
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randint(0, 256, (64 if self.given.toy else 20_000, *shape), dtype=torch.uint8, generator=generator)
-        y, channels = torch.arange(len(x)) % 10, shape[0]
-        statistics = (128.0,) * channels, (48.0,) * channels
-        dataset = Dataset("synthetic", x, y, x[:10], y[:10], tuple("0123456789"), *statistics)
-        precision: Precision = "bf16" if self.on_gpu else "fp32"
-        engine = Engine(module, dataset, precision, self.device)
-        engine._set_arithmetic()
-        terms = StepTerms(momentum=False, weight_decay=False, proximal=False, crop=0, flip=False)
-        compute = COMPUTE_DTYPES[precision]
-        state = Lanes.of(engine.layout, lanes, terms, engine.dtype, compute, self.device, 10)
-        start = Layout.of(module).read(module).to(self.device)
-        for slot in engine.layout.parameters:
-            state.parameters[slot.name].copy_(slot.of(start[None]).expand_as(state.parameters[slot.name]))
-            state.working[slot.name].copy_(state.parameters[slot.name])
-        row = schedule_of(lanes, self.batch, len(x), y)
-        row["rate"].fill_(workload.rate)
-        row["key"] = torch.arange(lanes)[None]
-        buffers = {key: value.to(self.device) for key, value in row.items() if key not in ("crops", "flips")}
-        updated = ["fc1"] if way == "update" else []
-        kept = [value.clone() for value in state.tensors()]
-        if self.on_gpu:
-            graphs = GraphSteps(engine, state, terms, self.batch)
-            graphs.buffers = buffers
-            recorded = graphs._record_with(ALGORITHMS[name], updated)
-
-            def replay() -> None:
-                graphs.counter.zero_()
-                recorded.replay()
-
-        else:
-            step = engine.make_step(terms, ALGORITHMS[name], updated)
-
-            def replay() -> None:
-                step(state, engine.data.x, **{key: value[0] for key, value in buffers.items()})
-
-        for place, value in zip(state.tensors(), kept, strict=True):
-            place.copy_(value)
-        replay()
-        after = torch.cat([state.parameters[slot.name][:2].flatten(1) for slot in engine.layout.parameters], dim=1)
-        before = torch.cat([slot.of(start[None]).flatten(1) for slot in engine.layout.parameters], dim=1)
-        return replay, (after - before).clone()
+        print(json.dumps({"us": micro, "spent": spent_in(replay, self.device)[:22] if largest else []}), flush=True)
 
     def _time_kernels(self) -> None:
         """Time the operator, cut up in several ways, and what it replaces."""
@@ -300,15 +250,6 @@ class Bench(FusedBench):
         return self._microseconds(lambda: compiled(*(given[name] for name in names)))
 
 
-def _kernels_of(replay: Callable[[], None], times: int = 3) -> list[tuple[float, str]]:
-    """Return the microseconds of each kernel in a replay, the longest first."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(times):
-            replay()
-        torch.cuda.synchronize()
-    return sorted(((one.self_device_time_total / times, one.key) for one in profiler.key_averages()), reverse=True)[:16]
-
-
 def _line_of(helper: "subprocess.Popen[str]") -> str:
     assert helper.stdout is not None
     return helper.stdout.readline()
@@ -329,6 +270,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--conv2", choices=("slices", "tiles", "kernel"), default="slices", help="algorithm of conv2")
     parser.add_argument("--only", type=int, help="number of a share of the kernels to compile")
     parser.add_argument("--step", nargs=3, metavar=("WORKLOAD", "LANES", "WAY"), help="a step to compile and time")
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """Operators and whole steps of a stack, made up and timed: what the benchmarks of kernels share."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -84,7 +84,11 @@ class MadeUpStep:
         terms: StepTerms,
         algorithms: Mapping[str, ConvAlgorithm],
         device: torch.device,
+        updated: Collection[str] = (),
+        *,
+        busy: bool = False,
     ) -> None:
+        """`updated` are linear layers moved by an operator of their own; `busy` leaves no lane idle."""
         generator = torch.Generator().manual_seed(0)
         module = build_model(model, {}, shape, 10, 0)
         x = torch.randint(0, 256, (images, *shape), dtype=torch.uint8, generator=generator)
@@ -96,8 +100,10 @@ class MadeUpStep:
         self._engine._set_arithmetic()
         given = terms, self._engine.dtype, COMPUTE_DTYPES[precision], device, len(classes)
         self._lanes = Lanes.of(self._engine.layout, lanes, *given)
-        self._batch, self._terms, self._algorithms = batch, terms, dict(algorithms)
+        self._batch, self._terms, self._algorithms, self._updated = batch, terms, dict(algorithms), updated
         row = schedule_of(lanes, batch, images, y)
+        if busy:
+            row["rate"].fill_(0.05)
         unused = [] if terms.crop else ["crops", "flips"]
         self._buffers = {name: value.to(device) for name, value in row.items() if name not in unused}
         self._begin = {name: value.detach().to(device) for name, value in module.named_parameters()}
@@ -113,12 +119,12 @@ class MadeUpStep:
         """Return a replay of the step; called again, it records the step anew, with kernels cut up as they are now."""
         engine = self._engine
         if engine.device.type != "cuda":
-            step = engine.make_step(self._terms, self._algorithms)
+            step = engine.make_step(self._terms, self._algorithms, self._updated)
             return lambda: step(self._lanes, engine.data.x, **{name: one[0] for name, one in self._buffers.items()})
         if self._graphs is None:
             self._graphs = GraphSteps(engine, self._lanes, self._terms, self._batch)
             self._graphs.buffers = self._buffers
-            self._recorded = self._graphs._record_with(self._algorithms)
+            self._recorded = self._graphs._record_with(self._algorithms, self._updated)
         else:
             self._recorded = self._graphs._record(self._recorded.step)
         graphs, recorded = self._graphs, self._recorded

@@ -18,7 +18,8 @@ Modules, from the outside in: `stacked_runtime` turns orders into replies; `engi
 `lane_schedule` packs clients into lanes, and `batch_schedule` draws their batches; `launcher` fills, advances and
 empties lanes; `graph_capture` records a step as a CUDA graph, `lane_check` checks it, and `autotune` times candidates
 and caches the fastest; `kept_step` keeps compiled steps under a `step_key`; `lane_step` is the step itself, and
-`lane_move` its update; `stack_module`, `convolution`, `batch_norm` and their kernels are the layers, `tiled_convolution`
-those with many channels, `layer_fusion` those that are computed together, and `split_linear` those whose weights
-`linear_update` moves without a gradient in memory; `device_data` holds samples on the device; `stack_scores` evaluates.
+`lane_move` its update; `stack_module`, `convolution`, `batch_norm` and their kernels are the layers,
+`tiled_convolution` those with many channels, `layer_fusion` those that are computed together, and `split_linear` those
+whose weights `linear_update` moves without a gradient in memory; `device_data` holds samples on the device;
+`stack_scores` evaluates.
 """
