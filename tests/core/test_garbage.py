@@ -1,6 +1,7 @@
 """Old objects are spared by the garbage collector while rounds take milliseconds, and no longer."""
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ from covey.runtime.stacked.stacked_runtime import StackedRuntime
 from tests.conftest import SMALL
 
 GIVEN: dict[str, Any] = {**SMALL, "runtime": "stacked", "device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen() -> Iterator[None]:
+    """Undo for a test what the test session has frozen."""
+    count = gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    if count:
+        gc.freeze()
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
