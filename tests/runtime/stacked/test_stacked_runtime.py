@@ -105,7 +105,7 @@ def test_every_model_trains_alike_on_both_runtimes(model):
 def test_convolutions_by_patches_train_alike_too(model, monkeypatch):
     used = []
 
-    def by_patches(module, _):
+    def by_patches(module, *_):
         used.append(candidate_algorithms(module)[0])
         return stack_module(module, used[-1])
 
@@ -239,7 +239,7 @@ def test_adam_takes_fewer_lanes_where_memory_is_short(monkeypatch):
     used = {}
     for work in (Local(), Local(optimizer="adam")):
         segments = [one._replace(work=work) for one in of_steps(*[100] * 60)]
-        used[work.optimizer] = engine._lanes_for(LaunchShape(10, optimizer=work.optimizer), segments, [])
+        used[work.optimizer] = engine._lanes_for(LaunchShape(10, optimizer=work.optimizer), segments, [], list)
     assert used == {"sgd": 50, "adam": 50 * 12 // 14}
 
 
@@ -327,9 +327,9 @@ def test_a_sweep_trains_the_clients_of_all_its_runs_in_one_launch(tmp_path, monk
     launches = []
     original = Engine.execute
 
-    def counted(self, requests):
+    def counted(self, requests, *others):
         launches.append(len(requests))
-        return original(self, requests)
+        return original(self, requests, *others)
 
     monkeypatch.setattr(Engine, "execute", counted)
     compare(["fedavg", "fedprox"], seeds=3, given={**SMALL, **STACKED, "rounds": 4}, out=tmp_path / "cmp")
@@ -470,11 +470,11 @@ def test_an_engine_counts_the_steps_lost_by_slower_lanes(monkeypatch):
     monkeypatch.setattr("covey.runtime.stacked.engine.Engine.for_speed", False)
     segments, shape = of_steps(*[1000] * 11), LaunchShape(1)
     engine._launchers = {(LaunchKind(shape, _terms(segments)), 10): SimpleNamespace()}
-    used = [engine._lanes_for(shape, segments, []) for _ in range(20)]
+    used = [engine._lanes_for(shape, segments, [], list) for _ in range(20)]
     rounds = used.index(11)
     assert used[:rounds] == [10] * rounds
     assert rounds == int(COMPILING // (2000 - 1000 * 19 / 18))
     # Launches of another shape are counted apart.
     other = LaunchShape(5)
     engine._launchers[LaunchKind(other, _terms(segments)), 10] = SimpleNamespace()
-    assert engine._lanes_for(other, segments, []) == 10
+    assert engine._lanes_for(other, segments, [], list) == 10
