@@ -98,15 +98,26 @@ def test_no_seeds_are_refused_with_a_sentence():
     )
 
 
-@pytest.mark.slow
-def test_the_quickstart_runs_by_hand_as_its_readme_says(tmp_path):
-    """Rounds aside: three are enough to see that it learns."""
+def by_hand() -> tuple[str, str, str]:
+    """Return the README's commands for a SuperLink and for an app, and the port that both use."""
     readme = (QUICKSTART / "README.md").read_text()
     (superlink,) = re.findall(r"^flower-superlink .*", readme, re.MULTILINE)
     flwr = re.findall(r"^flwr run .*", readme, re.MULTILINE)[0]
     (given,) = re.findall(r"^export FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=(\d+)", readme, re.MULTILINE)
-    port = str(free_port())
     assert f"--port {given} " in superlink
+    return superlink, flwr, given
+
+
+def test_the_steps_by_hand_start_the_programs_that_there_are():
+    superlink, flwr, _ = by_hand()
+    assert all(shutil.which(shlex.split(one)[0], path=fresh_environment()["PATH"]) for one in (superlink, flwr))
+
+
+@pytest.mark.proof
+def test_the_quickstart_runs_by_hand_as_its_readme_says(tmp_path):
+    """Rounds aside: three are enough to see that it learns."""
+    superlink, flwr, given = by_hand()
+    port = str(free_port())
     surroundings = fresh_environment(FLWR_HOME=str(tmp_path / "home"), FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
     shutil.copytree(QUICKSTART / "after", tmp_path / "after")
     link = subprocess.Popen(

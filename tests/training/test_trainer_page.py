@@ -22,6 +22,7 @@ GIVEN: dict[str, Any] = {
     "rounds": 4,
     "workers": 1,
     "precision": "fp64",
+    "environment": {"name": "uniform", "samples": 24},
     "local": {"epochs": 2, "batch": 8, "rate": 0.05},
 }
 
