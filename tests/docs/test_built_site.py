@@ -146,7 +146,7 @@ def test_every_written_meaning_has_its_option(site: Path) -> None:
 
 def test_figures_of_benchmarks_and_verdicts_are_those_of_the_results(site: Path) -> None:
     benchmarks = (site / "benchmarks.html").read_text(encoding="utf-8")
-    assert benchmarks.count('<figure class="bars">') == 2
+    assert benchmarks.count('<figure class="bars">') == 3
     for row in ("512,356", "1,643", "covey-W3-bf16-10", "cd903a1c06"):
         assert row in benchmarks
     results = (site / "results.html").read_text(encoding="utf-8")
@@ -199,7 +199,8 @@ def test_search_finds_methods_and_settings_from_files(site: Path, browser: Any, 
     page.press("input[name=q]", "Enter")
     page.wait_for_selector(f'ul.search a[href*="{found}"]', timeout=1000 * PATIENCE)
     page.click(f'ul.search a[href*="{found}"]')
-    assert found in page.url
+    # A click does not wait for the page that it leads to.
+    page.wait_for_url(lambda url: found in url, timeout=1000 * PATIENCE)
     assert watched.faults == []
 
 
