@@ -325,8 +325,8 @@ def million() -> str:
         f"A round with {most:,} clients takes {min(last):.2f} to {max(last):.2f} times one with 1,000.\n\n"
         + table(head, rows)
         + "\nFrom `results/million.json`; a round has 100 clients. NCCB asks every client once, before its first "
-        "round: the survey. `nccb-told` is told the answers. Rows with a survey are there for it: their rounds were measured "
-        "beside other programs, which makes them longer.\n"
+        "round: the survey. `nccb-told` is told the answers. Rows with a survey are there for it: their rounds were "
+        "measured beside other programs, which makes them longer.\n"
     )
 
 
