@@ -35,6 +35,7 @@ def pytest_collection_finish() -> None:
 
 LONGEST = (
     "integration/test_fleet.py",
+    "integration/test_flower_apps.py",
     "integration/test_serve_browser.py",
     "integration/test_serve.py",
     "runtime/stacked/test_stacked_runtime.py",
@@ -42,6 +43,7 @@ LONGEST = (
     "flower/test_flower.py",
     "test_reference.py",
     "integration/test_flower_quickstart.py",
+    "integration/test_served_fleet.py",
     "docs/test_site.py",
     "integration/test_examples.py",
 )
